@@ -20,7 +20,7 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import BUFFER, publish
-from ebbflow.streams import streams
+from ebbflow.streams import provision
 from ebbflow.testing.background_run import until
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Broker:
         client = self.link.client
         self.link.run(api.delete(client, self.link.run(api.list_streams(client, ""))))
         for config in configs:
-            self.link.run(streams.ensure(client, config))
+            self.link.run(provision.ensure(client, config))
 
     def messages(self, stream: str) -> int:
         """Returns how many messages a stream holds."""

@@ -34,9 +34,10 @@ from ebbflow.runtime.plan import (
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import provision
 from ebbflow.spark.supervisor import Supervisor
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names, VertexStreams
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
+from ebbflow.streams.provision import ensure
 from ebbflow.usercode.monovertex import Bypass
 
 if TYPE_CHECKING:
@@ -62,11 +63,10 @@ def vertex(
     """A vertex of the pipeline ``bench``, with the defaults of a spec."""
     return VertexPlan(
         RunFacts(NAMES.pipeline, ground.link.server, ground.link.client.max_payload),
-        VertexStreams(name, partitions, has_buffer=source is None),
+        VertexStreams(name, partitions, has_buffer=source is None, max_frames=_BUFFER),
         role,
         CallLimits(batch_size, concurrency=500),
         Policy(DEFAULT_ON_ERROR),
-        _BUFFER,
         tuple(map(Edge, to)),
         source,
     )
@@ -85,9 +85,7 @@ def lay_out(ground: Ground, plans: Sequence[VertexPlan], *ends: str) -> None:
     ground.fresh()
     ground.link.run(provision(ground.link, plans))
     for end in ends:
-        ground.link.run(
-            streams.ensure(ground.link.client, streams.buffer_config(NAMES, end, 0, _BUFFER))
-        )
+        ground.link.run(ensure(ground.link.client, catalogue.buffer_config(NAMES, end, 0, _BUFFER)))
 
 
 def planned(ground: Ground, builder: Builder) -> list[VertexPlan]:
@@ -118,7 +116,7 @@ def _nobody(_line: str) -> None:
 
 def counts(ground: Ground, name: str) -> Counts:
     """Returns the counts of a vertex so far."""
-    return _counted(ground.link.run(read_all(ground.link, NAMES)), name)
+    return _counted(ground.link.run(read_positions(ground.link.client, NAMES)), name)
 
 
 def _counted(found: Positions, name: str) -> Counts:
@@ -133,7 +131,7 @@ def worked(ground: Ground, plans: Sequence[VertexPlan], messages: int) -> Watche
     first, last = plans[0].vertex, plans[-1].vertex
 
     def done() -> int:
-        found = ground.link.run(read_all(ground.link, NAMES))
+        found = ground.link.run(read_positions(ground.link.client, NAMES))
         return _counted(found, last).done or min(1, _counted(found, first).done)
 
     with running(ground, plans):

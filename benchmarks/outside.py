@@ -19,9 +19,9 @@ from benchmarks.broker import Broker
 from benchmarks.wire import Wire
 from benchmarks.work import numbered
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.embedded import find_binary
 from ebbflow.nats.locate import open_link
+from ebbflow.nats.login import Addresses
 
 IN, OUT = "user_in", "user_out"
 IN_SUBJECT, OUT_SUBJECT = "user.in", "user.out"

@@ -20,7 +20,7 @@ from benchmarks.contest import Round, watched
 from benchmarks.ours import NAMES
 from benchmarks.work import work
 from benchmarks.workers import environment
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -174,8 +174,8 @@ class Floor:
     def run(self, ground: Ground, messages: int, size: int) -> Round:
         """By the server's own times of the first and the last output."""
         ground.fresh(
-            streams.buffer_config(NAMES, "map", 0, 10**6),
-            streams.buffer_config(NAMES, "out", 0, 10**6),
+            catalogue.buffer_config(NAMES, "map", 0, 10**6),
+            catalogue.buffer_config(NAMES, "out", 0, 10**6),
         )
         buffer, out = NAMES.buffer("map", 0), NAMES.buffer("out", 0)
         subjects = (NAMES.buffer_subject("map", 0), NAMES.buffer_subject("out", 0))

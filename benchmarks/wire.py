@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 
 _READ = 1024 * 1024
 _HEAD = re.compile(rb"MSG (\S+) \d+ (?:(\S+) )?(\d+)\r\n")

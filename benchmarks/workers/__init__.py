@@ -10,8 +10,7 @@ import os
 import nats
 from nats.aio.client import Client
 
-from ebbflow.nats.address import Addresses
-from ebbflow.nats.login import Login
+from ebbflow.nats.login import Addresses, Login
 
 URL, USER, PASSWORD = "BENCH_URL", "BENCH_USER", "BENCH_PASSWORD"
 

@@ -26,14 +26,11 @@ from ebbflow.domain.errors import (
     PublishError,
     PublishTimeout,
 )
-from ebbflow.nats.address import INBOX, Addresses
 from ebbflow.nats.bulk import WINDOW, Bulk, Handover, check_window
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.connect import connect
-from ebbflow.nats.link import LoopThread
-from ebbflow.nats.login import Login
-from ebbflow.nats.outgoing import OptionNames, Outgoing, PublishOptions, check_subject
-from ebbflow.nats.publish import Sending
+from ebbflow.nats.link import LoopThread, connect
+from ebbflow.nats.login import INBOX, Addresses, Login
+from ebbflow.nats.publish import OptionNames, Outgoing, PublishOptions, Sending, check_subject
 
 __all__ = [
     "Ack",
@@ -127,7 +124,8 @@ class AsyncPublisher:
 
     def _prepare(self, message: Outgoing, options: PublishOptions) -> Sending:
         client, headers = self._require_client(), message.headers or {}
-        return Sending(client, message.subject, message.data, headers, options.to_retry())
+        bounds, room = options.to_retry(), options.room
+        return Sending(client, message.subject, message.data, headers, bounds, room=room)
 
     def _require_client(self) -> SecuredClient:
         if self._client is None:

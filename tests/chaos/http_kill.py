@@ -24,7 +24,7 @@ import aiohttp
 
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 from tests.chaos.restarted_run import RestartedRun
 from tests.ports import free_port
 
@@ -206,7 +206,7 @@ class HttpChaos:
     def _count(self, kills: int, seconds: float) -> Tally:
         lines = Counter(self._lines())
         with start_embedded(self._folder / ".ebbflow") as server, open_link(server) as link:
-            positions = link.run(read_all(link, Names("posts")))
+            positions = link.run(read_positions(link.client, Names("posts")))
         stored = positions["in", 0].counts.read
         return Tally(
             self._messages,

@@ -34,7 +34,7 @@ from ebbflow.nats.link import Link
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.publishing import NOW
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 from tests.chaos.kill_and_restart import kill_tree
 from tests.chaos.tally import PIPELINE
 from tests.cluster.cluster import Cluster
@@ -260,7 +260,7 @@ class Loss:
         gap, until = _longest_gap([at for at, _, _ in arrivals], killed_at)
         lines = [*logs.lines, *opened, Line(until, "sink", "goes on")]
         told = sorted(line for line in lines if line.at >= killed_at)
-        positions = link.run(read_all(link, NAMES))
+        positions = link.run(read_positions(link.client, NAMES))
         return Outcome(
             messages=self._messages,
             numbers=Counter(int(word) for _, word, _ in arrivals),

@@ -11,7 +11,7 @@ from ebbflow.deadletters import DeadLetters
 from ebbflow.domain.outcome import Counts
 from ebbflow.nats.link import Link
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 
 PIPELINE = Path(__file__).parent / "pipeline"
 FORMS = {"pipeline": "orders.yaml", "mono": "mono.yaml", "storm": "storm.yaml"}
@@ -71,7 +71,7 @@ def count(folder: Path, messages: int, kills: int, link: Link) -> Tally:
 def compare_totals(messages: int, dead: int, link: Link) -> list[str]:
     """Return what does not add up, where user code decides the same on every replay."""
     totals: dict[str, Counts] = defaultdict(Counts)
-    for (vertex, _), position in link.run(read_all(link, Names("chaos"))).items():
+    for (vertex, _), position in link.run(read_positions(link.client, Names("chaos"))).items():
         totals[vertex] += position.counts
     facts = {
         "in: written": (totals["in"].written, messages),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from ebbflow.cli.main import app
 from ebbflow.engine.pauses import Pauses
 from ebbflow.runtime.pause_watch import PauseWatch, tell_pauses
-from ebbflow.streams.pauses import change_pauses, read_pauses
+from ebbflow.streams.positions import change_pauses, read_pauses
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from ebbflow.cli.main import app
 from ebbflow.connectors.registry import SOURCES as KNOWN
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.embedded import find_binary
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.spec.lint import load

@@ -17,8 +17,9 @@ from ebbflow.domain.outcome import DeadLetter
 from ebbflow.nats.link import Link
 from ebbflow.spark.audit import query as on_spark
 from ebbflow.spark.audit.reading import AuditResult
+from ebbflow.streams.catalogue import audit_config
 from ebbflow.streams.names import Names
-from ebbflow.streams.streams import audit_config, ensure
+from ebbflow.streams.provision import ensure
 from tests.connectors.serving.desk import at
 from tests.operations.tracing.test_trace_message import write_table
 from tests.streams.audited import Audited

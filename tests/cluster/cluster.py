@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
-from ebbflow.nats.login import Login
-from ebbflow.streams import streams
+from ebbflow.nats.login import Addresses, Login
+from ebbflow.streams import provision
 from examples.cluster.nodes import Node, Nodes, Ports
 from tests.nats.outside import until
 from tests.processes import frozen
@@ -64,7 +63,7 @@ class Cluster(Nodes):
     def make(self, config: dict[str, Any]) -> str:
         """Make a stream, wait until all nodes have it, and return its name."""
         name: str = config["name"]
-        self.link.run(streams.ensure(self.link.client, config))
+        self.link.run(provision.ensure(self.link.client, config))
         self.wait_until_current(name)
         return name
 

@@ -6,7 +6,7 @@ import pytest
 
 from ebbflow.engine import frames
 from ebbflow.nats import api
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.feed import Buffers
 
 pytestmark = pytest.mark.slow
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.guarantee("http-200-means-stored")
 def test_asking_for_a_frame_stores_nothing_and_a_new_leader_still_knows_it(cluster, names):
-    stream = cluster.make(streams.buffer_config(names, "in", 0, 2, replicas=3))
+    stream = cluster.make(catalogue.buffer_config(names, "in", 0, 2, replicas=3))
     link = cluster.link
     buffers = Buffers(link, names, "in", 1)
     rows = frames.batch_of({"id": ["a"], "value": [b"x"]}, 1)

@@ -14,7 +14,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_one, read_subject
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from tests.cluster.lagging import READS, lagging
 from tests.deadletters.written import LETTER
 
@@ -27,8 +27,8 @@ class Buried:
     def __init__(self, cluster, names):
         self._cluster = cluster
         self._names = names
-        self.stream = cluster.make(streams.dead_letter_config(names, replicas=3))
-        self.redelivery = cluster.make(streams.redelivery_config(names, "enrich", 0, replicas=3))
+        self.stream = cluster.make(catalogue.dead_letter_config(names, replicas=3))
+        self.redelivery = cluster.make(catalogue.redelivery_config(names, "enrich", 0, replicas=3))
 
     def bury(self, link, *ids):
         for one in ids:

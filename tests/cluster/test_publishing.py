@@ -16,7 +16,7 @@ import pytest
 from ebbflow.domain.errors import NoStreamResponse, PublishError, PublishTimeout
 from ebbflow.nats.stored import read_subject
 from ebbflow.publishing import Outgoing, Publisher
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from tests.cluster.cluster import until
 from tests.cluster.steady import EVERY, Steady
 
@@ -32,7 +32,7 @@ def subject(names):
 
 @pytest.fixture
 def stream(cluster, names):
-    return cluster.make(streams.buffer_config(names, "v", 0, 100_000, replicas=3))
+    return cluster.make(catalogue.buffer_config(names, "v", 0, 100_000, replicas=3))
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
@@ -114,7 +114,7 @@ def test_a_leader_that_leaves_in_good_order_is_waited_for(cluster, stream, subje
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_many_at_once_are_all_known_of_when_the_leader_is_killed(cluster, names):
-    config = streams.buffer_config(names, "v", 0, 100_000, replicas=3)
+    config = catalogue.buffer_config(names, "v", 0, 100_000, replicas=3)
     subjects = [names.buffer_subject("v", 0), names.buffer_subject("v", 1)]
     stream = cluster.make(config | {"subjects": subjects})
     leader, follower = cluster.leader_of(stream), cluster.followers_of(stream)[0]

@@ -12,7 +12,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.position import Mark
 from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, publish
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.reader import FrameReader
 from tests.cluster.cluster import until
 
@@ -90,7 +90,7 @@ def subject(names):
 
 @pytest.fixture
 def stream(cluster, names):
-    return cluster.make(streams.buffer_config(names, "v", 0, 100_000, replicas=3))
+    return cluster.make(catalogue.buffer_config(names, "v", 0, 100_000, replicas=3))
 
 
 @pytest.fixture

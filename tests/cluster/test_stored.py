@@ -19,9 +19,10 @@ from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_last
 from ebbflow.runtime import provision
 from ebbflow.runtime.planning import make_plans
-from ebbflow.streams import streams
-from ebbflow.streams.answers import AnswerBucket, bucket_config
-from ebbflow.streams.positions import PositionStore, read_all
+from ebbflow.streams import catalogue
+from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.catalogue import bucket_config
+from ebbflow.streams.positions import PositionStore, read_positions
 from tests.cluster.lagging import READS, lagging
 from tests.cluster.steady import Steady
 
@@ -32,7 +33,7 @@ LARGE = Position("large", held=Held(0, 0, 0, 0, "x" * 1_000_000)).to_json()
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_positions_are_up_to_date_when_a_follower_lags(cluster, names):
-    stream = cluster.make(streams.positions_config(names, replicas=3))
+    stream = cluster.make(catalogue.positions_config(names, replicas=3))
     with lagging(cluster, stream) as late:
         link = late.acting
         stores = [PositionStore(link.client, names, "v", number) for number in range(5)]
@@ -46,7 +47,9 @@ def test_positions_are_up_to_date_when_a_follower_lags(cluster, names):
 
         for _ in late.rounds():
             backlog = f"$KV.{names.positions}.large.0"
-            found = late.after(settle, lambda: read_all(late.reading, names), backlog, LARGE)
+            found = late.after(
+                settle, lambda: read_positions(late.reading.client, names), backlog, LARGE
+            )
             expected = {("v", number): one for number, one in enumerate(positions)}
             assert [one.items() >= expected.items() for one in found] == [True] * READS
 
@@ -116,7 +119,7 @@ def test_answers_are_found_as_soon_as_they_are_stored(cluster, names):
 
 def test_the_state_of_a_stream_never_goes_back_while_leaders_change(cluster, names):
     """Without a leader any node answers, with what it has; such answers do not count."""
-    stream = cluster.make(streams.buffer_config(names, "v", 0, 100_000, replicas=3))
+    stream = cluster.make(catalogue.buffer_config(names, "v", 0, 100_000, replicas=3))
     stop, states = threading.Event(), []
     leaderless = 0
 
@@ -151,18 +154,18 @@ def test_the_state_of_a_stream_never_goes_back_while_leaders_change(cluster, nam
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_reads_wait_for_a_leader_and_one_that_was_replaced_does_not_count(cluster, names):
     """A leader that is halted is replaced, and does not know it yet when it goes on."""
-    stream = cluster.make(streams.positions_config(names, replicas=3))
+    stream = cluster.make(catalogue.positions_config(names, replicas=3))
     leader, follower = cluster.leader_of(stream), cluster.followers_of(stream)[0]
     with cluster.linked(leader) as old, cluster.linked(follower) as other:
         old.run(PositionStore(old.client, names, "v", 0).claim())
         with cluster.halted(leader):
             began = time.monotonic()
-            reading = other.submit(read_all(other, names))
+            reading = other.submit(read_positions(other.client, names))
             position = other.run(PositionStore(other.client, names, "v", 0).claim())
             assert reading.result(30).keys() == {("v", 0)}
             print(f"read and written {time.monotonic() - began:.1f} s after the leader was halted")
             states = [old.submit(api.read_state(old.client, stream)) for _ in range(20)]
-            found = old.submit(read_all(old, names))
+            found = old.submit(read_positions(old.client, names))
             time.sleep(0.02)  # on their way into the node
         assert {state.result(30).last_seq for state in states} == {2}
         assert found.result(30) == {("v", 0): position}
@@ -170,7 +173,7 @@ def test_reads_wait_for_a_leader_and_one_that_was_replaced_does_not_count(cluste
 
 def test_a_position_that_is_being_written_is_waited_for(cluster, names):
     """Its second copy finds the first one in process; that is nobody else's claim."""
-    stream = cluster.make(streams.positions_config(names, replicas=3))
+    stream = cluster.make(catalogue.positions_config(names, replicas=3))
     leader, followers = cluster.leader_of(stream), cluster.followers_of(stream)
     with cluster.linked(leader) as link:
         store = PositionStore(link.client, names, "v", 0)
@@ -182,4 +185,4 @@ def test_a_position_that_is_being_written_is_waited_for(cluster, names):
         writing.result(10)
         link.run(store.write(position))
 
-    assert cluster.link.run(read_all(cluster.link, names)) == {("v", 0): position}
+    assert cluster.link.run(read_positions(cluster.link.client, names)) == {("v", 0): position}

@@ -6,17 +6,17 @@ import pytest
 
 from ebbflow.domain.errors import JetStreamUnavailable, SetupError
 from ebbflow.nats import api
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from tests.cluster.cluster import until
 
 pytestmark = pytest.mark.slow
 
 
 def test_more_replicas_than_servers_are_refused_with_what_to_do(cluster, names, monkeypatch):
-    monkeypatch.setattr(streams, "_JOINING", 0.3)
-    config = streams.dead_letter_config(names, replicas=5)
+    monkeypatch.setattr(provision, "_JOINING", 0.3)
+    config = catalogue.dead_letter_config(names, replicas=5)
     with pytest.raises(SetupError) as refused:
-        cluster.link.run(streams.ensure(cluster.link.client, config))
+        cluster.link.run(provision.ensure(cluster.link.client, config))
 
     name = names.dead_letters
     assert refused.value.what.startswith(
@@ -35,18 +35,18 @@ def test_a_stream_that_exists_is_brought_to_another_number_of_replicas(cluster, 
         return len(cluster.info(name)["cluster"].get("replicas", ()))
 
     for replicas in (1, 3, 1):
-        cluster.make(streams.dead_letter_config(names, replicas))
+        cluster.make(catalogue.dead_letter_config(names, replicas))
         until(lambda replicas=replicas: others() == replicas - 1)
 
 
 def test_a_cluster_without_a_majority_is_told_and_waited_for(cluster, names):
     """Nobody can be elected while two of three stand still."""
-    name = cluster.make(streams.dead_letter_config(names, replicas=3))
+    name = cluster.make(catalogue.dead_letter_config(names, replicas=3))
     alive, *others = cluster.all
     with cluster.linked(alive) as link:
-        config = streams.redelivery_config(names, "v", 0, replicas=3)
+        config = catalogue.redelivery_config(names, "v", 0, replicas=3)
         with cluster.halted(*others):
-            making = link.submit(streams.ensure(link.client, config))
+            making = link.submit(provision.ensure(link.client, config))
             with pytest.raises(
                 JetStreamUnavailable, match=r"STREAM\.PURGE\.\w+ within 2 s: .*most servers"
             ):
@@ -58,7 +58,7 @@ def test_a_cluster_without_a_majority_is_told_and_waited_for(cluster, names):
 
 def test_streams_that_are_deleted_while_leaders_change_are_gone(cluster, names):
     made = [
-        cluster.make(streams.redelivery_config(names, "v", number, replicas=3))
+        cluster.make(catalogue.redelivery_config(names, "v", number, replicas=3))
         for number in range(3)
     ]
     for name in made:

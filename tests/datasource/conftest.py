@@ -12,9 +12,9 @@ import pytest
 
 from ebbflow.datasource import register
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import NATS_URL
+from ebbflow.nats.login import Addresses
 from tests.nats.securing import address
 
 _numbers = count()

@@ -12,8 +12,8 @@ from pyspark.errors import PySparkException
 
 from ebbflow.datasource import register
 from ebbflow.domain.errors import DataSourceError, SetupError
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
+from ebbflow.nats.login import Addresses
 from ebbflow.publishing import Login
 from tests.datasource.conftest import Stream
 from tests.datasource.planned import Run, planned

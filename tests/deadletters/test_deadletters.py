@@ -16,7 +16,7 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
 from ebbflow.nats.publish import publish
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from tests.deadletters.written import LETTER, Written
 from tests.nats.securing import address
 
@@ -360,9 +360,9 @@ def test_a_replay_keeps_to_its_rate_and_can_be_ended_between_steps(pipeline: Wri
 
 
 def test_streams_of_an_earlier_version_are_brought_to_hold_marks(pipeline: Written) -> None:
-    config = streams.redelivery_config(pipeline.names, "store", 0)
+    config = catalogue.redelivery_config(pipeline.names, "store", 0)
     old = config | {"subjects": config["subjects"][:2], "allow_atomic": False}
-    pipeline.link.run(streams.ensure(pipeline.link.client, old))
+    pipeline.link.run(provision.ensure(pipeline.link.client, old))
     pipeline.bury(vertex="store")
     assert pipeline.letters.replay(LetterFilter()).sent == 1
     assert len(pipeline.due("store")) == 1

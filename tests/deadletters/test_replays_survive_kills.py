@@ -21,7 +21,7 @@ from ebbflow.engine import frames
 from ebbflow.nats import api, bulk
 from ebbflow.nats.publish import BUFFER
 from ebbflow.nats.wire import Publishes
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from tests.deadletters.written import LETTER, Written
 
 pytestmark = pytest.mark.slow
@@ -39,9 +39,9 @@ class Killing:
         self._count = count
         self._rate = rate
         for partition in range(PARTITIONS):
-            config = streams.redelivery_config(pipeline.names, "store", partition)
+            config = catalogue.redelivery_config(pipeline.names, "store", partition)
             forgetful = config | {"duplicate_window": 100_000_000}
-            pipeline.link.run(streams.ensure(pipeline.link.client, forgetful))
+            pipeline.link.run(provision.ensure(pipeline.link.client, forgetful))
         for start in range(0, count, 10_000):
             self._bury(range(start, min(count, start + 10_000)))
 

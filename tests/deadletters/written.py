@@ -14,7 +14,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.locate import start_embedded
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import StoredMessage, read_subject
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
 
 NOON = datetime(2026, 5, 17, 12, 0, 0, 250_000, tzinfo=UTC)
@@ -45,14 +45,14 @@ class Written:
         self.link = link
         self.name = name
         self.names = Names(name)
-        self._ensure(streams.dead_letter_config(self.names))
+        self._ensure(catalogue.dead_letter_config(self.names))
 
     def _ensure(self, config: dict[str, object]) -> None:
-        self.link.run(streams.ensure(self.link.client, config))
+        self.link.run(provision.ensure(self.link.client, config))
 
     def add_vertex(self, vertex: str, partitions: int = 1) -> None:
         for partition in range(partitions):
-            self._ensure(streams.redelivery_config(self.names, vertex, partition))
+            self._ensure(catalogue.redelivery_config(self.names, vertex, partition))
 
     def bury(self, letter: Letter = LETTER, **changes: object) -> int:
         """Publish a letter; returns its number."""

@@ -15,7 +15,7 @@ import pytest
 
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 from tests.chaos.kill_and_restart import kill_tree
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
@@ -88,7 +88,7 @@ def test_killed_while_batches_are_written_and_merged_and_right_after(folder: Pat
     assert start(folder).wait(300) == 0, (folder / "run.log").read_text()[-3000:]
     rows = ds.dataset(folder / "table").to_table().to_pylist()
     with open_link_to_pipeline(folder / ".ebbflow", None) as link:
-        positions = link.run(read_all(link, Names("audited")))
+        positions = link.run(read_positions(link.client, Names("audited")))
     for vertex in ("in", "work", "out"):
         counts = [p.counts for (name, _), p in positions.items() if name == vertex]
         ends = Counter(row["outcome"] for row in rows if row["vertex"] == vertex)

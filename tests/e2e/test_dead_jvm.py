@@ -14,7 +14,7 @@ import pytest
 from ebbflow.domain.outcome import Counts
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 from tests.chaos.kill_and_restart import kill_tree
 from tests.e2e.conftest import Whole, finish
 from tests.processes import command_of, family_of
@@ -72,7 +72,7 @@ class Deaths:
 
     def _counts(self) -> Counts:
         with open_link_to_pipeline(self.whole.folder / ".ebbflow", None) as link:
-            return link.run(read_all(link, Names("whole")))["out", 0].counts
+            return link.run(read_positions(link.client, Names("whole")))["out", 0].counts
 
 
 @pytest.fixture(scope="module")

@@ -39,8 +39,8 @@ from ebbflow.engine.retry import RetryStrategy, call_with_retries
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
-from ebbflow.streams.carry_out import _split_lanes, address
 from ebbflow.streams.names import Names
+from ebbflow.streams.publish_settlement import _split_lanes, address
 from ebbflow.usercode.calling import Handler, run_map
 from tests.engine.sample_rows import NOW, decide, some, verdict_on
 

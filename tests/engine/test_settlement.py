@@ -18,8 +18,8 @@ from ebbflow.engine.publications import Chunk, Place, Publication, Stage
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
-from ebbflow.streams.carry_out import address
 from ebbflow.streams.names import Names
+from ebbflow.streams.publish_settlement import address
 from ebbflow.usercode.calling import Handler, run_map
 from tests.engine.sample_rows import NOW, POLICY, batch, decide, some, times, verdict_on
 

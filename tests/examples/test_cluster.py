@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import open_link
-from ebbflow.streams import streams
+from ebbflow.nats.login import Addresses
+from ebbflow.streams import provision
 from examples.cluster.nodes import ports_from
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def test_three_nodes_run_and_come_back_until_the_program_is_stopped(tmp_path: Pa
 
         with open_link(Addresses.of(hosts.replace("://", "://me:12345@"))) as link:
             config = {"name": "s", "subjects": ["s"], "num_replicas": 3}
-            link.run(streams.ensure(link.client, config))
+            link.run(provision.ensure(link.client, config))
 
         os.kill(pids[1], signal.SIGKILL)
         back = process.stdout.readline()

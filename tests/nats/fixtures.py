@@ -10,6 +10,7 @@ import pytest
 
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.streams import provision
 from ebbflow.streams.names import Names
 from tests.nats.securing import Authority
 
@@ -36,9 +37,8 @@ def names() -> Names:
 
 @pytest.fixture
 def ensure(link: Link) -> Any:
-    from ebbflow.streams import streams
 
     def make(config: dict[str, Any]) -> None:
-        link.run(streams.ensure(link.client, config))
+        link.run(provision.ensure(link.client, config))
 
     return make

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
+from ebbflow.nats.login import Addresses
 from ebbflow.publishing import Publisher
 from tests.nats.securing import nats_server
 

@@ -21,8 +21,8 @@ from typing import Any
 import nkeys
 import trustme
 
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.embedded import find_binary
+from ebbflow.nats.login import Addresses
 
 
 def address(server: Addresses) -> str:

@@ -12,8 +12,8 @@ from nats.aio.client import Client, Srv
 
 import ebbflow
 from ebbflow.domain.errors import SetupError
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import PRIVATE_PARTS, SecuredClient
+from ebbflow.nats.login import Addresses
 
 ROOT = Path(ebbflow.__file__).parent
 

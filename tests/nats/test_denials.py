@@ -17,13 +17,13 @@ from ebbflow.domain.errors import AccessError, PermanentPublishError, SetupError
 from ebbflow.engine import frames
 from ebbflow.engine.position import Mark
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.locate import open_link
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login, Outgoing, Publisher
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
 from ebbflow.streams.reader import FrameReader
@@ -56,10 +56,10 @@ class Guarded:
             with open_link(self.as_("admin", "a")) as link:
                 for config in (
                     {"name": "ORDERS", "subjects": ["orders.*", "Orders.*"]},
-                    streams.buffer_config(NAMES, "v", 0, 100),
-                    streams.positions_config(NAMES),
+                    catalogue.buffer_config(NAMES, "v", 0, 100),
+                    catalogue.positions_config(NAMES),
                 ):
-                    link.run(streams.ensure(link.client, config))
+                    link.run(provision.ensure(link.client, config))
             yield self
 
     def as_(self, user: str, password: str) -> Addresses:
@@ -170,13 +170,13 @@ def test_without_an_inbox_a_publisher_says_that_the_message_may_be_stored(server
 @pytest.mark.guarantee("denied-subjects-are-named")
 def test_a_call_of_jetstream_is_not_repeated_when_it_is_denied(server):
     call = "$JS.API.STREAM.CREATE.ebb_p_v_0"
-    config = streams.buffer_config(NAMES, "v", 0, 100)
+    config = catalogue.buffer_config(NAMES, "v", 0, 100)
     with (
         server.denying(publish=[call]),
         open_link(server.me) as link,
         at_once(AccessError, server.told("publish", call)),
     ):
-        link.run(streams.ensure(link.client, config))
+        link.run(provision.ensure(link.client, config))
 
 
 def test_a_denied_inbox_is_named_by_the_first_call(server):

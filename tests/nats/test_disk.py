@@ -11,11 +11,11 @@ import pytest
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.disk import DiskWatch
 from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, Tally, publish
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
 from tests.nats.outside import until
 from tests.nats.securing import nats_server
@@ -34,7 +34,7 @@ def test_what_a_full_disk_did_not_take_is_stored_once_when_there_is_room(small_d
         return await asyncio.gather(*sent)
 
     with start_embedded(small_disk.folder, tell=told.put) as server, open_link(server) as link:
-        link.run(streams.ensure(link.client, streams.buffer_config(NAMES, "v", 0, 1_000)))
+        link.run(provision.ensure(link.client, catalogue.buffer_config(NAMES, "v", 0, 1_000)))
         sending = link.submit(publish_all(link.client))
         text = told.get(timeout=30)
         while " is full, with " not in text:
@@ -75,9 +75,9 @@ def test_a_server_that_is_out_of_storage_is_asked_until_it_has_some_and_quoted(t
 
     store = f'jetstream {{ store_dir: "{tmp_path}", max_file_store: 4MB }}'
     with nats_server(tmp_path, store) as port, open_link(Addresses.of(f"127.0.0.1:{port}")) as link:
-        link.run(streams.ensure(link.client, streams.dead_letter_config(NAMES)))
+        link.run(provision.ensure(link.client, catalogue.dead_letter_config(NAMES)))
         with pytest.raises(SetupError, match="has no room to set aside for stream ebb_test_v_0"):
-            link.run(streams.ensure(link.client, streams.buffer_config(NAMES, "v", 0, 9)))
+            link.run(provision.ensure(link.client, catalogue.buffer_config(NAMES, "v", 0, 9)))
         sending = link.submit(publish_all(link.client))
         until(lambda: tally.refused > 10)
         assert tally.refusal == "insufficient resources"

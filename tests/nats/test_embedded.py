@@ -21,13 +21,12 @@ import pytest
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.disk import DiskWatch
 from ebbflow.nats.embedded import EmbeddedServer, FolderWitness, StateFolder
 from ebbflow.nats.link import Link, check_version
 from ebbflow.nats.locate import find_own_server, open_link, start_embedded
-from ebbflow.nats.login import Login
-from ebbflow.streams import streams
+from ebbflow.nats.login import Addresses, Login
+from ebbflow.streams import provision
 
 
 def test_it_listens_on_loopback_only_and_its_password_is_its_owners_alone(tmp_path):
@@ -63,7 +62,7 @@ def test_what_was_stored_is_there_after_the_server_was_killed(tmp_path):
     try:
         with open_link(server.start()) as link:
             config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
-            link.run(streams.ensure(link.client, config))
+            link.run(provision.ensure(link.client, config))
             first = server.pid
             os.kill(first, signal.SIGKILL)
             deadline = time.monotonic() + 10
@@ -153,7 +152,7 @@ def test_garbage_in_its_small_files_is_written_anew(tmp_path):
 def stored_in(folder):
     with start_embedded(folder) as server, open_link(server) as link:
         config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
-        link.run(streams.ensure(link.client, config))
+        link.run(provision.ensure(link.client, config))
         link.run(link.client.publish("kept", b"x"))
         link.flush()
     return folder / "nats" / "jetstream" / "$G" / "streams" / "kept"
@@ -180,7 +179,7 @@ def test_a_stream_whose_making_was_cut_short_is_no_reason_to_stay_away(tmp_path)
 
     with start_embedded(tmp_path) as server, open_link(server) as link:
         config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
-        link.run(streams.ensure(link.client, config))
+        link.run(provision.ensure(link.client, config))
 
 
 def test_what_cannot_be_written_in_the_folder_is_named(tmp_path):

@@ -8,11 +8,11 @@ import random
 import pytest
 
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.bulk import publish_all
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.connect import connect
 from ebbflow.nats.follow import Follower
+from ebbflow.nats.link import connect
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import PublishRetry
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.requests import _WINDOW_BYTES

@@ -14,9 +14,8 @@ import nkeys
 import pytest
 
 from ebbflow.domain.errors import SetupError
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import find_own_server, open_link_for_run
-from ebbflow.nats.login import VARIABLES
+from ebbflow.nats.login import VARIABLES, Addresses
 from ebbflow.publishing import AsyncPublisher, Login, Publisher
 from tests.nats.securing import Authority, Nkey, Operator
 

@@ -13,8 +13,8 @@ from ebbflow.domain.errors import (
     PublishTimeout,
 )
 from ebbflow.nats import api
-from ebbflow.nats.publish import PublishRetry, publish
-from ebbflow.streams import streams
+from ebbflow.nats.publish import PublishRetry, WaitForRoom, publish
+from ebbflow.streams import catalogue
 
 
 def send(link, subject, **options):
@@ -22,7 +22,7 @@ def send(link, subject, **options):
 
 
 def test_the_same_id_is_stored_once(link, names, ensure):
-    ensure(streams.buffer_config(names, "v", 0, 10))
+    ensure(catalogue.buffer_config(names, "v", 0, 10))
     subject = names.buffer_subject("v", 0)
 
     first, second = (send(link, subject, msg_id="one") for _ in range(2))
@@ -50,7 +50,7 @@ def test_the_deadline_ends_endless_attempts(link, names):
 
 
 def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
-    ensure(streams.buffer_config(names, "v", 0, 1))
+    ensure(catalogue.buffer_config(names, "v", 0, 1))
     subject = names.buffer_subject("v", 0)
     send(link, subject)
     with pytest.raises(BufferFull):
@@ -58,7 +58,11 @@ def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
 
     waiting = link.submit(
         publish(
-            link.client, subject, b"y", retry=PublishRetry(wait=0.02, ack_wait=5, until_room=True)
+            link.client,
+            subject,
+            b"y",
+            retry=PublishRetry(wait=0.02, ack_wait=5),
+            room=WaitForRoom.DEADLINE,
         )
     )
     assert not waiting.done()
@@ -67,7 +71,7 @@ def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
 
 
 def test_a_refusal_for_good_is_not_tried_again(link, names, ensure):
-    ensure(streams.buffer_config(names, "v", 0, 10))
+    ensure(catalogue.buffer_config(names, "v", 0, 10))
     headers = {"Nats-Expected-Stream": "another"}
     with pytest.raises(PermanentPublishError) as refused:
         send(link, names.buffer_subject("v", 0), headers=headers)

@@ -251,7 +251,7 @@ def test_a_fetch_goes_on_as_long_as_something_comes(reader):
 def test_messages_are_cut_by_sequence():
     message = [Message("a", f"$JS.ACK.s.c.1.{seq}.{seq}.0.0", b"") for seq in (3, 5, 8)]
     batch = Deliveries.of(parcel(message))
-    assert (batch.behind(5).seqs, batch.up_to(5).seqs) == ([8], [3, 5])
-    assert batch.behind(2) is batch
+    assert (batch.after(5).seqs, batch.up_to(5).seqs) == ([8], [3, 5])
+    assert batch.after(2) is batch
     assert batch.up_to(8) is batch
-    assert not batch.behind(8)
+    assert not batch.after(8)

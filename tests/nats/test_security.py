@@ -18,11 +18,11 @@ import pytest
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
-from ebbflow.nats.connect import connect
+from ebbflow.nats.link import connect
 from ebbflow.nats.locate import open_link
+from ebbflow.nats.login import Addresses
 from ebbflow.publishing import Login, Publisher
-from ebbflow.streams import streams
+from ebbflow.streams import provision
 from tests.nats.securing import Authority, Nkey, Operator, nats_server
 
 SECRET = "s3cr3t"
@@ -33,7 +33,7 @@ def gets_in(port: int, login: Login | None = None, host: str = "tls://localhost"
     """Whether JetStream does what it is asked, over a link and for a publisher."""
     url = f"{host}:{port}"
     with open_link(Addresses.of(url, login)) as link:
-        link.run(streams.ensure(link.client, {"name": "s", "subjects": ["s"]}))
+        link.run(provision.ensure(link.client, {"name": "s", "subjects": ["s"]}))
         with Publisher(url, login=login) as publisher:
             publisher.publish("s", b"")
         return link.run(api.read_state(link.client, "s")).messages > 0
@@ -238,7 +238,7 @@ def test_a_connection_with_tls_and_creds_is_made_again_after_a_restart(authority
         publisher = Publisher(f"tls://localhost:{port}", login=login, ack_wait=30)
         publisher.__enter__()
         with open_link(publisher._inner.addresses) as link:
-            link.run(streams.ensure(link.client, {"name": "s", "subjects": ["s"]}))
+            link.run(provision.ensure(link.client, {"name": "s", "subjects": ["s"]}))
     try:
         with nats_server(tmp_path, config, port):
             assert publisher.publish("s", b"", retry_attempts=-1).seq == 1

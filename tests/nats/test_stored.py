@@ -16,7 +16,7 @@ from ebbflow.nats.stored import (
     read_subject,
     take_snapshot,
 )
-from ebbflow.streams import streams
+from ebbflow.streams import provision
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def stream(link, names):
     """A stream with a subject for each of several keys; called with keys, it stores them."""
     name = names.dead_letters
     config = {"name": name, "subjects": [f"{name}.>"], "storage": "memory", "allow_direct": True}
-    link.run(streams.ensure(link.client, config))
+    link.run(provision.ensure(link.client, config))
 
     def store(*keys, payload=b"x", headers=None):
         for key in keys:

@@ -19,10 +19,10 @@ from ebbflow.engine.publications import Chunk, Place
 from ebbflow.engine.settlement import settle
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
-from ebbflow.streams import streams
-from ebbflow.streams.answers import bucket_config
-from ebbflow.streams.carry_out import publish_all
+from ebbflow.streams import catalogue, provision
+from ebbflow.streams.catalogue import bucket_config
 from ebbflow.streams.names import Names
+from ebbflow.streams.publish_settlement import publish_settlement
 from tests.engine.sample_rows import NOW, some, verdict_on
 
 STORE_SERVER = Path(__file__).parent.parent / "numaflow" / "servers" / "odd_store.py"
@@ -34,11 +34,11 @@ class Answering:
     def __init__(self, link: Link, name: str, bucket: str) -> None:
         self._link, self._names, self._bucket = link, Names(name), bucket
         for config in (
-            streams.dead_letter_config(self._names),
-            streams.positions_config(self._names, answers=bucket),
+            catalogue.dead_letter_config(self._names),
+            catalogue.positions_config(self._names, answers=bucket),
             bucket_config(bucket, 60_000),
         ):
-            link.run(streams.ensure(link.client, config))
+            link.run(provision.ensure(link.client, config))
 
     def serve(self, sink: str = "out", **payloads: Sequence[bytes]) -> None:
         """Settles a chunk in which each message of these ids has answered."""
@@ -49,7 +49,7 @@ class Answering:
             verdict.decisions.finish(index, Served())
         place = Place(sink, 0, [], 1_000_000, self._bucket)
         settlement = settle(Chunk("k", verdict.rows), verdict, place, NOW)
-        self._link.run(publish_all(self._link.client, self._names, settlement))
+        self._link.run(publish_settlement(self._link.client, self._names, settlement))
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,9 @@ def shop(state: Path) -> Iterator[Answering]:
         shop.serve(r1__split_10=[b"ten"], r2=[b"\xff\x00"], r1__split=[b"zero", b"more"])
         shop.serve("also", r1__split_2=[b"two"])
         for name, own_store in (("mute", False), ("shelf", True)):
-            link.run(streams.ensure(link.client, streams.dead_letter_config(Names(name))))
-            config = streams.positions_config(Names(name), own_store=own_store)
-            link.run(streams.ensure(link.client, config))
+            link.run(provision.ensure(link.client, catalogue.dead_letter_config(Names(name))))
+            config = catalogue.positions_config(Names(name), own_store=own_store)
+            link.run(provision.ensure(link.client, config))
         yield shop
 
 

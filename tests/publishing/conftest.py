@@ -9,7 +9,7 @@ import pytest
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.publishing import Publisher
-from ebbflow.streams import streams
+from ebbflow.streams import provision
 from ebbflow.streams.names import Names
 from tests.nats.listener import Listener
 from tests.nats.securing import address
@@ -27,7 +27,7 @@ class TestStream:
 
     def __call__(self, **config):
         base = {"name": self.name, "subjects": [self._subject], "storage": "memory"}
-        self._link.run(streams.ensure(self._link.client, base | config))
+        self._link.run(provision.ensure(self._link.client, base | config))
 
     @property
     def messages(self):

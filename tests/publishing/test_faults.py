@@ -23,7 +23,7 @@ from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Sending
 from ebbflow.publishing import Ack, AsyncPublisher, Outgoing, Publisher
-from ebbflow.streams import streams
+from ebbflow.streams import provision
 from tests.nats.securing import address
 from tests.processes import frozen
 
@@ -39,7 +39,7 @@ class Fragile:
         self.url = address(self.server)
         config = {"name": "s", "subjects": ["s"], "storage": "file"}
         with open_link(self.server) as link:
-            link.run(streams.ensure(link.client, config))
+            link.run(provision.ensure(link.client, config))
 
     def stored(self):
         with open_link(self.server) as link:

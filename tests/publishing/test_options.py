@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.publishing import AsyncPublisher, Login, Outgoing, Publisher, PublishOptions
 
 SECONDS = "must be a number of seconds above 0, not"

@@ -55,13 +55,12 @@ def main(folder: Path) -> None:
     threading.setprofile(hook)
     sys.setprofile(hook)
 
-    from ebbflow.runtime.stored_spec import store_spec
-
     from ebbflow import Message, Pipeline
     from ebbflow.nats.locate import open_link, start_embedded
     from ebbflow.operations.sending import Sender, SentMessage
     from ebbflow.runtime import provision
     from ebbflow.runtime.planning import make_plans
+    from ebbflow.runtime.run import store_spec
     from ebbflow.spark.epoch import run_partition
     from ebbflow.streams.names import Names
 

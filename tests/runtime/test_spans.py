@@ -12,7 +12,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.trace_context import SCOPES, find_contexts
 from ebbflow.engine.verdict import Rules, Verdict
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.plan import CallLimits, Forward, Policy, RunFacts, VertexPlan
 from ebbflow.runtime.spans import (
     CHUNKS_A_SECOND,
@@ -47,7 +47,6 @@ class Recording:
             Forward(),
             CallLimits(500, 500),
             Policy(DEFAULT_ON_ERROR),
-            1,
             source=GeneratorPlan(rate=None) if is_source else None,
         )
         self.task = TaskSpans(plan, 0, provider.get_tracer("test"))

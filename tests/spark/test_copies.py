@@ -9,9 +9,9 @@ from ebbflow.engine import frames
 from ebbflow.engine.publications import FROM
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import publish
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 
 pytestmark = pytest.mark.slow
 
@@ -20,10 +20,10 @@ def write_again(state, rows):
     """Put frames into the buffer of ``work`` as if its writer had written its last chunk again."""
     names = Names("test")
     # Its ids are known for a tenth of a second, as if the last run was two minutes ago.
-    window = streams.buffer_config(names, "work", 0, 10_000) | {"duplicate_window": 10**8}
+    window = catalogue.buffer_config(names, "work", 0, 10_000) | {"duplicate_window": 10**8}
     with start_embedded(state) as server, open_link(server) as link:
-        link.run(streams.ensure(link.client, window))
-        last = link.run(read_all(link, names))["work", 0].done.known["in.0"]
+        link.run(provision.ensure(link.client, window))
+        last = link.run(read_positions(link.client, names))["work", 0].done.known["in.0"]
         a, b, c, d = last.begins
         for mark, ids in rows(last.rows).items():
             batch = frames.batch_of({"id": ids, "value": [b"{}"] * len(ids)}, len(ids))

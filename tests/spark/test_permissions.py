@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import queue
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -24,9 +24,9 @@ from ebbflow.domain.errors import AccessError, RequestFailed, SetupError
 from ebbflow.engine.publications import Place
 from ebbflow.engine.tapping import TapWish
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.locate import open_link
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
 from ebbflow.runtime.journal import SystemClock
@@ -36,15 +36,16 @@ from ebbflow.spark.run import run_pipeline
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
 from ebbflow.status.run_report import Silent
-from ebbflow.streams import streams
-from ebbflow.streams.logs import LogEntry, LogFollower
+from ebbflow.streams import catalogue, provision
+from ebbflow.streams.logs import LogEntry
+from ebbflow.streams.logs import follow_logs as follow_entries
 from ebbflow.streams.names import Names
-from ebbflow.streams.permissions import Permissions
+from ebbflow.streams.provision import Permissions
 from ebbflow.testing.background_run import BackgroundRun
 from tests.connectors.user_code.queue import QueueFile, RedeliveringQueue
 from tests.engine.sample_rows import some, verdict_on
 from tests.nats.securing import nats_server, reload
-from tests.streams.test_permissions import matches, subjects
+from tests.streams.test_provision import matches, subjects
 
 pytestmark = pytest.mark.slow
 
@@ -184,12 +185,11 @@ def have_changed(server: Watched) -> None:
 
 def follow_logs(server: Watched) -> None:
     """As ``ebbflow logs --follow`` does, with the permissions of the pipeline."""
-    entries: queue.Queue[LogEntry] = queue.Queue()
+    entries: queue.Queue[Sequence[LogEntry]] = queue.Queue()
     names = Names("p")
     with open_link(server.as_("me", "m", names.inbox)) as link:
-        follower = LogFollower(link.client, names, "out", 0, entries.put, print)
-        link.run(follower.open())
-        assert entries.get(timeout=10).printed.text == "out prints"
+        follower = link.run(follow_entries(link.client, names, "out", 0, entries.put, print))
+        assert entries.get(timeout=10)[0].printed.text == "out prints"
         link.run(follower.close())
 
 
@@ -433,7 +433,9 @@ def test_a_run_without_a_permission_names_it_and_goes_on_once_it_has_it(run, ser
             seen[0],
         )
         with open_link(server.as_("admin", "a")) as link:
-            link.run(streams.ensure(link.client, streams.redelivery_config(Names("p"), "old", 0)))
+            link.run(
+                provision.ensure(link.client, catalogue.redelivery_config(Names("p"), "old", 0))
+            )
             with pytest.raises(SetupError) as refused:
                 run(pipeline, nats=server.url, login=login)
             link.run(api.delete(link.client, ["ebb_p_old_0_redelivery"]))

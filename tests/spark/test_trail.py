@@ -12,8 +12,8 @@ from ebbflow import Message, Nack, Pipeline, Response
 from ebbflow.connectors.registry import SOURCES
 from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.streams.answers import read_trail_after
 from ebbflow.streams.names import Names
-from ebbflow.streams.trail import read_trail_behind
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def read(state, name) -> dict[str, list[TrailRow]]:
 
     async def gather(link):
         rows: dict[str, list[TrailRow]] = {}
-        async for frames in read_trail_behind(link.client, Names(name)):
+        async for frames in read_trail_after(link.client, Names(name)):
             for frame in frames:
                 rows.setdefault(frame.vertex, []).extend(frame.rows)
         return rows

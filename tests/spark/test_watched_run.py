@@ -13,7 +13,7 @@ from ebbflow import Datum, Message, Pipeline, nack
 from ebbflow.cli.main import app
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 from ebbflow.testing.background_run import BackgroundRun, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
@@ -62,7 +62,7 @@ class Watched:
     def paused(self) -> dict[str, bool]:
         names = Names("test")
         with open_link_to_pipeline(self.state, None, inbox=names.inbox) as link:
-            positions = link.run(read_all(link, names))
+            positions = link.run(read_positions(link.client, names))
         return {f"{v}.{p}": position.paused for (v, p), position in positions.items()}
 
 

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from ebbflow import MonoVertex, Pipeline, SpecError
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import permissions_of
 from ebbflow.spec.lint import load

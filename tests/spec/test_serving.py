@@ -11,7 +11,7 @@ import pytest
 from ebbflow import MonoVertex, Pipeline, SpecError
 from ebbflow.connectors.serving.settings import ServingSettings
 from ebbflow.connectors.serving.spec import ServingFields
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.plan import SinksPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import permissions_of

@@ -20,9 +20,9 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.status import backlog
 from ebbflow.status.backlog import Backlog, VertexBacklog
-from ebbflow.streams import streams
-from ebbflow.streams.carry_out import publish_all
+from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names, VertexStreams
+from ebbflow.streams.publish_settlement import publish_settlement
 from tests.engine.sample_rows import some
 
 
@@ -63,13 +63,13 @@ class Vertex:
         self._chunks += 1
         chunk = Chunk(f"k{self._chunks}", verdict.rows)
         settlement = settle(chunk, verdict, place, datetime.now(UTC))
-        self._link.run(publish_all(self._link.client, self._names, settlement), timeout=10)
+        self._link.run(publish_settlement(self._link.client, self._names, settlement), timeout=10)
 
 
 @pytest.fixture
 def vertex(link: Link, names: Names, ensure: Callable[[Any], None]) -> Vertex:
-    ensure(streams.buffer_config(names, "v", 0, 100))
-    ensure(streams.redelivery_config(names, "v", 0))
+    ensure(catalogue.buffer_config(names, "v", 0, 100))
+    ensure(catalogue.redelivery_config(names, "v", 0))
     return Vertex(link, names)
 
 
@@ -125,7 +125,7 @@ def test_too_many_frames_are_estimated_until_all_are_read(
     vertex: Vertex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "MOST", 2)
-    monkeypatch.setattr("ebbflow.nats.behind._AT_A_TIME", 2)
+    monkeypatch.setattr("ebbflow.nats.stored._AT_A_TIME", 2)
     monkeypatch.setattr(backlog, "_RECHECK_EVERY", 1e9)
     for number in range(5):
         vertex.arrive(f"{number}a", f"{number}b")

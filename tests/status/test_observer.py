@@ -26,7 +26,7 @@ from ebbflow.status.ending import describe_end
 from ebbflow.status.observer import Observer
 from ebbflow.status.reading import read_status
 from ebbflow.status.run_report import Silent
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
 from tests import processes
@@ -47,13 +47,13 @@ class Watched:
         self.spec = _spec(names.pipeline)
         self.plans: list[VertexPlan] = make_plans(self.spec, link.server, 10**6, None)
         for config in (
-            streams.status_config(names),
-            streams.positions_config(names),
-            streams.dead_letter_config(names),
-            streams.buffer_config(names, "out", 0, 100),
-            *(streams.redelivery_config(names, plan.vertex, 0) for plan in self.plans),
+            catalogue.status_config(names),
+            catalogue.positions_config(names),
+            catalogue.dead_letter_config(names),
+            catalogue.buffer_config(names, "out", 0, 100),
+            *(catalogue.redelivery_config(names, plan.vertex, 0) for plan in self.plans),
         ):
-            link.run(streams.ensure(link.client, config))
+            link.run(provision.ensure(link.client, config))
         self.observer = Observer(link, self.plans, TaskListener(names, print), "Pipeline")
         self.observer.begin()
         self._store = PositionStore(link.client, names, "in", 0)

@@ -21,7 +21,7 @@ from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import ChunkTimes, ErrorGroup, PipelineStatus, VertexStatus
 from ebbflow.status.publishing import StatusPublisher
 from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
 from ebbflow.testing.background_run import until
@@ -75,11 +75,11 @@ class Told:
 
 @pytest.fixture
 def told(link: Link, names: Names, ensure: Callable[[Any], None]) -> Told:
-    ensure(streams.status_config(names))
-    ensure(streams.positions_config(names))
-    ensure(streams.dead_letter_config(names))
-    ensure(streams.buffer_config(names, "v", 0, 100))
-    ensure(streams.redelivery_config(names, "v", 0))
+    ensure(catalogue.status_config(names))
+    ensure(catalogue.positions_config(names))
+    ensure(catalogue.dead_letter_config(names))
+    ensure(catalogue.buffer_config(names, "v", 0, 100))
+    ensure(catalogue.redelivery_config(names, "v", 0))
     return Told(link, names)
 
 

@@ -18,11 +18,11 @@ from ebbflow.engine.settlement import settle
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.runtime.provision import lineage
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.audit import AuditStream
-from ebbflow.streams.carry_out import publish_all
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
+from ebbflow.streams.publish_settlement import publish_settlement
 from tests.engine.sample_rows import decide, some, verdict_on
 
 EDGES = {"in": [Edge("work")], "work": [Edge("out")], "out": []}
@@ -35,13 +35,13 @@ class Audited:
         self.link = link
         self.names = names
         table = json.dumps({"format": "parquet", "options": {"path": path}, "secretOptions": {}})
-        configs = [streams.positions_config(names), streams.dead_letter_config(names)]
-        configs += [streams.audit_config(names, table)] if audit else []
+        configs = [catalogue.positions_config(names), catalogue.dead_letter_config(names)]
+        configs += [catalogue.audit_config(names, table)] if audit else []
         for vertex in EDGES:
-            configs.append(streams.redelivery_config(names, vertex, 0))
-            configs.append(streams.buffer_config(names, vertex, 0, 100))
+            configs.append(catalogue.redelivery_config(names, vertex, 0))
+            configs.append(catalogue.buffer_config(names, vertex, 0, 100))
         for config in configs:
-            link.run(streams.ensure(link.client, config))
+            link.run(provision.ensure(link.client, config))
         self.life = link.run(lineage(link, names.pipeline))
         self._audit = audit
         self._stores: dict[str, PositionStore] = {}
@@ -77,7 +77,7 @@ class Audited:
         place = Place(vertex, 0, EDGES[vertex], 10**6, audit=self._audit)
         chunk = Chunk(f"l:{vertex}:0:{number.number}:0", Rows(rows.batch), number)
         settlement = settle(chunk, verdict, place, at or datetime.now(UTC))
-        self.link.run(publish_all(self.link.client, self.names, settlement))
+        self.link.run(publish_settlement(self.link.client, self.names, settlement))
         if record:
             done = position.done
             more = Span(Mark(done.inlet.seq, done.inlet.row), done.redelivery)

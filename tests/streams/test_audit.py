@@ -94,7 +94,7 @@ def test_a_record_is_stored_though_a_copy_of_it_is_in_process(audited: Audited, 
             raise error
         return await publish(*args, **options)
 
-    monkeypatch.setattr("ebbflow.streams.audit.publish", publish_later)
+    monkeypatch.setattr("ebbflow.streams.record.publish", publish_later)
     stream = audited.stream()
     assert audited.link.run(stream.begin_batch()) is not None
     audited.link.run(stream.finish_batch())

@@ -12,7 +12,7 @@ from ebbflow.engine import frames
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import BUFFER, Tally
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.ledger import History, Ledger
 
 SEEN = datetime(2026, 8, 1, 12, tzinfo=UTC)
@@ -57,7 +57,7 @@ class Task:
 @pytest.fixture
 def stored(link, names, ensure):
     """How many frames the server holds."""
-    ensure(streams.ledger_config(names))
+    ensure(catalogue.ledger_config(names))
 
     def count():
         state = link.run(api.read_state(link.client, names.ledger))
@@ -162,7 +162,7 @@ def test_a_message_that_moves_to_another_partition_keeps_its_history(task, store
 
 def test_entries_survive_a_restart_of_the_server(tmp_path, names):
     with start_embedded(tmp_path / "state") as server, open_link(server) as link:
-        link.run(streams.ensure(link.client, streams.ledger_config(names)))
+        link.run(provision.ensure(link.client, catalogue.ledger_config(names)))
         Task(link, names).write(2, "a", "b")
         Task(link, names).end("b")
     with start_embedded(tmp_path / "state") as server, open_link(server) as link:

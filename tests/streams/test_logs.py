@@ -11,15 +11,15 @@ import pytest
 
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
-from ebbflow.streams import streams
-from ebbflow.streams.logs import LogEntry, LogFollower, read_logs
+from ebbflow.streams import catalogue
+from ebbflow.streams.logs import LogEntry, follow_logs, read_logs
 from ebbflow.usercode.printing import Printed
 
 
 @pytest.fixture
 def tell(link, names, ensure):
     """Tell what a vertex prints, as its task does."""
-    ensure(streams.logs_config(names))
+    ensure(catalogue.logs_config(names))
 
     def tell(vertex: str, printed: Printed, partition: int = 0) -> None:
         Events(link, names, vertex, partition, Tally()).log(printed)
@@ -76,6 +76,8 @@ def test_what_is_told_from_now_on_is_followed(link, names, tell):
 
 
 async def _open(link, names, entries):
-    follower = LogFollower(link.client, names, "m", 1, entries.put, print)
-    await follower.open()
-    return follower
+    def take(some):
+        for entry in some:
+            entries.put(entry)
+
+    return await follow_logs(link.client, names, "m", 1, take, print)

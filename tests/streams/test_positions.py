@@ -9,13 +9,13 @@ import pytest
 from ebbflow.domain.errors import Fenced
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.position import Mark, Span
-from ebbflow.streams import streams
-from ebbflow.streams.positions import PositionStore, read_all
+from ebbflow.streams import catalogue
+from ebbflow.streams.positions import PositionStore, read_positions
 
 
 @pytest.fixture
 def store(link, names, ensure):
-    ensure(streams.positions_config(names))
+    ensure(catalogue.positions_config(names))
     return lambda: PositionStore(link.client, names, "map", 0)
 
 
@@ -47,18 +47,18 @@ def test_a_task_that_was_replaced_can_write_no_more(link, store):
 def test_a_write_that_finds_its_own_first_copy_has_succeeded(link, store):
     owner = store()
     position = link.run(owner.claim())
-    revision = owner._revision
+    revision = owner._record.revision
     changed = replace(position, exhausted=True)
     link.run(owner.write(changed))
-    owner._revision = revision  # as if the confirmation of the first copy had been lost
+    owner._record.revision = revision  # as if the confirmation of the first copy had been lost
 
     link.run(owner.write(changed))
     link.run(owner.write(position))
 
 
 def test_all_positions_of_a_pipeline_are_read_at_once(link, names, ensure):
-    ensure(streams.positions_config(names))
+    ensure(catalogue.positions_config(names))
     for vertex, partition in (("a", 0), ("a", 1), ("b-c", 0)):
         link.run(PositionStore(link.client, names, vertex, partition).claim())
 
-    assert set(link.run(read_all(link, names))) == {("a", 0), ("a", 1), ("b-c", 0)}
+    assert set(link.run(read_positions(link.client, names))) == {("a", 0), ("a", 1), ("b-c", 0)}

@@ -14,14 +14,14 @@ from ebbflow.nats import api, follow
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.pull import LightConsumer, PullConsumer
 from ebbflow.nats.stored import read_one
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.reader import FrameReader
 
 
 @pytest.fixture
 def buffer(link, names, ensure):
     """Publish frames with so many rows each; rows are numbered on."""
-    ensure(streams.buffer_config(names, "v", 0, 10_000))
+    ensure(catalogue.buffer_config(names, "v", 0, 10_000))
     made = 0
 
     def write(*sizes):
@@ -221,7 +221,7 @@ class Writer:
 @pytest.fixture
 def writer(link, names, ensure):
     """Of a buffer that has forgotten every id when the next frame comes."""
-    ensure(streams.buffer_config(names, "v", 0, 10_000) | {"duplicate_window": 100_000_000})
+    ensure(catalogue.buffer_config(names, "v", 0, 10_000) | {"duplicate_window": 100_000_000})
     return Writer(link, names)
 
 
@@ -278,7 +278,7 @@ def test_a_frame_that_is_read_in_part_is_no_copy_of_itself(writer, knowing):
 
 def test_the_rest_of_a_frame_is_told_with_its_own_origin(link, names, ensure, reader):
     """The watermark of the frame behind it is ahead of these rows."""
-    ensure(streams.buffer_config(names, "v", 0, 10))
+    ensure(catalogue.buffer_config(names, "v", 0, 10))
     subject = names.buffer_subject("v", 0)
     for writer in ("in.0", "in.1"):
         batch = frames.batch_of({"id": ["a", "b"], "value": [b"x"] * 2}, 2)
@@ -296,7 +296,7 @@ def test_the_rest_of_a_frame_is_told_with_its_own_origin(link, names, ensure, re
 
 
 def test_a_redelivery_that_the_server_has_moved_twice_is_read_once(link, names, ensure):
-    ensure(streams.redelivery_config(names, "v", 0))
+    ensure(catalogue.redelivery_config(names, "v", 0))
     stream, due = names.redelivery("v", 0), names.due_subject("v", 0)
 
     def move(*parked: str) -> None:

@@ -12,8 +12,9 @@ from ebbflow.engine.position import Mark, Span
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import provision
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.positions import PositionStore
+from ebbflow.streams.provision import ensure
 
 
 def test_replicas_on_a_single_server_are_refused_with_what_to_do(link, names):
@@ -24,10 +25,10 @@ def test_replicas_on_a_single_server_are_refused_with_what_to_do(link, names):
     )
     for _ in range(2):
         with pytest.raises(SetupError) as error:
-            link.run(streams.ensure(link.client, streams.dead_letter_config(names, replicas=3)))
+            link.run(ensure(link.client, catalogue.dead_letter_config(names, replicas=3)))
         assert str(error.value) == refused
         # A stream that exists already is not brought to three replicas either.
-        link.run(streams.ensure(link.client, streams.dead_letter_config(names)))
+        link.run(ensure(link.client, catalogue.dead_letter_config(names)))
 
 
 def form_of(link, pipeline, *maps):

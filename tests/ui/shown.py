@@ -9,7 +9,7 @@ from typing import Any
 from ebbflow.nats.link import Link
 from ebbflow.status.model import PipelineStatus, VertexStatus
 from ebbflow.status.publishing import StatusPublisher
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names
 from tests.deadletters.written import Written
 
@@ -22,8 +22,8 @@ class Shown(Written):
     def __init__(self, link: Link, names: Names) -> None:
         super().__init__(link, names.pipeline)
         self.status = PipelineStatus(names.pipeline, vertices=VERTICES, ready=True)
-        self._ensure(streams.status_config(self.names))
-        self._ensure(streams.positions_config(self.names))
+        self._ensure(catalogue.status_config(self.names))
+        self._ensure(catalogue.positions_config(self.names))
 
     def tell(self, **changes: Any) -> PipelineStatus:
         """Publish a state, as a run does."""

@@ -13,29 +13,22 @@ from pathlib import Path
 
 import typer
 
-_PREFIX, _LETTERS, _AGAIN = "ebb_", "_deadletters", "_redelivery"
 _PATIENCE = 1.0
 
 
 def complete_pipelines(ctx: typer.Context, incomplete: str) -> list[str]:
     """Returns the pipelines that have run where the command looks."""
-    streams = _find_streams(ctx)
-    names = {
-        s.removeprefix(_PREFIX).removesuffix(_LETTERS) for s in streams if s.endswith(_LETTERS)
-    }
-    return sorted(name for name in names if name.startswith(incomplete))
+    from ebbflow.streams.names import list_pipelines
+
+    return [name for name in list_pipelines(_find_streams(ctx)) if name.startswith(incomplete)]
 
 
 def complete_vertices(ctx: typer.Context, incomplete: str) -> list[str]:
     """Returns the vertices of the pipeline that the command line names."""
-    first = f"{_PREFIX}{ctx.params.get('pipeline')}_"
-    middles = [
-        stream.removeprefix(first).removesuffix(_AGAIN)
-        for stream in _find_streams(ctx)
-        if stream.startswith(first) and stream.endswith(_AGAIN)
-    ]
-    names = {middle.rpartition("_")[0] for middle in middles}
-    return sorted(name for name in names if name.startswith(incomplete))
+    from ebbflow.streams.names import Names
+
+    partitions = Names(str(ctx.params.get("pipeline"))).partitions_in(_find_streams(ctx))
+    return sorted({vertex for vertex, _ in partitions if vertex.startswith(incomplete)})
 
 
 def _find_streams(ctx: typer.Context) -> list[str]:
@@ -59,12 +52,13 @@ def _ask_server(url: str) -> list[str]:
 
     from ebbflow.nats import api
     from ebbflow.nats.locate import find_own_server, open_link
+    from ebbflow.streams.names import PREFIX
 
     def ask() -> list[str]:
         server = find_own_server(url)
         assert server is not None
         with open_link(server) as link:
-            return link.run(api.list_streams(link.client, _PREFIX), timeout=_PATIENCE)
+            return link.run(api.list_streams(link.client, PREFIX), timeout=_PATIENCE)
 
     pool = ThreadPoolExecutor(1)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,13 +75,12 @@ def logs(
 def _check_vertex(link: Link, names: Names, vertex: str | None) -> None:
     """Raises if there is no such pipeline, or if it has no such vertex."""
     from ebbflow.domain.errors import EbbflowError
-    from ebbflow.nats import api
-    from ebbflow.streams.positions import read_all
-    from ebbflow.streams.streams import explain_unknown
+    from ebbflow.streams.positions import read_positions
+    from ebbflow.streams.provision import find_unknown
 
-    known = sorted({name for name, _ in link.run(read_all(link, names))})
+    known = sorted({name for name, _ in link.run(read_positions(link.client, names))})
     if not known:
-        raise explain_unknown(names.pipeline, link.run(api.list_streams(link.client, "ebb_")))
+        raise link.run(find_unknown(link.client, names.pipeline))
     if vertex is not None and vertex not in known:
         raise EbbflowError(
             f"Pipeline {names.pipeline} has no vertex {vertex!r}. It has: {', '.join(known)}."
@@ -97,7 +97,7 @@ def _print(entry: LogEntry, as_json: bool) -> None:
 
 
 def _follow(link: Link, names: Names, vertex: str, after: int, as_json: bool) -> None:
-    from ebbflow.streams.logs import LogFollower
+    from ebbflow.streams.logs import follow_logs
 
     ended = threading.Event()
     failures: list[EbbflowError] = []
@@ -106,8 +106,11 @@ def _follow(link: Link, names: Names, vertex: str, after: int, as_json: bool) ->
         failures.append(error)
         ended.set()
 
-    follower = LogFollower(link.client, names, vertex, after, lambda e: _print(e, as_json), fail)
-    link.run(follower.open())
+    def show(entries: Sequence[LogEntry]) -> None:
+        for entry in entries:
+            _print(entry, as_json)
+
+    follower = link.run(follow_logs(link.client, names, vertex, after, show, fail))
     try:
         ended.wait()
     except KeyboardInterrupt:

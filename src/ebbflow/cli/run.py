@@ -226,7 +226,7 @@ def _write(file: Path, text: str) -> None:
 def _where(state: Path, nats: str | None) -> str:
     """Returns the options that lead another command to the same place, without any password."""
     if nats is not None:
-        from ebbflow.nats.address import Addresses
+        from ebbflow.nats.login import Addresses
 
         return f" --nats {shlex.quote(str(Addresses.of(nats)))}"
     return "" if state == DEFAULT_STATE else f" --state {shlex.quote(str(state))}"

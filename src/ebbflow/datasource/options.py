@@ -15,11 +15,10 @@ from typing import Literal, TypeVar
 
 from ebbflow.domain.durations import milliseconds
 from ebbflow.domain.errors import DataSourceError, SetupError, did_you_mean
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.bulk import WINDOW
 from ebbflow.nats.locate import NATS_URL, find_own_server
-from ebbflow.nats.login import Login
-from ebbflow.nats.outgoing import PublishOptions, check_subject
+from ebbflow.nats.login import Addresses, Login
+from ebbflow.nats.publish import PublishOptions, check_subject
 
 T = TypeVar("T")
 Start = Literal["earliest", "latest"] | int | datetime

@@ -20,9 +20,9 @@ from typing import Any
 from ebbflow.datasource.leader import Facts, Leader
 from ebbflow.datasource.options import LATEST, ReadOptions
 from ebbflow.domain.errors import DataLoss, DataSourceError
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import NATS_URL
+from ebbflow.nats.login import Addresses
 
 _ANEW = "Start the query with a new checkpointLocation."
 

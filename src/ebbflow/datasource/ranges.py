@@ -21,8 +21,8 @@ from ebbflow.datasource import columns
 from ebbflow.datasource.leader import PATIENCE, PERMISSIONS, Facts, Leader
 from ebbflow.datasource.planning import Range, connect
 from ebbflow.domain.errors import AccessError, DataSourceError
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.pull import (
     NO_DELIVERIES,
     Deliveries,
@@ -133,7 +133,7 @@ class RangeReader:
             self._client,
             self._wanted.stream,
             self._consumer.name,
-            lambda deliveries: self._blocks.append(deliveries.behind(behind)),
+            lambda deliveries: self._blocks.append(deliveries.after(behind)),
         )
         await self._pull.open()
         return self._pull

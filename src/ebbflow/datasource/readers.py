@@ -32,8 +32,8 @@ from ebbflow.datasource.planning import (
     find_ending,
     find_start,
 )
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
+from ebbflow.nats.login import Addresses
 
 T = TypeVar("T")
 

@@ -23,9 +23,8 @@ from pyspark.sql.datasource import (
 
 from ebbflow.datasource.options import WriteOptions
 from ebbflow.domain.errors import DataSourceError
-from ebbflow.nats.address import Addresses
-from ebbflow.nats.outgoing import Outgoing
-from ebbflow.nats.publish import MSG_ID
+from ebbflow.nats.login import Addresses
+from ebbflow.nats.publish import MSG_ID, Outgoing
 from ebbflow.publishing import Publisher
 
 

@@ -31,8 +31,8 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.status.letter_causes import LetterCauses
-from ebbflow.streams.names import Names
-from ebbflow.streams.streams import explain_unknown
+from ebbflow.streams.names import PREFIX, Names
+from ebbflow.streams.provision import explain_unknown
 
 _PAGE = 1_000
 _AT_A_TIME = 4_000
@@ -263,7 +263,7 @@ class DeadLetters:
         return {self._shelf.parse(record).letter.vertex for record in records}
 
     def _list_streams(self) -> set[str]:
-        return set(self._link.run(api.list_streams(self._link.client, "ebb_")))
+        return set(self._link.run(api.list_streams(self._link.client, PREFIX)))
 
     # --- deleting -------------------------------------------------------------------------------
 

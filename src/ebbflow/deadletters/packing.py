@@ -95,14 +95,8 @@ class LetterPacking:
 
     def _find_partitions(self, vertex: str) -> Sequence[int]:
         if vertex not in self._partitions:
-            first, last = self._names.redelivery(vertex, 0).split("_0_")
-            middle = [
-                name.removeprefix(f"{first}_").removesuffix(f"_{last}")
-                for name in self._streams
-                if name.startswith(f"{first}_") and name.endswith(f"_{last}")
-            ]
-            numbers = sorted(int(partition) for partition in middle if partition.isdigit())
-            self._partitions[vertex] = numbers
+            known = self._names.partitions_in(self._streams)
+            self._partitions[vertex] = sorted(number for name, number in known if name == vertex)
         return self._partitions[vertex]
 
 

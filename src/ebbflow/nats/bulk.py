@@ -3,21 +3,36 @@
 Messages are sent first in the order in which they are given, many in one buffer, and most are
 confirmed at once. What is not goes on by itself, message by message, with the same id and by the
 rules of ``publish``.
+
+``publish_atomically`` stores several messages in one stream together, or not at all. The server
+holds back what belongs to a batch until its last message has come, and then stores all of it or
+refuses all of it. A condition on one of the messages is a condition on all of them. What a process
+had sent when it was killed is forgotten, unless it was everything.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, TypeGuard, TypeVar
 
-from ebbflow.domain.errors import Ack, PublishError
+from ebbflow.domain.errors import Ack, EbbflowError, PublishError
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.publish import PublishRetry, Sending, Tally
+from ebbflow.nats.publish import PublishRetry, Sending, Tally, WaitForRoom, check_size
 from ebbflow.nats.requests import Answer
 from ebbflow.nats.wire import Publishes, read_headers
 
@@ -25,14 +40,33 @@ T = TypeVar("T")
 WINDOW = 256
 _STORED, _REFUSED = b'{"stream":', b'"error"'
 _BY_THEMSELVES = 500
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+"""The header that says which message must be the last one on the subject; 0 is for none."""
+MOST = 1_000
+"""The most messages that the server stores together."""
+
+_BATCH, _PLACE, _COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
+_SILENCE = 5.0
+# The condition is not met; or the server has lost sight of the batch, has too many of them, is
+# without a leader or out of resources for the moment: nothing was stored then.
+_NOT_NOW = frozenset({10071, 10164, 10176, 10210, 10211, 10008, 10023, 10163, 10167})
+
+Addressed = tuple[str, Mapping[str, str], bytes]
+"""A subject, headers and a payload."""
 
 
 async def publish_all(
-    client: SecuredClient, rows: Publishes, retry: PublishRetry, tally: Tally | None = None
+    client: SecuredClient,
+    rows: Publishes,
+    retry: PublishRetry,
+    *,
+    room: WaitForRoom = WaitForRoom.NO,
+    tally: Tally | None = None,
 ) -> dict[int, PublishError]:
     """Publishes all rows; returns those that are not confirmed, each with the reason.
 
-    Each row is on its own: others go on when one fails.
+    Each row is on its own: others go on when one fails. Only with ``WaitForRoom.FOREVER`` the first
+    error is raised at once, because others may wait for ever.
     """
     began, tally = time.monotonic(), tally or Tally()
     answers: list[Answer] = [None] * len(rows)
@@ -46,17 +80,53 @@ async def publish_all(
         async with gate:
             subject, headers = rows.subjects[row].decode(), read_headers(rows.headers[row])
             payload = rows.payloads[row]
-            sending = Sending(client, subject, payload, headers, retry, tally=tally, began=began)
+            sending = Sending(
+                client, subject, payload, headers, retry, room=room, tally=tally, began=began
+            )
             try:
                 await (sending.go_on(answers[row]) if was_sent else sending.confirm())
             except PublishError as error:
+                if room is WaitForRoom.FOREVER:
+                    raise
                 failures[row] = error
 
     left = [row for row, answer in enumerate(answers) if not _is_stored(answer)]
     tally.attempts += len(rows) - len(left)
     tally.confirmed += len(rows) - len(left)
-    await asyncio.gather(*map(go_on, left))
+    await _run_all(map(go_on, left))
     return failures
+
+
+async def _run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs coroutines side by side; the first error ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def publish_lanes(
+    lanes: Iterable[Iterable[T]], publish: Callable[[T], Coroutine[Any, Any, None]], most: int
+) -> None:
+    """Publishes lanes side by side, at most so many messages at a time.
+
+    The next message of a lane is published only when the one before it is confirmed: otherwise one
+    that had to be sent again would come behind it. The first error ends all lanes.
+    """
+    gate = asyncio.Semaphore(most)
+
+    async def publish_lane(lane: Iterable[T]) -> None:
+        for message in lane:
+            async with gate:
+                await publish(message)
+
+    separate = [*lanes]
+    if len(separate) == 1:  # as a small chunk has it: without a task of its own
+        await publish_lane(separate[0])
+    else:
+        await _run_all(map(publish_lane, separate))
 
 
 def _is_stored(answer: Answer) -> TypeGuard[bytes]:
@@ -284,3 +354,44 @@ class Handover(AsyncIterator[T]):
         if len(self._items) <= self._size // 2 and not self._room.is_set():
             self._room.set()
         return message
+
+
+async def publish_atomically(client: SecuredClient, messages: Sequence[Addressed]) -> int | None:
+    """Stores all messages in one stream and returns the sequence of the last one.
+
+    ``None`` if they were not stored, or nobody can tell: whoever asks looks into the stream.
+    ``MessageTooLarge`` before anything is sent, ``EbbflowError`` for what no other attempt mends.
+    """
+    batch = secrets.token_hex(16)
+    rows = Publishes.of(
+        (subject, {**headers, **_place_in(batch, place, len(messages))}, payload)
+        for place, (subject, headers, payload) in enumerate(messages, 1)
+    )
+    for headers, payload in zip(rows.headers, rows.payloads, strict=True):
+        check_size(client.max_payload, payload, headers)
+    if not client.is_connected:
+        return None
+    answers = await client.request_all(rows, _SILENCE)
+    for answer in answers[:-1]:
+        _read(answer, messages)
+    return _read(answers[-1], messages)
+
+
+def _place_in(batch: str, place: int, last: int) -> dict[str, str]:
+    headers = {_BATCH: batch, _PLACE: str(place)}
+    return headers | {_COMMIT: "1"} if place == last else headers
+
+
+def _read(answer: Answer, messages: Sequence[Addressed]) -> int | None:
+    if not answer or isinstance(answer, int):  # the server confirms all but the last with nothing
+        return None
+    facts = json.loads(answer)
+    error = facts.get("error")
+    if error is None:
+        return int(facts["seq"])
+    if error.get("err_code") in _NOT_NOW:
+        return None
+    raise EbbflowError(
+        f"NATS refused to store {len(messages)} messages on {messages[0][0]} together: "
+        f"{error.get('description')} ({error.get('err_code')})."
+    )

@@ -27,7 +27,7 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from ebbflow.domain.errors import AccessError, SetupError
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.requests import Answer, Reply, Requests, Volley
 from ebbflow.nats.wire import BulkParser, Publishes, TakeParcel, write_headers
 

@@ -26,8 +26,7 @@ from typing import IO
 from ebbflow.domain import host
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.host import Watch
-from ebbflow.nats.address import Addresses
-from ebbflow.nats.login import Login
+from ebbflow.nats.login import Addresses, Login
 
 USER = "ebbflow"
 MAX_PAYLOAD = 8 * 1024 * 1024

@@ -2,15 +2,15 @@
 
 If the consumer, its server or the connection goes away, or a message is missing in between, the
 follower makes a new consumer right behind the last message that it has handed on. So messages come
-exactly once and in order.
+exactly once and in order. ``follow`` is for whoever wants them decoded, and has nothing to hold up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import nats.errors
 
@@ -28,6 +28,8 @@ from ebbflow.nats.pull import (
     Word,
 )
 
+T = TypeVar("T")
+
 MOST_MESSAGES = 1024
 """The most messages that a follower asks for ahead."""
 
@@ -40,6 +42,37 @@ _EXPIRES = 20.0
 _MISSED = 3
 _IDLE_CONSUMER = 15
 _PAUSE = 0.1
+_LOOK_EVERY = 1.0
+
+
+async def follow(
+    client: SecuredClient,
+    stream: str,
+    subject: str,
+    after: int,
+    *,
+    decode: Callable[[Deliveries], Sequence[T]],
+    take: Callable[[Sequence[T]], None],
+    fail: Callable[[EbbflowError], None],
+    waiting: Callable[[], int] = lambda: 0,
+) -> Follower:
+    """Hands on what is after a sequence, and then what comes, until what is returned is closed.
+
+    ``take`` gets what ``decode`` makes of the messages that have arrived together, on the client's
+    loop; ``fail`` gets the error after which nothing more comes. ``ApiError`` when the server
+    refuses.
+    """
+    follower = Follower(
+        client,
+        stream,
+        subject,
+        after,
+        take=lambda deliveries: take(decode(deliveries)),
+        fail=fail,
+        waiting=waiting,
+    )
+    await follower.open()
+    return follower
 
 
 class Follower:
@@ -65,7 +98,7 @@ class Follower:
         self._client = client
         self._stream = stream
         self._subject = subject
-        self._seen = seen
+        self.seen = seen
         self._take = take
         self._fail = fail
         self._waiting = waiting
@@ -73,6 +106,7 @@ class Follower:
         self._asked = 0
         self._size = _WINDOW_BYTES / _WINDOW
         self._is_renewing = False
+        self._moved = asyncio.Event()
         self._unwatch: Callable[[], None] = lambda: None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -87,6 +121,24 @@ class Follower:
             task.cancel()
         self._unwatch()
         await self._drop_consumer()
+
+    async def catch_up(self) -> None:
+        """Returns when everything that was there at the call has been handed on.
+
+        For a follower of all subjects of its stream: it does not see what others are told.
+        """
+        last = await self._read_last()
+        while self.seen < last:
+            self._moved.clear()
+            try:
+                async with asyncio.timeout(_LOOK_EVERY):
+                    await self._moved.wait()
+            except TimeoutError:
+                last = min(last, await self._read_last())  # what was there may have become too old
+
+    async def _read_last(self) -> int:
+        state = await api.read_info(self._client, self._stream)
+        return int(state["last_seq"]) if state["messages"] else 0
 
     def ask(self) -> None:
         """Keeps the server supplied with requests, within the window."""
@@ -113,11 +165,12 @@ class Follower:
 
     def _hand_on(self, deliveries: Deliveries) -> None:
         self._asked = max(0, self._asked - len(deliveries))
-        new = deliveries.behind(self._seen)
+        new = deliveries.after(self.seen)
         if new:
             # Only what was handed on counts as seen: a new consumer begins right behind it.
             self._take(new)
-            self._seen = new.seqs[-1]
+            self.seen = new.seqs[-1]
+            self._moved.set()
             for size in new.parcel.sizes():
                 self._size += (size - self._size) / 16
         self.ask()
@@ -190,7 +243,7 @@ class Follower:
         # Listening comes first, so that nothing is delivered that nobody hears.
         await pull.open()
         self._pull = pull
-        await self.consumer.make(client, self._subject, self._seen, _IDLE_CONSUMER)
+        await self.consumer.make(client, self._subject, self.seen, _IDLE_CONSUMER)
 
     async def _drop_consumer(self) -> None:
         pull, self._pull = self._pull, None

@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ebbflow.domain.errors import SetupError
-from ebbflow.nats.address import INBOX, Addresses
 from ebbflow.nats.disk import Tell, watch_disk
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.link import Link, check_version
-from ebbflow.nats.login import Login
+from ebbflow.nats.login import INBOX, Addresses, Login
 
 NATS_URL = "EBBFLOW_NATS_URL"
 _START_WAIT = 10.0

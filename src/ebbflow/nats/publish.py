@@ -7,17 +7,27 @@ answered with ``duplicate`` and counts once. A full stream is not a failure but 
 
 Nothing is sent while there is no connection, so that copies do not pile up in the client; the wait
 for it is part of the deadline and no attempt. No wait goes beyond the deadline.
+
+``Outgoing`` and ``PublishOptions`` are what a caller of the public publishers gives: a message, and
+how hard to try. What JetStream could not take and options that make no sense are refused when they
+are made.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, TypedDict, TypeVar
+from uuid import uuid4
 
 import nats.errors
 
@@ -38,6 +48,12 @@ from ebbflow.nats.wire import write_headers
 E = TypeVar("E", bound=PublishError)
 
 MSG_ID = "Nats-Msg-Id"
+DEFAULT_ACK_WAIT = 5.0
+# A name between dots may hold * and > but not be one: that would be a pattern, not a subject.
+_NAME = r"(?![*>](?:\.|\Z))[^\s.\x00-\x1f\x7f]+"
+_SUBJECT = re.compile(rf"{_NAME}(?:\.{_NAME})*")
+_HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _FULL = 10077
 # A copy sent before is being stored, which takes until a majority of a cluster's servers has it.
 _IN_PROCESS = 10158
@@ -56,15 +72,21 @@ _SILENCE = (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLi
 class PublishRetry:
     """The bounds of trying: how long and how often. ``attempts`` of -1 goes on until the deadline.
 
-    ``until_room`` waits for a full stream as well, within the same deadline; finding it full uses
-    up no attempts.
+    They do not say whether a full stream is waited for: see ``WaitForRoom``.
     """
 
     wait: float = 0.25
     attempts: int = 2
     ack_wait: float = 5.0
     attempt_timeout: float = 1.0
-    until_room: bool = False
+
+
+class WaitForRoom(Enum):
+    """How long a full stream is waited for. Finding it full uses up no attempts."""
+
+    NO = "not at all: it is a BufferFull"
+    DEADLINE = "until the deadline, in which the time without room counts"
+    FOREVER = "for as long as it takes: the bounds begin anew whenever there may be room"
 
 
 BUFFER = PublishRetry(wait=0.05, attempts=-1, ack_wait=float("inf"))
@@ -116,9 +138,11 @@ class Sending:
         payload: bytes,
         headers: Mapping[str, str],
         retry: PublishRetry,
-        clock: Callable[[], float] = time.monotonic,
+        *,
+        room: WaitForRoom = WaitForRoom.NO,
         tally: Tally | None = None,
         began: float | None = None,
+        on_full: Callable[[], None] = lambda: None,
     ) -> None:
         self.headers = write_headers(headers)
         check_size(client.max_payload, payload, self.headers)
@@ -126,9 +150,13 @@ class Sending:
         self.subject = subject
         self.payload = payload
         self._retry = retry
-        self._clock = clock
+        self._room = room
         self._tally = tally or Tally()
-        self._start = clock() if began is None else began
+        self._on_full = on_full
+        self._begin(time.monotonic() if began is None else began)
+
+    def _begin(self, start: float) -> None:
+        self._start = start
         self._sent = 0
         self._uncounted = 0
         self._seen: dict[str, int] = {}
@@ -222,7 +250,7 @@ class Sending:
 
     @property
     def _elapsed(self) -> float:
-        return self._clock() - self._start
+        return time.monotonic() - self._start
 
     @property
     def _remaining(self) -> float:
@@ -274,12 +302,7 @@ class Sending:
     async def _wait_or_raise(self, code: int, text: str) -> None:
         """Returns when it is worth another attempt, and raises when it is not."""
         if code == _FULL:
-            self._note("found it full")
-            self._tally.full += 1
-            if not self._retry.until_room:
-                raise self.explain(BufferFull, text)
-            self._uncounted += 1
-            await self._pause(BufferFull, text)
+            await self._wait_for_room(text)
         elif code == _IN_PROCESS:
             self._note("found a copy in process")
             self._uncounted += 1
@@ -295,6 +318,21 @@ class Sending:
                 error.subject, error.attempts, error.seconds, error.detail, code
             )
 
+    async def _wait_for_room(self, text: str) -> None:
+        self._note("found it full")
+        self._tally.full += 1
+        match self._room:
+            case WaitForRoom.NO:
+                raise self.explain(BufferFull, text)
+            case WaitForRoom.DEADLINE:
+                self._uncounted += 1
+                await self._pause(BufferFull, text)
+            case WaitForRoom.FOREVER:
+                self._on_full()
+                # The same message again, with the same id: it is stored once.
+                await asyncio.sleep(self._retry.wait)
+                self._begin(time.monotonic())
+
 
 async def publish(
     client: SecuredClient,
@@ -304,49 +342,24 @@ async def publish(
     *,
     msg_id: str | None = None,
     retry: PublishRetry | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    room: WaitForRoom = WaitForRoom.NO,
     tally: Tally | None = None,
+    on_full: Callable[[], None] = lambda: None,
 ) -> Ack:
     """Publishes one message and returns when the server has confirmed it.
 
     Raises one of the ``PublishError`` family when it is not confirmed, ``MessageTooLarge`` when it
     cannot be sent at all. A call that is cancelled stops waiting at once; the message may or may
-    not have arrived.
+    not have arrived. ``on_full`` is called each time that a full stream is waited for without end.
     """
     sent = dict(headers or {})
     if msg_id is not None:
         sent[MSG_ID] = msg_id
-    sending = Sending(client, subject, payload, sent, retry or PublishRetry(), clock, tally)
+    bounds = retry or PublishRetry()
+    sending = Sending(
+        client, subject, payload, sent, bounds, room=room, tally=tally, on_full=on_full
+    )
     return await sending.confirm()
-
-
-async def publish_when_room(
-    client: SecuredClient,
-    subject: str,
-    payload: bytes,
-    headers: Mapping[str, str] | None = None,
-    *,
-    msg_id: str | None = None,
-    retry: PublishRetry,
-    tally: Tally | None = None,
-    on_full: Callable[[], None] = lambda: None,
-) -> Ack:
-    """Publishes one message like ``publish``, and waits for a full stream for as long as it takes.
-
-    A full buffer is back-pressure and no failure, so the bounds of ``retry`` are for everything
-    else: they begin anew whenever there may be room. ``until_room`` is the other way to wait, for
-    callers with a deadline of their own: there the time without room counts. ``on_full`` is called
-    each time the stream is found full.
-    """
-    while True:
-        try:
-            return await publish(
-                client, subject, payload, headers, msg_id=msg_id, retry=retry, tally=tally
-            )
-        except BufferFull:
-            on_full()
-        # The same message again, with the same id: it is stored once.
-        await asyncio.sleep(retry.wait)
 
 
 def check_size(largest: int, payload: bytes, headers: bytes) -> None:
@@ -366,3 +379,158 @@ def _parse(data: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return answer if isinstance(answer, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One message. Its id is made up when none is given, in ``headers`` or as ``msg_id``.
+
+    It is the same message however often it is published: within the duplicate window of its stream
+    (two minutes, if the stream does not say otherwise) it is stored once. The headers are copied.
+    """
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] | None = None
+    msg_id: str | None = None
+
+    def __post_init__(self) -> None:
+        check_subject(self.subject)
+        if not isinstance(self.data, bytes):
+            raise ValueError(f"data must be bytes, not {type(self.data).__name__}")
+        headers = _check_headers(self.headers)
+        header = headers.get(MSG_ID)
+        if header is not None and self.msg_id not in (None, header):
+            raise ValueError(f"msg_id is {self.msg_id!r}, but the header {MSG_ID} is {header!r}")
+        msg_id = _check_id(self.msg_id if header is None else header)
+        object.__setattr__(self, "msg_id", msg_id)
+        object.__setattr__(self, "headers", MappingProxyType({**headers, MSG_ID: msg_id}))
+
+    @classmethod
+    def of(cls, message: Outgoing | tuple[str, bytes]) -> Outgoing:
+        """Returns the message that is meant, be it only a subject and its data."""
+        if isinstance(message, cls):
+            return message
+        if not isinstance(message, tuple) or len(message) != 2:
+            kind = type(message).__name__
+            raise ValueError(f"a message is an Outgoing or a pair (subject, data), not {kind}")
+        return cls(*message)
+
+
+def check_subject(subject: object, name: str = "subject") -> None:
+    """Refuses what no message can be sent to; ``name`` is what it is called in the error."""
+    if not isinstance(subject, str) or not _SUBJECT.fullmatch(subject) or _CONTROL.search(subject):
+        raise ValueError(
+            f"{name} must be names joined by dots, without spaces, * or >, not {subject!r}"
+        )
+
+
+def _check_headers(headers: object) -> dict[str, str]:
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise ValueError(f"headers must be a mapping, not {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER.fullmatch(name):
+            raise ValueError(f"{name!r} is not a header name")
+        if not isinstance(value, str) or _CONTROL.search(value):
+            raise ValueError(f"header {name} must be text on one line, not {value!r}")
+    return dict(headers)
+
+
+def _check_id(msg_id: object) -> str:
+    if msg_id is None:
+        return uuid4().hex
+    if not isinstance(msg_id, str) or not msg_id.strip() or _CONTROL.search(msg_id):
+        raise ValueError(f"msg_id must be text on one line, not {msg_id!r}")
+    return msg_id
+
+
+class OptionNames(TypedDict, total=False):
+    """The options by name, as a call takes them."""
+
+    retry_wait: float
+    retry_attempts: int
+    ack_wait: float | None
+    deadline: datetime | None
+    attempt_timeout: float
+    wait_for_room: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishOptions:
+    """When to send a message again and when to give up. Times are in seconds.
+
+    ``retry_attempts`` is how often a message is sent again: 2 means three times in all, 0 once,
+    -1 until the deadline. ``retry_wait`` is the wait after "no responders". ``ack_wait`` bounds the
+    whole call (5 s); ``deadline`` does the same by a time of day. ``attempt_timeout`` is how long
+    one attempt waits for an answer before the message is sent again; the last attempt waits for as
+    long as there is time. ``wait_for_room`` waits for a full stream instead of ``BufferFull``.
+    """
+
+    retry_wait: float = 0.25
+    retry_attempts: int = 2
+    ack_wait: float | None = None
+    deadline: datetime | None = None
+    attempt_timeout: float = 1.0
+    wait_for_room: bool = False
+
+    def __post_init__(self) -> None:
+        _check_seconds("retry_wait", self.retry_wait)
+        _check_seconds("attempt_timeout", self.attempt_timeout)
+        if self.ack_wait is not None:
+            _check_seconds("ack_wait", self.ack_wait, most=math.inf)
+        _check_attempts(self.retry_attempts)
+        _check_deadline(self.deadline)
+        if self.ack_wait is not None and self.deadline is not None:
+            raise ValueError("ack_wait and deadline both bound the call; give one of them")
+        if not isinstance(self.wait_for_room, bool):
+            raise ValueError(f"wait_for_room must be True or False, not {self.wait_for_room!r}")
+
+    def with_changes(self, options: OptionNames) -> PublishOptions:
+        """Returns these options with others in their place; a new bound replaces the old one."""
+        if not options:
+            return self
+        bounded = "ack_wait" in options or "deadline" in options
+        unbound: OptionNames = {"ack_wait": None, "deadline": None} if bounded else {}
+        changes: OptionNames = {**unbound, **options}
+        return replace(self, **changes)
+
+    def to_retry(self) -> PublishRetry:
+        """Returns what they mean for a call that begins now."""
+        if self.deadline is not None:
+            ack_wait = (self.deadline - datetime.now(UTC)).total_seconds()
+        else:
+            ack_wait = DEFAULT_ACK_WAIT if self.ack_wait is None else self.ack_wait
+        return PublishRetry(
+            wait=self.retry_wait,
+            attempts=self.retry_attempts,
+            ack_wait=ack_wait,
+            attempt_timeout=self.attempt_timeout,
+        )
+
+    @property
+    def room(self) -> WaitForRoom:
+        """How long a full stream is waited for."""
+        return WaitForRoom.DEADLINE if self.wait_for_room else WaitForRoom.NO
+
+
+def _check_seconds(name: str, value: object, most: float = sys.float_info.max) -> None:
+    # Written so that nan, which is neither above nor below anything, is refused.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
+
+
+def _check_attempts(value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < -1:
+        raise ValueError(
+            "retry_attempts must be a whole number from 0, or -1 to go on until the deadline, "
+            f"not {value!r}"
+        )
+
+
+def _check_deadline(value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise ValueError(f"deadline must be a datetime with a time zone, not {value!r}")

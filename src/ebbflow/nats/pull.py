@@ -122,7 +122,7 @@ class Deliveries:
     def __len__(self) -> int:
         return len(self.seqs)
 
-    def behind(self, seq: int) -> Deliveries:
+    def after(self, seq: int) -> Deliveries:
         """Returns the messages behind a sequence: all of them, as a rule.
 
         On a replica that lags behind, a consumer may begin earlier than it was told to.

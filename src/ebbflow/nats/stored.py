@@ -1,9 +1,13 @@
-"""Reading what a stream holds, without a consumer: never older than the moment of the call.
+"""Reading what a stream holds: never older than the moment of the call.
 
 Any replica answers a direct read, and one that lags behind answers with what it has. So the leader
 says first how far the stream is; an answer that falls short of that is asked for again, and in the
 end the leader is asked for the messages themselves. While there is no leader, reads wait for one.
 A server that is of no cluster is simply asked.
+
+``read_after`` reads in bulk instead, by a consumer. Unlike a ``Follower`` it ends, when it has come
+to the last message. Half of what is stored never passes for all of it: whoever reads gets
+everything, or an error.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import asyncio
 import json
 import time
 from base64 import b64decode
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -20,6 +24,7 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.pull import NANOS, Deliveries, LightConsumer, PullConsumer, PullRequest, Word
 from ebbflow.nats.wire import Parcel, Publishes, read_headers, write_headers
 
 _NO_MESSAGE = 10037
@@ -33,6 +38,11 @@ _PAGE = 1_000
 _PAGE_BYTES = 4 * 1024 * 1024
 # The server refuses to collect the last messages of more than 1024 subjects at once.
 _MOST_SUBJECTS = 1000
+# Of a consumer that reads in bulk.
+_AT_A_TIME = 1_000
+_BYTES_AT_A_TIME = 32 * 1024 * 1024
+_ANSWER_WITHIN = 10.0
+_IDLE_CONSUMER = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,3 +300,38 @@ def _read_end(parcel: Parcel) -> dict[str, str] | None:
     """Returns the closing words of an answer, if they have come: the last message is a status."""
     words = parcel.headers(len(parcel) - 1) or {}
     return words if "Status" in words else None
+
+
+async def read_after(
+    client: SecuredClient, stream: str, subject: str, after: int, *, headers_only: bool = False
+) -> AsyncGenerator[Deliveries]:
+    """Yields the messages behind a sequence, in order; an empty subject is for all.
+
+    ``JetStreamUnavailable`` when the server stops answering before the end.
+    """
+    batches: list[Deliveries] = []
+    consumer = LightConsumer(stream)
+    pull = PullConsumer(client, stream, consumer.name, batches.append)
+    await pull.open()
+    try:
+        facts = await consumer.make(client, subject, after, _IDLE_CONSUMER, headers_only)
+        left = int(facts["num_pending"])
+        while left:
+            # No more than are there: the answer is complete then, and nobody waits for its end.
+            request = PullRequest(
+                batch=min(left, _AT_A_TIME),
+                max_bytes=_BYTES_AT_A_TIME,
+                expires=int(_ANSWER_WITHIN / 2 * NANOS),
+            )
+            status = await pull.fetch(request, silence=_ANSWER_WITHIN)
+            if status.word in (Word.SILENCE, Word.GAP):
+                raise JetStreamUnavailable(pull.subject, _ANSWER_WITHIN, status.word.value)
+            for batch in batches:
+                yield batch
+            # Also what was stored meanwhile: a message that was moved to the end is met there. With
+            # any other word what was left is gone.
+            left = batches[-1].pending if status.word is Word.FULL else 0
+            batches.clear()
+    finally:
+        await pull.close()
+        await consumer.forget(client)

@@ -23,10 +23,9 @@ from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.answers import Answer
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.streams.answer_place import bucket_in, read_metadata
-from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.answers import AnswerBucket, bucket_in, read_metadata
+from ebbflow.streams.catalogue import OWN_STORE
 from ebbflow.streams.names import Names
-from ebbflow.streams.streams import OWN_STORE
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import Spec

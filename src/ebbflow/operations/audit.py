@@ -20,8 +20,9 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.spark.audit.reading import AuditResult, AuditTables, folder_of, read_format
-from ebbflow.streams.names import Names
-from ebbflow.streams.streams import AUDIT_TABLE, explain_unknown
+from ebbflow.streams.catalogue import AUDIT_TABLE
+from ebbflow.streams.names import AUDIT, PREFIX, Names, list_pipelines
+from ebbflow.streams.provision import explain_unknown
 
 _ADVICE = "Add to the spec: audit: {options: {path: FOLDER}}"
 
@@ -66,9 +67,8 @@ def _open_engine(
 
 def _find_tables(link: Link, pipeline: str | None) -> dict[str, Mapping[str, Any]]:
     """Returns the tables that pipelines say to keep."""
-    streams = link.run(api.list_streams(link.client, "ebb_"))
-    first, last = Names("|").audit.split("|")
-    audited = [s.removeprefix(first).removesuffix(last) for s in streams if s.endswith(last)]
+    streams = link.run(api.list_streams(link.client, PREFIX))
+    audited = list_pipelines(streams, AUDIT)
     if pipeline is not None:
         if Names(pipeline).dead_letters not in streams:
             raise explain_unknown(pipeline, streams)

@@ -19,8 +19,7 @@ from ebbflow.runtime import turn
 from ebbflow.runtime.pause_watch import tell_pauses
 from ebbflow.runtime.run import find_run, read_spec
 from ebbflow.streams.names import Names
-from ebbflow.streams.pauses import change_pauses, read_pauses
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import change_pauses, read_pauses, read_positions
 
 _PATIENCE = 20.0
 _REPEAT_EVERY = 0.25
@@ -73,7 +72,7 @@ def resume(
 
 def stopped_vertices(link: Link, names: Names) -> dict[str, str]:
     """Returns the vertices that take nothing until they are resumed, each with the reason."""
-    positions = link.run(read_all(link, names))
+    positions = link.run(read_positions(link.client, names))
     pauses = link.run(read_pauses(link.client, names))
     stopped = {}
     for name in sorted({name for name, _ in positions}):
@@ -119,7 +118,7 @@ def _follow(
         for word in words:
             link.run(link.client.publish(names.control_subject, word))
         link.flush()
-        positions = link.run(read_all(link, names))
+        positions = link.run(read_positions(link.client, names))
         unfinished = _unfinished(positions, vertices, has_followed)
         runs = link.run(find_run(link, names)) is not None
         if not (unfinished and runs) or time.monotonic() >= deadline:

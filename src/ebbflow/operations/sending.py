@@ -8,7 +8,6 @@ the same id within two minutes is stored once.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,14 +21,16 @@ import pyarrow as pa
 from ebbflow.domain.errors import EbbflowError, MessageTooLarge
 from ebbflow.engine import frames
 from ebbflow.engine.publications import ROWS, partition_of
+from ebbflow.nats.bulk import publish_lanes
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import PublishRetry, publish
+from ebbflow.nats.publish import PublishRetry, WaitForRoom, publish
 from ebbflow.runtime.run import read_spec
 from ebbflow.spec.graph.shape import ShapeVertex
 from ebbflow.streams.names import Names
 
 _PAGE = frames.MAX_ROWS
 _LANES = 32
+_IN_FLIGHT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Sender:
         self._link = link
         self._names = names
         self._vertex = link.run(read_spec(link.client, names)).vertex(vertex)
-        self._retry = PublishRetry(attempts=-1, ack_wait=patience, until_room=True)
+        self._retry = PublishRetry(attempts=-1, ack_wait=patience)
         _check(self._vertex, names.pipeline)
 
     def send(self, messages: Iterable[SentMessage]) -> Iterator[SendReport]:
@@ -84,16 +85,18 @@ class Sender:
         """Stores rows, each partition's one after another; returns how many were copies."""
         copies = 0
 
-        async def store_lane(partition: int, indexes: list[int]) -> None:
+        async def store(frame: tuple[int, pa.RecordBatch]) -> None:
             nonlocal copies
+            was_there = await self._store(*frame)
+            copies += frame[1].num_rows * was_there
+
+        def cut(partition: int, indexes: list[int]) -> Iterator[tuple[int, pa.RecordBatch]]:
             rows = frames.take_rows(batch, indexes)
             each = (rows.slice(n, 1) for n in range(rows.num_rows))
-            for frame in each if alone else frames.split(rows):
-                was_there = await self._store(partition, frame)
-                copies += frame.num_rows * was_there
+            return ((partition, frame) for frame in (each if alone else frames.split(rows)))
 
         lanes = self._split_lanes(self._split(batch), alone)
-        await asyncio.gather(*(store_lane(*lane) for lane in lanes))
+        await publish_lanes((cut(*lane) for lane in lanes), store, _IN_FLIGHT)
         return copies
 
     def _split_lanes(
@@ -124,7 +127,15 @@ class Sender:
             raise MessageTooLarge(len(payload), client.max_payload - 1024)
         mark = f"send:{frames.fingerprint(frame.column('id'))}"
         subject, counted = into(name, partition), {ROWS: str(frame.num_rows)}
-        ack = await publish(client, subject, payload, counted, msg_id=mark, retry=self._retry)
+        ack = await publish(
+            client,
+            subject,
+            payload,
+            counted,
+            msg_id=mark,
+            retry=self._retry,
+            room=WaitForRoom.DEADLINE,
+        )
         return ack.duplicate
 
 

@@ -13,9 +13,10 @@ import json
 import queue
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 
 import pyarrow as pa
@@ -26,15 +27,15 @@ from ebbflow.engine.position import Position, Span
 from ebbflow.engine.publications import Place
 from ebbflow.engine.tapping import OUTCOMES, PassingRows, TapFilter, TappedRow, TapWish
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
-from ebbflow.nats.follow import Follower
+from ebbflow.nats.follow import Follower, follow
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.stored import read_after
 from ebbflow.runtime.run import read_spec
 from ebbflow.runtime.taps import ask_tap, end_tap
 from ebbflow.spec.graph.shape import ShapeVertex
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 
 __all__ = ["OUTCOMES", "TapFilter", "TapWish", "Tapped", "read_waiting", "tap"]
 
@@ -107,17 +108,17 @@ def _follow_buffers(
             stream = names.buffer(vertex.name, partition)
             state = link.run(api.read_state(link.client, stream))
             place = Place(vertex.name, partition, (), link.client.max_payload)
-            follower = Follower(
+            following = follow(
                 link.client,
                 stream,
                 names.buffer_subject(vertex.name, partition),
                 0 if state is None else state.last_seq,
-                take=_Arrivals(place, wish, arriving).take,
+                decode=partial(_choose_arrivals, place, wish),
+                take=partial(_put_all, arriving),
                 fail=lambda error: None,
                 waiting=arriving.qsize,
             )
-            link.run(follower.open(), timeout=30)
-            stack.callback(_close, link, follower)
+            stack.callback(_close, link, link.run(following, timeout=30))
         yield
 
 
@@ -126,18 +127,15 @@ def _close(link: Link, follower: Follower) -> None:
         link.run(follower.close(), timeout=10)
 
 
-@dataclass
-class _Arrivals:
-    """Turns the frames of one buffer into what is shown. Called on the link's loop."""
+def _choose_arrivals(place: Place, wish: TapWish, deliveries: Deliveries) -> list[Tapped]:
+    """Returns what is shown of the frames of one buffer."""
+    views = map(deliveries.parcel.view, range(len(deliveries)))
+    return [Tapped(*_choose(frames.decode(view), place, wish, "arrived")) for view in views]
 
-    place: Place
-    wish: TapWish
-    arriving: queue.Queue[Tapped]
 
-    def take(self, deliveries: Deliveries) -> None:
-        for row, _ in enumerate(deliveries.seqs):
-            batch = frames.decode(deliveries.parcel.view(row))
-            _put(self.arriving, Tapped(*_choose(batch, self.place, self.wish, "arrived")))
+def _put_all(arriving: queue.Queue[Tapped], some: Sequence[Tapped]) -> None:
+    for tapped in some:
+        _put(arriving, tapped)
 
 
 def _choose(
@@ -156,7 +154,7 @@ def read_waiting(link: Link, names: Names, wish: TapWish) -> Iterator[TappedRow]
     ``outcome`` says which; of those that are parked, ``due`` says until when.
     """
     vertex = link.run(read_spec(link.client, names)).vertex(wish.vertex)
-    positions = link.run(read_all(link, names))
+    positions = link.run(read_positions(link.client, names))
     for partition in range(vertex.partitions):
         done = positions.get((vertex.name, partition), Position("")).done
         place = Place(vertex.name, partition, (), link.client.max_payload)
@@ -188,7 +186,7 @@ def _read(
     link: Link, stream: str, subject: str, after: int
 ) -> Iterator[list[tuple[pa.RecordBatch, Mapping[str, str]]]]:
     """Yields the frames on a subject behind a sequence with their headers, many at a time."""
-    batches = read_behind(link.client, stream, subject, after)
+    batches = read_after(link.client, stream, subject, after)
 
     async def fetch() -> Deliveries | None:
         return await anext(batches, None)

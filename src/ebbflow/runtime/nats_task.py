@@ -36,12 +36,11 @@ from ebbflow.runtime.taps import Taps
 from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import STOP, Turn, resumes, turn_of
 from ebbflow.runtime.worker import WORKER
-from ebbflow.streams.carry_out import publish_all
 from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
+from ebbflow.streams.publish_settlement import publish_settlement, without_stored
 from ebbflow.streams.reader import FrameReader
-from ebbflow.streams.replayed import without_stored
 
 T = TypeVar("T")
 
@@ -84,7 +83,7 @@ class NatsJournal:
     async def publish(self, settlement: Settlement) -> Collection[Publication]:
         """Stores the publications, stage after stage; returns those that a full buffer discards."""
         client, retry = self._link.client, self._plan.run.publish
-        return await publish_all(client, self._names, settlement, retry, self._tally)
+        return await publish_settlement(client, self._names, settlement, retry, self._tally)
 
     def submit(self, step: Coroutine[Any, Any, T]) -> InFlight[T]:
         """Starts a coroutine on the link's loop."""

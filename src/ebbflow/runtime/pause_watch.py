@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ebbflow.engine.pauses import Pauses
 from ebbflow.nats.link import Link
 from ebbflow.streams.names import Names
-from ebbflow.streams.pauses import read_pauses
+from ebbflow.streams.positions import read_pauses
 
 _WORD = b"pauses "
 

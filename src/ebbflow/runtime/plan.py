@@ -16,7 +16,7 @@ from ebbflow.engine.outage import DEFAULT_LIMIT, DEFAULT_ON_UNAVAILABLE, Breaker
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.system_errors import LISTED, SystemErrors
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.streams.feed import FeedPlan
@@ -176,8 +176,7 @@ class VertexPlan:
     """One vertex, ready to run.
 
     ``source`` is what a source vertex gets its messages from, and ``paused`` keeps it from making
-    anything. ``feeders`` are the tasks that write to this vertex, ``buffer_frames`` is how many
-    frames its buffers hold.
+    anything. ``feeders`` are the tasks that write to this vertex.
     """
 
     run: RunFacts
@@ -185,7 +184,6 @@ class VertexPlan:
     role: Role
     calls: CallLimits
     policy: Policy
-    buffer_frames: int
     edges: tuple[Edge, ...] = ()
     source: GeneratorPlan | SourcePlan | FeedPlan | None = None
     feeders: tuple[str, ...] = ()

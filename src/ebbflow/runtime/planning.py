@@ -15,7 +15,7 @@ from ebbflow.connectors.generator.source import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.numaflow.pynumaflow.adapters import mode_of
 from ebbflow.runtime.plan import (
@@ -164,7 +164,7 @@ def _plan(
     section, timeout = step.section, limits.call_timeout
     return VertexPlan(
         run,
-        step.streams,
+        replace(step.streams, max_frames=limits.buffer_frames),
         role,
         CallLimits(
             limits.read_batch_size,
@@ -178,7 +178,6 @@ def _plan(
             section.on_unavailable.policy,
             section.breaker.limit,
         ),
-        limits.buffer_frames,
         source=_source(spec, step, run, limits, asked),
         paused=spec.paused and step.source is not None,
     )

@@ -12,19 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ebbflow.domain.errors import AccessError, SetupError
-from ebbflow.engine.position import Position
+from ebbflow.engine.position import Position, Span
 from ebbflow.engine.publications import ROWS
 from ebbflow.nats import api
 from ebbflow.nats.api import StreamState
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.stored import read_after
 from ebbflow.runtime.plan import VertexPlan
-from ebbflow.streams import streams
-from ebbflow.streams.answers import bucket_config
-from ebbflow.streams.names import REDELIVERY, Names
-from ebbflow.streams.permissions import Permissions, derive_permissions
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.catalogue import PipelineStreams, list_configs
+from ebbflow.streams.names import REDELIVERY, Names, bucket_stream, parse_stream
+from ebbflow.streams.positions import read_positions
+from ebbflow.streams.provision import Permissions, derive_permissions, ensure
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import Spec
@@ -45,53 +44,38 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
     """Makes every stream exist as the plans want it."""
     names = Names(plans[0].pipeline)
     await _refuse_leftovers(link, plans, names)
-    bucket, own_store = plans[0].run.bucket, any(plan.has_own_store for plan in plans)
-    configs = [
-        streams.positions_config(names, replicas, bucket, own_store),
-        streams.dead_letter_config(names, replicas),
-        streams.logs_config(names, replicas),
-        streams.status_config(names, replicas),
-    ]
-    if bucket is not None:
-        configs.append(bucket_config(bucket, plans[0].run.bucket_ttl, replicas))
-    if any(plan.streams.returns for plan in plans):
-        configs.append(streams.ledger_config(names, replicas))
-    if any(plan.streams.remembers for plan in plans):
-        configs.append(streams.seen_config(names, replicas))
-    if plans[0].run.trail:
-        ttl = plans[0].run.bucket_ttl or streams.TRAIL_TTL
-        configs.append(streams.trail_config(names, ttl, replicas))
-    if (table := plans[0].run.audit) is not None:
-        configs.append(streams.audit_config(names, table, replicas))
-    for plan in plans:
-        for partition in range(plan.partitions):
-            vertex, frames = plan.vertex, plan.buffer_frames
-            configs.append(streams.redelivery_config(names, vertex, partition, replicas))
-            if plan.streams.has_buffer:
-                configs.append(streams.buffer_config(names, vertex, partition, frames, replicas))
-    for config in configs:
-        await streams.ensure(link.client, config)
+    pipeline = PipelineStreams(
+        names,
+        [plan.streams for plan in plans],
+        bucket=plans[0].run.bucket,
+        bucket_ttl=plans[0].run.bucket_ttl,
+        own_store=any(plan.has_own_store for plan in plans),
+        audit_table=plans[0].run.audit,
+        replicas=replicas,
+    )
+    for config in list_configs(pipeline):
+        await ensure(link.client, config)
 
 
 async def lineage(link: Link, pipeline: str) -> str:
     """Returns a short text that is the same for all runs of a pipeline until it is started over."""
-    bucket = f"KV_{Names(pipeline).positions}"
-    made = (await api.call(link.client, f"STREAM.INFO.{bucket}"))["created"]
+    positions = Names(pipeline).positions_stream
+    made = (await api.call(link.client, f"STREAM.INFO.{positions}"))["created"]
     return hashlib.blake2b(made.encode(), digest_size=6).hexdigest()
 
 
 async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Names) -> None:
     """Raises ``SetupError`` if an earlier form of the pipeline left messages that no task reads."""
-    beside = {names.dead_letters, names.ledger, names.seen, names.trail}
-    beside |= {names.audit, names.logs, names.status}
-    known = {*message_streams(plans), *beside}
-    stored = await api.list_streams(link.client, f"ebb_{names.pipeline}_")
-    gone = [stream for stream in stored if stream not in known]
-    positions = await read_all(link, names) if gone else {}
+    known = {*message_streams(plans)}
+    stored = await api.list_streams(link.client, names.prefix)
+    parsed = {stream: parse_stream(stream) for stream in stored if stream not in known}
+    gone = {stream: place for stream, place in parsed.items() if place and place.vertex}
+    positions = await read_positions(link.client, names) if gone else {}
     left: Counter[tuple[str, int]] = Counter()
-    for stream in gone:
-        if (place := names.place_of(stream)) is not None:
-            left[place] += await _count_left(link, stream, positions.get(place, Position("")))
+    for stream, place in gone.items():
+        whose = place.vertex, place.partition
+        done = positions.get(whose, Position("")).done
+        left[whose] += await _count_left(link, stream, place.kind == REDELIVERY, done)
     if left.total():
         partitions = {plan.vertex: plan.partitions for plan in plans}
         raise SetupError(
@@ -127,13 +111,12 @@ def _number(count: int, noun: str = "message") -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-async def _count_left(link: Link, stream: str, position: Position) -> int:
-    """Returns how many messages a stream holds that are not settled yet."""
-    again = stream.endswith(REDELIVERY)
-    done = position.done.redelivery if again else position.done.inlet
+async def _count_left(link: Link, stream: str, again: bool, span: Span) -> int:
+    """Returns how many messages a buffer, or a stream of redeliveries, holds that are unsettled."""
+    done = span.redelivery if again else span.inlet
     count = 0
     try:
-        frames = read_behind(link.client, stream, "", 0 if again else done.seq, headers_only=True)
+        frames = read_after(link.client, stream, "", 0 if again else done.seq, headers_only=True)
         async with contextlib.aclosing(frames):
             async for deliveries in frames:
                 count += _count_rows(deliveries, done.seq)
@@ -160,9 +143,10 @@ def _count_rows(deliveries: Deliveries, done: int) -> int:
 async def remove(link: Link, pipeline: str) -> None:
     """Deletes everything the pipeline has stored, dead letters too."""
     client = link.client
-    stored = await api.list_streams(client, f"ebb_{pipeline}_")
+    prefix = Names(pipeline).prefix
+    stored = await api.list_streams(client, prefix)
     # A bucket that the spec names may hold answers of other pipelines, too, and stays.
-    stored += await api.list_streams(client, f"KV_ebb_{pipeline}_")
+    stored += await api.list_streams(client, bucket_stream(prefix))
     await api.delete(client, stored)
 
 
@@ -180,7 +164,7 @@ async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
     Two equal looks are needed: between two reads a message could move from a stream not yet
     looked at to one already seen empty, but not without raising a sequence.
     """
-    positions = await read_all(link, Names(plans[0].pipeline))
+    positions = await read_positions(link.client, Names(plans[0].pipeline))
     for plan in plans:
         if plan.is_source and not plan.streams.has_buffer and not plan.paused:
             ends = [positions.get((plan.vertex, p)) for p in range(plan.partitions)]

@@ -28,15 +28,13 @@ from nats.aio.msg import Msg
 
 from ebbflow.domain.durations import Duration, milliseconds
 from ebbflow.domain.errors import EbbflowError, SetupError, did_you_mean
-from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import PublishRetry, publish
-from ebbflow.nats.stored import read_one
+from ebbflow.nats.login import Addresses
 from ebbflow.spec.graph.shape import PipelineShape, ShapeVertex
 from ebbflow.streams.names import Names
-from ebbflow.streams.streams import explain_unknown
+from ebbflow.streams.provision import explain_missing
+from ebbflow.streams.record import Record
 
 if TYPE_CHECKING:
     from ebbflow.nats.login import Login
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 """The lowest level at which the logs of user code are shown."""
 _ANSWER_WITHIN = 2.0
-_PATIENT = PublishRetry(attempts=-1, ack_wait=20)
 
 
 class RunOptionNames(TypedDict, total=False):
@@ -190,22 +187,18 @@ async def store_spec(client: SecuredClient, names: Names, spec: Spec) -> None:
     from ebbflow.spec.outline import outline
 
     stored = {"document": to_document(spec), "shape": outline(spec).to_json()}
-    await publish(client, names.spec_subject, json.dumps(stored).encode(), retry=_PATIENT)
+    payload = json.dumps(stored).encode()
+    await Record(client, names.positions, names.spec_key).update(lambda _: payload)
 
 
 async def read_spec(client: SecuredClient, names: Names) -> StoredSpec:
     """Returns the spec of the latest run; ``SetupError`` if no such pipeline has run here."""
-    try:
-        record = await read_one(client, f"KV_{names.positions}", last_by_subj=names.spec_subject)
-    except api.ApiError as error:
-        if error.code != api.NOT_FOUND:
-            raise
-        existing = await api.list_streams(client, "ebb_")
-        raise explain_unknown(names.pipeline, existing) from None
-    if record is None:
+    async with explain_missing(client, names.pipeline):
+        stored = await Record(client, names.positions, names.spec_key).read()
+    if stored is None:
         raise SetupError(
             f"Pipeline {names.pipeline} has not run with this version yet.",
             "Run it once, or name its file.",
         )
-    stored = json.loads(record.payload)
-    return StoredSpec(stored["document"], PipelineShape.from_json(stored["shape"]))
+    facts = json.loads(stored)
+    return StoredSpec(facts["document"], PipelineShape.from_json(facts["shape"]))

@@ -19,9 +19,9 @@ from ebbflow.engine.causes import CauseCounter
 from ebbflow.engine.position import Mark, Position
 from ebbflow.engine.publications import MOVED_FROM, REASONS, ROWS
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.pull import NANOS, Deliveries
+from ebbflow.nats.stored import read_after
 from ebbflow.status.model import NONE_PARKED, Cause, Parked, list_causes
 from ebbflow.streams.names import Names, VertexStreams
 
@@ -166,7 +166,7 @@ class Backlog:
             memory = self._memories[stream] = _StreamMemory(checked=now)
         # What is done is not read, but was seen: it may stay in the stream for a while.
         memory.seen = max(memory.seen, done.seq if stream in self._buffers() else 0)
-        if memory.seen < state["last_seq"] and await self._read_behind(stream, memory):
+        if memory.seen < state["last_seq"] and await self._read_after(stream, memory):
             memory.seen = max(memory.seen, state["last_seq"])
         memory.forget(done.seq, parked)
         memory.unread = max(0, state["last_seq"] - memory.seen)
@@ -176,9 +176,9 @@ class Backlog:
         vertex, partitions = self._streams.vertex, range(self._streams.partitions)
         return {self._names.buffer(vertex, partition) for partition in partitions}
 
-    async def _read_behind(self, stream: str, memory: _StreamMemory) -> bool:
+    async def _read_after(self, stream: str, memory: _StreamMemory) -> bool:
         """Reads the headers of frames that were not seen; returns whether those were all."""
-        frames = read_behind(self._client, stream, "", memory.seen, headers_only=True)
+        frames = read_after(self._client, stream, "", memory.seen, headers_only=True)
         read = 0
         async with contextlib.aclosing(frames):
             async for deliveries in frames:

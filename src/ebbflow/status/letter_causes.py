@@ -21,10 +21,9 @@ from typing import Any
 from ebbflow.engine.causes import CauseCount, CauseGroups
 from ebbflow.engine.dead_letter import PREFIX, describe_cause
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.pull import Deliveries
-from ebbflow.nats.stored import take_snapshot
+from ebbflow.nats.stored import read_after, take_snapshot
 from ebbflow.status.model import Cause, list_causes
 from ebbflow.streams.names import Names
 
@@ -86,7 +85,7 @@ class LetterCauses:
         if part.seen >= last:
             return True
         stream = self._names.dead_letters
-        letters = read_behind(self._client, stream, "", part.seen, headers_only=True)
+        letters = read_after(self._client, stream, "", part.seen, headers_only=True)
         async with contextlib.aclosing(letters):
             async for deliveries in letters:
                 self._note(deliveries, part.end)

@@ -50,7 +50,7 @@ from ebbflow.status.nodes import NodeWatch
 from ebbflow.status.publishing import SAMPLE_EVERY, StatusPublisher
 from ebbflow.status.rates import RateWindow, TrendWatch
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import load_all
+from ebbflow.streams.positions import read_positions
 
 _LOGGER = logging.getLogger("ebbflow")
 # Seconds between two looks at the streams, and between two states that are published.
@@ -145,7 +145,7 @@ class Observer:
 
         Raises what NATS raises when these cannot be read: the run has not begun yet.
         """
-        self._positions = self._link.run(load_all(self._link.client, self._names))
+        self._positions = self._link.run(read_positions(self._link.client, self._names))
         self._try(self._letters.begin_run(), _READ_WITHIN)
         self.before = self.totals = self._count()
         self._numbers_at = datetime.now(UTC)
@@ -191,7 +191,7 @@ class Observer:
 
     async def _read(self, streams: bool = True, within: float = _LETTERS_WITHIN) -> None:
         """Reads how far the vertices are and, if asked, what the streams hold."""
-        self._positions = await load_all(self._link.client, self._names)
+        self._positions = await read_positions(self._link.client, self._names)
         if streams:
             await self._read_streams(within)
         self._numbers_at = datetime.now(UTC)

@@ -20,10 +20,9 @@ import nats.errors
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.position import Position
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
-from ebbflow.nats.stored import read_last
+from ebbflow.nats.stored import read_after, read_last
 from ebbflow.status.backlog import Backlog, age_of
 from ebbflow.status.conditions import list_concerns
 from ebbflow.status.json_form import load_fields
@@ -31,8 +30,8 @@ from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import ChunkTimes, Concern, PipelineStatus, Sample, VertexStatus
 from ebbflow.status.publishing import CHUNKS, NOW, SAMPLE
 from ebbflow.streams.names import Names, VertexStreams
-from ebbflow.streams.positions import load_all
-from ebbflow.streams.streams import explain_unknown
+from ebbflow.streams.positions import read_positions
+from ebbflow.streams.provision import find_unknown
 
 SILENCE = 5.0
 """Seconds after which a run that has told nothing counts as lost."""
@@ -61,9 +60,9 @@ async def load_status(client: SecuredClient, names: Names) -> PipelineStatus:
     last = await _load_last(client, names)
     if last is not None and last.phase != "ended" and not _is_old(last):
         return last
-    positions = await load_all(client, names)
+    positions = await read_positions(client, names)
     if last is None and not positions:
-        raise explain_unknown(names.pipeline, await api.list_streams(client, "ebb_"))
+        raise await find_unknown(client, names.pipeline)
     known = last or PipelineStatus(names.pipeline, phase="ended")
     return await _bring_up_to_date(client, names, known, positions)
 
@@ -88,7 +87,7 @@ async def _bring_up_to_date(
         by_vertex[vertex][partition] = position
     letters = LetterCauses(client, names)
     await letters.look(_LETTERS_WITHIN)
-    streams = set(await api.list_streams(client, f"ebb_{names.pipeline}_"))
+    streams = set(await api.list_streams(client, names.prefix))
     vertices = known.vertices or tuple(VertexStatus(name) for name in sorted(by_vertex))
     now = [
         await _refresh(client, names, vertex, by_vertex[vertex.name], letters, streams)
@@ -167,7 +166,7 @@ async def follow_status(
 async def load_history(client: SecuredClient, names: Names) -> list[Sample]:
     """Returns the samples of the last hour, oldest first."""
     subject, samples = names.status_subject(SAMPLE), []
-    async for deliveries in read_behind(client, names.status, subject, 0):
+    async for deliveries in read_after(client, names.status, subject, 0):
         parcel = deliveries.parcel
         samples += [Sample.from_json(json.loads(parcel.payload(row))) for row in range(len(parcel))]
     return samples

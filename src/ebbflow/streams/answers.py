@@ -1,25 +1,35 @@
-"""The serving store: answers under the id of the request that they belong to.
+"""What a pipeline keeps that serves: answers to requests, and the trail of every message.
 
-The built-in store is a NATS key-value bucket; sinks write to it as part of settling, one entry for
-each message that answered, so that a replay after a crash writes the same entry again. A store of
-the user's own is a class with ``put`` and ``get``.
+Answers are under the id of the request that they belong to. The built-in store is a NATS key-value
+bucket; sinks write to it as part of settling, one entry for each message that answered, so that a
+replay after a crash writes the same entry again. A store of the user's own is a class with ``put``
+and ``get``.
+
+The trail says what became of every message, frame by frame, in order. ``read_trail_after`` reads
+what is there and ends; ``follow_trail`` continues with what is written. Both begin after a sequence
+of the stream. What each row says to be stored is stored when it is read (``engine.trail``).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
-from ebbflow.domain.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.answers import Answer, key_pattern, read_answer
+from ebbflow.engine.trail import TrailRow, read_trail
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.follow import Follower
+from ebbflow.nats.follow import Follower, follow
+from ebbflow.nats.link import Link
 from ebbflow.nats.pull import EPOCH, Deliveries
-from ebbflow.nats.stored import read_last
+from ebbflow.nats.stored import read_after, read_last
+from ebbflow.streams.catalogue import ANSWERS_BUCKET
+from ebbflow.streams.names import Names, bucket_stream
+from ebbflow.streams.provision import explain_missing
 
 
 class ServingStore(Protocol):
@@ -35,30 +45,12 @@ class ServingStore(Protocol):
         """Returns all answers to a request so far; none for one that is not known."""
 
 
-def bucket_config(bucket: str, ttl_ms: int, replicas: int = 1) -> dict[str, Any]:
-    """Describes the stream behind the bucket, as any NATS tool knows buckets."""
-    return {
-        "name": f"KV_{bucket}",
-        "subjects": [f"$KV.{bucket}.>"],
-        "storage": "file",
-        "num_replicas": replicas,
-        "max_msgs_per_subject": 1,
-        "max_age": ttl_ms * 1_000_000,
-        # No message id may be remembered for longer than the message itself is kept.
-        "duplicate_window": min(120_000, ttl_ms) * 1_000_000,
-        "discard": "new",
-        "allow_direct": True,
-        "allow_rollup_hdrs": True,
-        "deny_delete": True,
-    }
-
-
 class AnswerBucket:
     """The answers in a bucket, for reading. Used on the client's loop."""
 
     def __init__(self, client: SecuredClient, bucket: str) -> None:
         self._client = client
-        self.stream = f"KV_{bucket}"
+        self.stream = bucket_stream(bucket)
         self._prefix = f"$KV.{bucket}."
 
     async def get(self, request: str) -> list[Answer]:
@@ -77,7 +69,7 @@ class AnswerBucket:
 
     async def read_all(self) -> AsyncGenerator[list[Answer], None]:
         """Yields the answers that are there now, oldest first, many at a time."""
-        async for batch in read_behind(self._client, self.stream, self._subject(), 0):
+        async for batch in read_after(self._client, self.stream, self._subject(), 0):
             yield self._read(batch)
 
     async def follow(
@@ -92,26 +84,16 @@ class AnswerBucket:
         written again, as after a crash, comes again. ``take`` gets those that have arrived
         together; ``fail`` the error after which none come.
         """
-
-        def hand_on(deliveries: Deliveries) -> None:
-            take(self._read(deliveries))
-
-        after = await self._find_last() if request is None else 0
-        follower = Follower(
+        now = await api.read_info(self._client, self.stream) if request is None else {}
+        return await follow(
             self._client,
             self.stream,
             self._subject(request),
-            after,
-            take=hand_on,
+            int(now.get("last_seq", 0)),
+            decode=self._read,
+            take=take,
             fail=fail,
-            waiting=lambda: 0,
         )
-        await follower.open()
-        return follower
-
-    async def _find_last(self) -> int:
-        state = await api.read_info(self._client, self.stream)
-        return int(state["last_seq"])
 
     def _read(self, deliveries: Deliveries) -> list[Answer]:
         parcel = deliveries.parcel
@@ -133,3 +115,71 @@ class AnswerBucket:
 
     def _key_of(self, subject: str) -> str:
         return subject.removeprefix(self._prefix)
+
+
+async def find_bucket(link: Link, pipeline: str) -> str:
+    """Returns the bucket that the last run of the pipeline has named beside its positions."""
+    return bucket_in(await read_metadata(link, pipeline), pipeline)
+
+
+def bucket_in(metadata: dict[str, str], pipeline: str) -> str:
+    """Returns the bucket that is named there; ``SetupError`` if the pipeline keeps no answers."""
+    bucket = metadata.get(ANSWERS_BUCKET)
+    if bucket is None:
+        raise SetupError(
+            f"Pipeline {pipeline!r} keeps no answers.", "Give it servingStore: {nats: {}}."
+        )
+    return bucket
+
+
+async def read_metadata(link: Link, pipeline: str) -> dict[str, str]:
+    """Returns what the last run of the pipeline has said beside its positions."""
+    async with explain_missing(link.client, pipeline):
+        facts = await api.call(link.client, f"STREAM.INFO.{Names(pipeline).positions_stream}")
+    return facts["config"].get("metadata") or {}
+
+
+@dataclass(frozen=True, slots=True)
+class TrailFrame:
+    """The rows that one chunk of a vertex has left, and their sequence in the stream."""
+
+    seq: int
+    vertex: str
+    rows: list[TrailRow]
+
+
+def _to_frames(deliveries: Deliveries) -> list[TrailFrame]:
+    parcel = deliveries.parcel
+    return [
+        TrailFrame(
+            seq,
+            parcel.subjects[row].rpartition(b".")[2].decode(),  # names of vertices have no dots
+            read_trail(parcel.payload(row)),
+        )
+        for row, seq in enumerate(deliveries.seqs)
+    ]
+
+
+async def read_trail_after(
+    client: SecuredClient, names: Names, after: int = 0, vertex: str = "*"
+) -> AsyncIterator[list[TrailFrame]]:
+    """Yields the frames behind a sequence that are there now, oldest first, many at a time.
+
+    ``JetStreamUnavailable`` when the server stops answering before the end.
+    """
+    async for batch in read_after(client, names.trail, names.trail_subject(vertex), after):
+        yield _to_frames(batch)
+
+
+async def follow_trail(
+    client: SecuredClient,
+    names: Names,
+    after: int,
+    take: Callable[[Sequence[TrailFrame]], None],
+    fail: Callable[[EbbflowError], None],
+) -> Follower:
+    """Hands on every frame after a sequence, each once and in order; see ``follow``."""
+    subject = names.trail_subject()
+    return await follow(
+        client, names.trail, subject, after, decode=_to_frames, take=take, fail=fail
+    )

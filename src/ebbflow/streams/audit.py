@@ -9,30 +9,23 @@ Frames are deleted only when the record says that they are in the table.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from ebbflow.domain.errors import Fenced, PermanentPublishError
+from ebbflow.domain.errors import Fenced
 from ebbflow.engine.audit import CHUNK, AuditStamp, ToldFrame, choose
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.nats.pull import Deliveries
-from ebbflow.nats.stored import read_one
+from ebbflow.nats.stored import read_after
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
+from ebbflow.streams.record import Record
 
 MOST_FRAMES = 100_000
 """The most frames of a batch. At low rates a frame has one row, and a batch is a file."""
-
-_IN_PROCESS = 10164
-_WRONG_REVISION = frozenset({10071, _IN_PROCESS})
-_PAUSE = 0.1
-_PATIENT = PublishRetry(attempts=-1, ack_wait=20)
 
 Numbers = dict[str, int]
 """The number of a chunk for each partition, by ``vertex.partition``."""
@@ -79,8 +72,7 @@ class AuditStream:
         self._link = link
         self._names = names
         self._lineage = lineage
-        self._subject = f"$KV.{names.positions}.{names.audit_key}"
-        self._revision = 0
+        self._stored = Record(link.client, names.positions, names.audit_key)
         self._record = AuditRecord()
         self._told: list[ToldFrame] = []
 
@@ -99,7 +91,7 @@ class AuditStream:
         await self._load()
         # The positions first. What they say to be done has been told before, and is in the stream
         # when it is read now; the other way round rows would be missing and never come.
-        positions = await read_all(self._link, self._names)
+        positions = await read_positions(self._link.client, self._names)
         ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
         told = self._told = [frame async for frame in read_told(self._link.client, self._names)]
         begun = self._record.begun
@@ -139,11 +131,11 @@ class AuditStream:
 
     async def read_unwritten(self) -> list[tuple[ToldFrame, bytes]]:
         """Returns the frames that count and are not in the table, with their payloads."""
-        positions = await read_all(self._link, self._names)
+        positions = await read_positions(self._link.client, self._names)
         ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
         # The record last: a batch that is written meanwhile is left out, and is in the table.
         payloads: dict[ToldFrame, bytes] = {}
-        async for batch in read_behind(self._link.client, self._names.audit, "", 0):
+        async for batch in read_after(self._link.client, self._names.audit, "", 0):
             payloads |= {frame: bytes(batch.parcel.payload(row)) for row, frame in _told_in(batch)}
         await self._load()
         chosen = _choose([*payloads], self._record.written, ends)
@@ -164,47 +156,22 @@ class AuditStream:
             await api.purge(self._link.client, self._names.audit, subject, seq)
 
     async def _load(self) -> None:
-        stored = await read_one(
-            self._link.client, f"KV_{self._names.positions}", last_by_subj=self._subject
-        )
+        stored = await self._stored.read()
         if stored is not None:
-            self._revision = stored.seq
-            facts = json.loads(stored.payload)
+            facts = json.loads(stored)
             # In a record from before there were merges, what was written is in the table.
             self._record = AuditRecord(**{"merged": facts["batches"], **facts})
 
     async def _store(self, record: AuditRecord) -> None:
         """Replaces the record; ``Fenced`` when another run has replaced it."""
-        while not await self._try_store(record):
-            await asyncio.sleep(_PAUSE)
-
-    async def _try_store(self, record: AuditRecord) -> bool:
-        """Returns ``True`` once it is stored; ``False`` while a copy of it may still be stored."""
-        replaced = self._revision
-        try:
-            ack = await publish(
-                self._link.client,
-                self._subject,
-                json.dumps(asdict(record)).encode(),
-                {"Nats-Expected-Last-Subject-Sequence": str(self._revision)},
-                retry=_PATIENT,
-            )
-        except PermanentPublishError as error:
-            if error.code not in _WRONG_REVISION:
-                raise
-            await self._load()
-            if self._record == record:  # an equal one is ours, and this is about its second copy
-                return True
-            if error.code == _IN_PROCESS and self._revision == replaced:
-                return False
-            raise Fenced("audit", 0) from error
-        self._revision, self._record = ack.seq, record
-        return True
+        if not await self._stored.replace(json.dumps(asdict(record)).encode()):
+            raise Fenced("audit", 0)
+        self._record = record
 
 
 async def read_told(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:
     """Yields which frames the stream has now, in order, without their rows."""
-    async for batch in read_behind(client, names.audit, "", 0, headers_only=True):
+    async for batch in read_after(client, names.audit, "", 0, headers_only=True):
         for _, frame in _told_in(batch):
             yield frame
 

@@ -20,7 +20,7 @@ from ebbflow.domain.errors import Ack, PermanentPublishError
 from ebbflow.engine import frames
 from ebbflow.engine.publications import ROWS
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import BUFFER, publish, publish_when_room
+from ebbflow.nats.publish import BUFFER, WaitForRoom, publish
 from ebbflow.streams.names import Names
 from ebbflow.usercode.variables import Variables
 
@@ -123,10 +123,6 @@ class Spot:
         return Buffers(self.link, Names(self.pipeline), self.vertex, self.partitions)
 
 
-def _count(rows: pa.RecordBatch) -> dict[str, str]:
-    return {ROWS: str(rows.num_rows)}
-
-
 class Buffers:
     """The buffers of a source vertex, one for each of its partitions."""
 
@@ -139,38 +135,29 @@ class Buffers:
         """The most bytes that the server takes as one frame."""
         return self._link.client.max_payload
 
-    async def put(self, rows: pa.RecordBatch, msg_id: str, *, within: float = float("inf")) -> Ack:
-        """Stores rows as one frame, on the link's loop; the same id again is stored once.
-
-        ``BufferFull`` at once when there is no room; ``PublishTimeout`` when there was no answer
-        ``within`` so many seconds.
-        """
-        retry, payload = replace(BUFFER, ack_wait=within), frames.encode(rows)
-        subject = self._subject(msg_id)
-        return await publish(
-            self._link.client, subject, payload, _count(rows), msg_id=msg_id, retry=retry
-        )
-
-    async def put_when_room(
+    async def put(
         self,
         rows: pa.RecordBatch,
         msg_id: str,
         *,
         within: float = float("inf"),
+        room: WaitForRoom = WaitForRoom.NO,
         on_full: Callable[[], None] = lambda: None,
     ) -> Ack:
-        """Stores rows as ``put`` does, but waits for room for as long as it takes.
+        """Stores rows as one frame, on the link's loop; the same id again is stored once.
 
-        ``within`` is for an answer. ``on_full`` is called each time there is no room.
+        ``PublishTimeout`` when there was no answer ``within`` so many seconds. When there is no
+        room, ``BufferFull`` at once, unless ``room`` says how long to wait for it; ``on_full`` is
+        called each time that a wait without end finds none.
         """
-        retry, payload = replace(BUFFER, ack_wait=within), frames.encode(rows)
-        return await publish_when_room(
+        return await publish(
             self._link.client,
             self._subject(msg_id),
-            payload,
-            _count(rows),
+            frames.encode(rows),
+            {ROWS: str(rows.num_rows)},
             msg_id=msg_id,
-            retry=retry,
+            retry=replace(BUFFER, ack_wait=within),
+            room=room,
             on_full=on_full,
         )
 

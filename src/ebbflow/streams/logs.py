@@ -8,7 +8,7 @@ messages of ``log`` sinks are told in the same form, but are not kept: they are 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -16,7 +16,7 @@ from typing import Any, cast
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.follow import Follower
+from ebbflow.nats.follow import Follower, follow
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_page, take_snapshot
 from ebbflow.streams.names import Names
@@ -99,33 +99,21 @@ async def read_logs(client: SecuredClient, names: Names, vertex: str, most: int)
     return LogPage(tuple(entries[-most:]), there.last)
 
 
-class LogFollower:
-    """Hands on each entry of a vertex behind a sequence, as it comes. On the client's loop."""
+async def follow_logs(
+    client: SecuredClient,
+    names: Names,
+    vertex: str,
+    after: int,
+    take: Callable[[Sequence[LogEntry]], None],
+    fail: Callable[[EbbflowError], None],
+) -> Follower:
+    """Hands on the entries of a vertex after a sequence, as they come; see ``follow``."""
+    subject = names.log_subject(vertex)
+    return await follow(
+        client, names.logs, subject, after, decode=_read_entries, take=take, fail=fail
+    )
 
-    def __init__(
-        self,
-        client: SecuredClient,
-        names: Names,
-        vertex: str,
-        after: int,
-        take: Callable[[LogEntry], None],
-        fail: Callable[[EbbflowError], None],
-    ) -> None:
-        self._take = take
-        subject = names.log_subject(vertex)
-        self._follower = Follower(
-            client, names.logs, subject, after, take=self._receive, fail=fail, waiting=lambda: 0
-        )
 
-    async def open(self) -> None:
-        """Begins to follow; ``ApiError`` when the server refuses."""
-        await self._follower.open()
-
-    async def close(self) -> None:
-        """Stops following."""
-        await self._follower.close()
-
-    def _receive(self, deliveries: Deliveries) -> None:
-        parcel = deliveries.parcel
-        for row in range(len(deliveries.seqs)):
-            self._take(LogEntry.read(parcel.headers(row) or {}, parcel.payload(row)))
+def _read_entries(deliveries: Deliveries) -> list[LogEntry]:
+    parcel = deliveries.parcel
+    return [LogEntry.read(parcel.headers(n) or {}, parcel.payload(n)) for n in range(len(parcel))]

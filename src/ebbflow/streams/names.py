@@ -1,16 +1,55 @@
 """The names of the streams, subjects and buckets of a pipeline, and which of them a vertex has.
 
 Pipeline and vertex names are DNS labels, which have no ``_`` and no ``.``, so names built with
-these cannot run into each other. ``VertexStreams`` is the one account of a vertex's streams:
-provisioning makes what permissions allow, because both read it here.
+these cannot run into each other. No other module knows how a name is made up: ``parse_stream`` is
+the way back. ``VertexStreams`` says which streams a vertex has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-REDELIVERY = "_redelivery"
+PREFIX = "ebb_"
+"""How the names of all streams of pipelines begin."""
+
+REDELIVERY, DEAD_LETTERS, AUDIT = "redelivery", "deadletters", "audit"
+"""Kinds of streams, as their names end."""
+
+_STREAM = re.compile(rf"{PREFIX}([^_]+)_(?:([^_]+)_(\d+)(?:_({REDELIVERY}))?|([^_]+))")
+
+
+class StreamName(NamedTuple):
+    """What the name of a stream says. A stream of the whole pipeline is of no vertex."""
+
+    pipeline: str
+    kind: str
+    vertex: str = ""
+    partition: int = 0
+
+
+def parse_stream(stream: str) -> StreamName | None:
+    """Returns what the name of a stream says; ``None`` for one that is of no pipeline."""
+    match = _STREAM.fullmatch(stream)
+    if match is None:
+        return None
+    pipeline, vertex, partition, redelivery, kind = match.groups()
+    if kind is not None:
+        return StreamName(pipeline, kind)
+    return StreamName(pipeline, redelivery or "buffer", vertex, int(partition))
+
+
+def list_pipelines(streams: Iterable[str], kind: str = DEAD_LETTERS) -> list[str]:
+    """Returns the pipelines that have a stream of a kind; all have one of dead letters."""
+    parsed = filter(None, map(parse_stream, streams))
+    return sorted({stream.pipeline for stream in parsed if stream.kind == kind})
+
+
+def bucket_stream(bucket: str) -> str:
+    """Returns the stream that is behind a key-value bucket, as any NATS tool names it."""
+    return f"KV_{bucket}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +58,14 @@ class Names:
 
     pipeline: str
 
+    @property
+    def prefix(self) -> str:
+        """How the names of all its streams and buckets begin."""
+        return f"{PREFIX}{self.pipeline}_"
+
     def buffer(self, vertex: str, partition: int) -> str:
         """The stream that holds the frames a partition reads."""
-        return f"ebb_{self.pipeline}_{vertex}_{partition}"
+        return f"{self.prefix}{vertex}_{partition}"
 
     def buffer_subject(self, vertex: str, partition: int) -> str:
         """The subject where frames for a partition are published."""
@@ -29,13 +73,13 @@ class Names:
 
     def redelivery(self, vertex: str, partition: int) -> str:
         """The stream that holds what a partition is to get again."""
-        return f"ebb_{self.pipeline}_{vertex}_{partition}{REDELIVERY}"
+        return f"{self.prefix}{vertex}_{partition}_{REDELIVERY}"
 
-    def place_of(self, stream: str) -> tuple[str, int] | None:
-        """Returns the vertex and partition of a stream of messages; ``None`` for any other."""
-        own = stream.removeprefix(f"ebb_{self.pipeline}_").removesuffix(REDELIVERY)
-        vertex, _, partition = own.rpartition("_")
-        return (vertex, int(partition)) if vertex and partition.isdecimal() else None
+    def partitions_in(self, streams: Iterable[str]) -> set[tuple[str, int]]:
+        """Returns the vertices and partitions that these streams are of; each has redeliveries."""
+        parsed = filter(None, map(parse_stream, streams))
+        own = (stream for stream in parsed if stream.pipeline == self.pipeline)
+        return {(each.vertex, each.partition) for each in own if each.kind == REDELIVERY}
 
     def due_subject(self, vertex: str, partition: int) -> str:
         """The subject of redeliveries once they are due."""
@@ -55,7 +99,7 @@ class Names:
     @property
     def dead_letters(self) -> str:
         """The stream of dead letters."""
-        return f"ebb_{self.pipeline}_deadletters"
+        return f"{self.prefix}{DEAD_LETTERS}"
 
     def dead_letter_subject(self, vertex: str = "*") -> str:
         """The subject where dead letters of a vertex are published."""
@@ -64,7 +108,7 @@ class Names:
     @property
     def ledger(self) -> str:
         """The stream of what is known about messages that went back to their source."""
-        return f"ebb_{self.pipeline}_returned"
+        return f"{self.prefix}returned"
 
     def ledger_subject(self, vertex: str = "*", partition: int | str = "*") -> str:
         """The subject where a partition writes down what it has returned."""
@@ -73,7 +117,7 @@ class Names:
     @property
     def seen(self) -> str:
         """The stream of ids that sources were given lately, to know copies of them."""
-        return f"ebb_{self.pipeline}_seen"
+        return f"{self.prefix}seen"
 
     def seen_subject(self, vertex: str = "*") -> str:
         """The subject where a source writes down ids."""
@@ -82,7 +126,7 @@ class Names:
     @property
     def trail(self) -> str:
         """The stream of what became of every message, where a source serves requests."""
-        return f"ebb_{self.pipeline}_trail"
+        return f"{self.prefix}trail"
 
     def trail_subject(self, vertex: str = "*") -> str:
         """The subject where a vertex tells what became of its messages."""
@@ -91,7 +135,7 @@ class Names:
     @property
     def audit(self) -> str:
         """The stream of audit rows that are not in the table yet, where there is a table."""
-        return f"ebb_{self.pipeline}_audit"
+        return f"{self.prefix}{AUDIT}"
 
     def audit_subject(self, vertex: str = "*", partition: int | str = "*") -> str:
         """The subject where a partition tells what became of its messages, for the table."""
@@ -105,7 +149,7 @@ class Names:
     @property
     def logs(self) -> str:
         """The stream of what user code has printed and logged."""
-        return f"ebb_{self.pipeline}_logs"
+        return f"{self.prefix}logs"
 
     def log_subject(self, vertex: str = "*") -> str:
         """The subject where the tasks of a vertex tell what user code prints."""
@@ -114,7 +158,7 @@ class Names:
     @property
     def status(self) -> str:
         """The stream of the pipeline's state: the latest, and samples of the last hour."""
-        return f"ebb_{self.pipeline}_status"
+        return f"{self.prefix}status"
 
     def status_subject(self, kind: str = ">") -> str:
         """The subject where a run publishes a kind of its state."""
@@ -123,26 +167,35 @@ class Names:
     @property
     def positions(self) -> str:
         """The key-value bucket of positions."""
-        return f"ebb_{self.pipeline}_positions"
+        return f"{self.prefix}positions"
+
+    @property
+    def positions_stream(self) -> str:
+        """The stream behind the bucket of positions."""
+        return bucket_stream(self.positions)
 
     def position_key(self, vertex: str, partition: int) -> str:
         """The key of one partition's position."""
         return f"{vertex}.{partition}"
 
-    @property
-    def pauses_subject(self) -> str:
-        """The key, as a subject, of what people have paused: beside positions, which have a dot."""
-        return f"$KV.{self.positions}.paused"
+    def record_subject(self, key: str) -> str:
+        """The subject of what is stored under a key of the bucket of positions."""
+        return f"$KV.{self.positions}.{key}"
 
     @property
-    def spec_subject(self) -> str:
-        """The key, as a subject, of the spec that the pipeline last ran with."""
-        return f"$KV.{self.positions}.spec"
+    def pauses_key(self) -> str:
+        """The key of what people have paused: next to the positions, whose keys have a dot."""
+        return "paused"
+
+    @property
+    def spec_key(self) -> str:
+        """The key of the spec that the pipeline last ran with."""
+        return "spec"
 
     @property
     def answers(self) -> str:
         """The key-value bucket of answers, unless the spec names another."""
-        return f"ebb_{self.pipeline}_answers"
+        return f"{self.prefix}answers"
 
     @property
     def inbox(self) -> str:
@@ -175,10 +228,11 @@ class Names:
 class VertexStreams:
     """A vertex as its streams show it.
 
-    ``has_buffer`` if it reads one; ``returns`` if its source may be given nacked messages back;
-    ``remembers`` if its source writes down the ids that it was given; ``batched`` if the driver
-    plans what it reads, instead of a task that follows its streams; ``serves`` if its source
-    answers requests, for which all vertices of the pipeline publish a trail.
+    ``has_buffer`` if it reads one, of at most ``max_frames`` frames; ``returns`` if its source may
+    be given nacked messages back; ``remembers`` if its source writes down the ids that it was
+    given; ``batched`` if the driver plans what it reads, instead of a task that follows its
+    streams; ``serves`` if its source answers requests, for which all vertices of the pipeline
+    publish a trail.
     """
 
     vertex: str
@@ -188,6 +242,7 @@ class VertexStreams:
     remembers: bool = False
     batched: bool = False
     serves: bool = False
+    max_frames: int = field(default=0, compare=False)
 
     def for_messages(self, names: Names) -> Iterator[str]:
         """Returns the streams that hold messages on their way, of all partitions."""

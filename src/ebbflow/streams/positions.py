@@ -1,26 +1,28 @@
-"""Positions in JetStream's key-value store, replaced only by whoever owns them.
+"""What is kept in the bucket of a pipeline: the positions of its partitions, and what is paused.
 
-A task claims its partition by a compare-and-set and from then on every write names the revision
-it replaces. A write that finds another revision means another task has claimed the partition:
-``Fenced``. A write that was sent again after silence may find its own first copy; the record
-names its owner, which tells the two cases apart.
+A task claims its partition and from then on replaces only its own record. A write that finds
+another revision means that another task has claimed the partition: ``Fenced``. The record names its
+owner, so a task knows its own write again.
+
+Pauses are one record beside the positions. Two people who pause at once both have their way: whose
+write finds another revision reads the record again and changes that.
 """
 
 from __future__ import annotations
 
-import asyncio
+import json
 import secrets
+from collections.abc import Callable
 
-from ebbflow.domain.errors import Fenced, PermanentPublishError
+from ebbflow.domain.errors import Fenced
+from ebbflow.engine.pauses import Pauses
 from ebbflow.engine.position import Position
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.link import Link
-from ebbflow.nats.publish import BUFFER, PublishRetry, Tally, publish
-from ebbflow.nats.stored import read_last, read_one
+from ebbflow.nats.publish import BUFFER, PublishRetry, Tally
+from ebbflow.nats.stored import read_last
 from ebbflow.streams.names import Names
-
-_IN_PROCESS = 10164
-_WRONG_REVISION = frozenset({10071, _IN_PROCESS})
+from ebbflow.streams.provision import explain_missing
+from ebbflow.streams.record import Record
 
 
 class PositionStore:
@@ -35,78 +37,64 @@ class PositionStore:
         retry: PublishRetry = BUFFER,
         tally: Tally | None = None,
     ) -> None:
-        self._client = client
-        self._retry = retry
-        self._tally = tally
-        self._bucket = names.positions
-        self._subject = f"$KV.{names.positions}.{names.position_key(vertex, partition)}"
+        key = names.position_key(vertex, partition)
+        self._record = Record(client, names.positions, key, retry, tally)
         self._owner = (vertex, partition)
-        self._revision = 0
 
     async def claim(self, run: str = "") -> Position:
         """Takes the partition over; the task that had it can write no more.
 
         The owner's name begins with that of the run.
         """
-        stored = await self._load()
-        owner = f"{run}{secrets.token_hex(6)}"
-        position = (stored or Position(lineage=secrets.token_hex(6))).claimed(owner, run)
+        stored = await self._record.read()
+        before = Position(secrets.token_hex(6)) if stored is None else Position.from_json(stored)
+        position = before.claimed(f"{run}{secrets.token_hex(6)}", run)
         # Written before anything is read: from here on the writes of the last owner find another
         # revision than they name, so two tasks never record the same partition.
         await self.write(position)
         return position
 
-    async def _load(self) -> Position | None:
-        # From the leader, not by direct get: a follower may lag behind the last owner's writes.
-        record = await read_one(self._client, f"KV_{self._bucket}", last_by_subj=self._subject)
-        if record is None:
-            return None
-        self._revision = record.seq
-        return Position.from_json(record.payload)
-
     async def write(self, position: Position) -> None:
         """Replaces the record; ``Fenced`` when somebody else has replaced it before."""
-        while not await self._try_write(position):
-            await asyncio.sleep(self._retry.wait)
-
-    async def _try_write(self, position: Position) -> bool:
-        """Returns ``True`` once it is stored; ``False`` while a copy of it may still be stored."""
-        replaced = self._revision
-        try:
-            ack = await publish(
-                self._client,
-                self._subject,
-                position.to_json(),
-                {"Nats-Expected-Last-Subject-Sequence": str(replaced)},
-                retry=self._retry,
-                tally=self._tally,
-            )
-        except PermanentPublishError as error:
-            if error.code not in _WRONG_REVISION:
-                raise
-            # The write may have been sent twice and this answer be about the second copy. The
-            # record names its owner, so an equal one is ours. To take it for somebody else's
-            # would end a healthy task; to take another's for ours would have two write.
-            if await self._load() == position:
-                return True
-            if error.code == _IN_PROCESS and self._revision == replaced:
-                return False
-            raise Fenced(*self._owner) from error
-        self._revision = ack.seq
-        return True
+        if not await self._record.replace(position.to_json()):
+            raise Fenced(*self._owner)
 
 
-async def read_all(link: Link, names: Names) -> dict[tuple[str, int], Position]:
+async def read_positions(client: SecuredClient, names: Names) -> dict[tuple[str, int], Position]:
     """Returns every position of the pipeline by vertex and partition, no older than this call."""
-    return await load_all(link.client, names)
-
-
-async def load_all(client: SecuredClient, names: Names) -> dict[tuple[str, int], Position]:
-    """Returns the same, by a client."""
-    prefix = f"$KV.{names.positions}."
+    prefix = names.record_subject("")
     positions = {}
-    for record in await read_last(client, f"KV_{names.positions}", prefix + "*.*"):
+    for record in await read_last(client, names.positions_stream, prefix + "*.*"):
         vertex, _, partition = record.subject.removeprefix(prefix).rpartition(".")
-        if vertex:  # the record of the audit table is kept beside the positions
-            positions[vertex, int(partition)] = Position.from_json(record.payload)
+        positions[vertex, int(partition)] = Position.from_json(record.payload)
     return positions
+
+
+async def read_pauses(client: SecuredClient, names: Names) -> Pauses:
+    """Returns what is paused now; ``SetupError`` if there is no such pipeline."""
+    record = _record_of_pauses(client, names)
+    async with explain_missing(client, names.pipeline):
+        return _to_pauses(await record.read(), record.revision)
+
+
+async def change_pauses(
+    client: SecuredClient, names: Names, change: Callable[[Pauses], Pauses]
+) -> Pauses:
+    """Changes what is paused, and returns it as it is stored."""
+    record = _record_of_pauses(client, names)
+
+    def change_stored(stored: bytes | None) -> bytes | None:
+        before = _to_pauses(stored, record.revision)
+        after = change(before)
+        return None if after == before else json.dumps(after.to_json()).encode()
+
+    async with explain_missing(client, names.pipeline):
+        return _to_pauses(await record.update(change_stored), record.revision)
+
+
+def _record_of_pauses(client: SecuredClient, names: Names) -> Record:
+    return Record(client, names.positions, names.pauses_key)
+
+
+def _to_pauses(stored: bytes | None, revision: int) -> Pauses:
+    return Pauses() if stored is None else Pauses.from_json(stored, revision)

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from ebbflow.engine.publications import ROWS
 from ebbflow.nats import api
+from ebbflow.nats.bulk import EXPECTED, Addressed, publish_atomically
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.stored import read_one
-from ebbflow.nats.together import EXPECTED, Addressed, publish_together
 from ebbflow.streams.names import Names
 
 
@@ -104,7 +104,7 @@ class ReplayMarks:
             (due, {ROWS: str(frame.rows)}, frame.payload) for frame in frames
         ]
         messages.append((subject, {EXPECTED: str(expected)}, mark.encode()))
-        return await publish_together(self._client, messages)
+        return await publish_atomically(self._client, messages)
 
     async def forget(self, target: ReplayTarget, up_to: int) -> None:
         """Deletes marks, once the letters in them are deleted."""

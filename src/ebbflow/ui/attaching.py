@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.run import Attachment
 from ebbflow.ui.address import METRICS_PORT, PAGE_PORT, PageAddress, parse_address
 from ebbflow.ui.links import ServerLink

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
+from ebbflow.nats.login import Addresses
 
 
 class PageLink(Protocol):

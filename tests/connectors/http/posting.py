@@ -21,7 +21,7 @@ from ebbflow.engine import frames
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_subject
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.feed import Feed, Spot
 from ebbflow.streams.names import Names
 from ebbflow.web.endpoint import Endpoint
@@ -115,8 +115,11 @@ def posting(
     """The feed of one vertex, started, until the context ends."""
     pipeline = pipeline or f"p-{secrets.token_hex(4)}"
     names = Names(pipeline)
-    for config in (streams.buffer_config(names, vertex, 0, max_frames), streams.seen_config(names)):
-        link.run(streams.ensure(link.client, config))
+    for config in (
+        catalogue.buffer_config(names, vertex, 0, max_frames),
+        catalogue.seen_config(names),
+    ):
+        link.run(provision.ensure(link.client, config))
     lines: list[str] = []
     spot = Spot(pipeline, vertex, 1, largest, link, None, lines.append, memory, False)
     feed = HttpFeed(HttpSourceSettings(endpoints, **settings), spot)

@@ -18,7 +18,7 @@ from ebbflow.connectors.http.request import Envelope, rows_of
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.stored import read_subject
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.feed import Buffers
 from tests.connectors.http.posting import NDJSON, asked, in_background, posting, wait_for
 from tests.processes import frozen
@@ -186,7 +186,7 @@ def test_a_post_whose_id_could_not_be_written_down_is_not_stored_again(link, tmp
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda n: source.post(b"x", x_numaflow_id=f"m{n}"), range(4)))
         assert {answer.status for answer in answers} == {503}
-        link.run(streams.ensure(link.client, streams.seen_config(source.names)))
+        link.run(provision.ensure(link.client, catalogue.seen_config(source.names)))
         for n in range(4):
             wait_for(lambda name=f"m{n}": source.post(b"x", x_numaflow_id=name).status == 200)
 

@@ -12,7 +12,7 @@ from ebbflow import Pipeline
 from ebbflow.connectors.file.sink import FileSettings
 from ebbflow.connectors.http.settings import BatchSettings, HttpSinkSettings, HttpSourceSettings
 from ebbflow.domain.errors import SetupError
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.planning import make_plans
 from ebbflow.streams.feed import FeedPlan
 from ebbflow.web.endpoint import Endpoint

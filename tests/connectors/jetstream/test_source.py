@@ -16,8 +16,8 @@ from ebbflow.domain.message import NackOptions
 from ebbflow.domain.source import NackOffset, SourceMessage
 from ebbflow.engine.source_columns import columns_of, ids_of
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import publish
 from ebbflow.publishing import Publisher
 from tests.nats.outside import Outside, Stream, until

@@ -21,7 +21,7 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import Status
 from ebbflow.engine import frames
 from ebbflow.engine.position import LINEAGE
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.usercode.columns import COLUMNS
 from tests.nats.outside import Outside, Stream, until
 from tests.nats.securing import nats_server

@@ -12,9 +12,9 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.stored import read_subject
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.feed import Spot
 from tests.nats.outside import Outside, until
 from tests.nats.securing import nats_server
@@ -57,7 +57,7 @@ class Place:
 
 @pytest.fixture
 def place(link, names, ensure) -> Place:
-    ensure(streams.buffer_config(names, "in", 0, 100))
+    ensure(catalogue.buffer_config(names, "in", 0, 100))
     return Place(link, names)
 
 
@@ -147,7 +147,7 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted_and_told(
     outside, link, names, ensure, place, start, monkeypatch
 ):
     monkeypatch.setattr("ebbflow.connectors.nats.source.MOST_WAITING", 100_000)
-    ensure(streams.buffer_config(names, "in", 0, 1))
+    ensure(catalogue.buffer_config(names, "in", 0, 1))
     feed = start(outside.server, "five.a")
     say(outside, "five.a", b"0")
     until(lambda: place.values() == [0])

@@ -8,7 +8,7 @@ import pytest
 
 from ebbflow import Pipeline
 from ebbflow.domain.errors import SetupError, SpecError
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.planning import make_plans
 
 HEAD = """apiVersion: numaflow.numaproj.io/v1alpha1

@@ -22,12 +22,13 @@ from ebbflow.engine.trail import SentTo, TrailRow, publish_trail
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import read_subject
-from ebbflow.streams import streams
-from ebbflow.streams.answers import AnswerBucket, bucket_config
-from ebbflow.streams.carry_out import address
+from ebbflow.streams import catalogue, provision
+from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.catalogue import bucket_config
 from ebbflow.streams.feed import Spot, StorePlan
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
+from ebbflow.streams.publish_settlement import address
 from ebbflow.web.refusal import Refusal
 
 TTL = 60_000
@@ -59,13 +60,13 @@ class Desk:
             names.pipeline, "in", 1, 1024, link, None, print, folder, False, store=store
         )
         for config in (
-            streams.positions_config(names, answers=self.bucket),
-            streams.dead_letter_config(names),
-            streams.buffer_config(names, "in", 0, 100),
-            streams.trail_config(names, TTL),
+            catalogue.positions_config(names, answers=self.bucket),
+            catalogue.dead_letter_config(names),
+            catalogue.buffer_config(names, "in", 0, 100),
+            catalogue.trail_config(names, TTL),
             bucket_config(self.bucket, TTL),
         ):
-            self.run(streams.ensure(link.client, config))
+            self.run(provision.ensure(link.client, config))
 
     def run(self, work: Coroutine[Any, Any, Any], timeout: float = 20) -> Any:
         """Runs it on the link's loop."""

@@ -7,11 +7,10 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
-from ebbflow.nats.login import Login
+from ebbflow.nats.login import Addresses, Login
 from ebbflow.streams.names import Names, VertexStreams
-from ebbflow.streams.permissions import derive_permissions
+from ebbflow.streams.provision import derive_permissions
 from tests.connectors.serving.desk import Desk, payloads, row
 from tests.nats.securing import nats_server
 

@@ -15,7 +15,7 @@ from ebbflow.connectors.serving.register import RequestRegister
 from ebbflow.connectors.serving.served_request import ServedRequest
 from ebbflow.engine.completion import MOST_STEPS
 from ebbflow.engine.trail import TrailRow
-from ebbflow.streams.trail import TrailFrame
+from ebbflow.streams.answers import TrailFrame
 from tests.connectors.serving.desk import at, row
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ebbflow.connectors.serving.source import ServingFeed
 from ebbflow.domain.errors import SetupError
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.web.endpoint import Endpoint
 from tests.connectors.http.posting import in_background, posting
 from tests.connectors.serving.asking import started
@@ -58,7 +58,7 @@ def test_a_caller_that_waits_when_the_run_stops_hears_which_request_to_fetch(des
 
 def test_http_and_serving_sources_share_a_server(desk, link, tmp_path):
     pipeline = desk.names.pipeline
-    link.run(streams.ensure(link.client, streams.seen_config(desk.names)))
+    link.run(provision.ensure(link.client, catalogue.seen_config(desk.names)))
     with (
         started(ServingFeed, desk.spot) as server,
         posting(link, tmp_path, pipeline=pipeline, vertex="other") as posted,
@@ -71,7 +71,7 @@ def test_http_and_serving_sources_share_a_server(desk, link, tmp_path):
 
 def test_two_serving_sources_do_not_share_a_port(desk, link):
     other = replace(desk.spot, vertex="other")
-    link.run(streams.ensure(link.client, streams.buffer_config(desk.names, "other", 0, 10)))
+    link.run(provision.ensure(link.client, catalogue.buffer_config(desk.names, "other", 0, 10)))
     with started(ServingFeed, desk.spot) as server:
         with pytest.raises(SetupError) as raised, started(ServingFeed, other):
             pass

@@ -18,7 +18,7 @@ from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.status.run_report import Silent
 from ebbflow.status.terminal import PlainLines
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
@@ -127,7 +127,7 @@ def test_a_stop_lets_a_micro_batch_end_so_that_nothing_is_stored_twice(run, fold
 def test_a_task_that_is_run_again_stores_nothing_twice_and_other_rows_beside(spark, tmp_path):
     names = Names("test")
     with start_embedded(tmp_path / "state") as server, open_link(server) as link:
-        link.run(streams.ensure(link.client, streams.buffer_config(names, "in", 0, 100)))
+        link.run(provision.ensure(link.client, catalogue.buffer_config(names, "in", 0, 100)))
         storing = Storing(server, "test", "in", 1, 1_000_000, query="read")
 
         def stored(*values):

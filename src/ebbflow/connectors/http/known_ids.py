@@ -27,8 +27,8 @@ from ebbflow.domain.errors import EbbflowError
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_subject
+from ebbflow.streams.catalogue import DUPLICATE_WINDOW
 from ebbflow.streams.names import Names
-from ebbflow.streams.streams import DUPLICATE_WINDOW
 
 _AT_ONCE = 200
 _ASKING = 64

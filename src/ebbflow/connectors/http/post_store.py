@@ -25,8 +25,8 @@ from ebbflow.connectors.http.known_ids import KnownIds
 from ebbflow.connectors.http.request import Envelope, rows_of
 from ebbflow.domain.errors import BufferFull, EbbflowError, MessageTooLarge
 from ebbflow.engine import frames
+from ebbflow.streams.catalogue import DUPLICATE_WINDOW
 from ebbflow.streams.feed import Buffers
-from ebbflow.streams.streams import DUPLICATE_WINDOW
 from ebbflow.web.body import Body
 from ebbflow.web.exchange import Exchange
 from ebbflow.web.refusal import Refusal, too_many, unavailable

@@ -12,7 +12,7 @@ from ebbflow.connectors.nats.messages import PublishSettings
 from ebbflow.domain.errors import PermanentPublishError, PublishError, SetupError
 from ebbflow.domain.message import RowResponse
 from ebbflow.nats.bulk import publish_all
-from ebbflow.nats.publish import PublishRetry
+from ebbflow.nats.publish import PublishRetry, WaitForRoom
 
 
 class JetStreamSink:
@@ -21,7 +21,7 @@ class JetStreamSink:
     def __init__(self, settings: PublishSettings) -> None:
         self._settings = settings
         # Sent again for as long as there is time: after silence, without a leader, without room.
-        self._retry = PublishRetry(attempts=-1, ack_wait=settings.ack_wait, until_room=True)
+        self._retry = PublishRetry(attempts=-1, ack_wait=settings.ack_wait)
 
     def open(self) -> None:
         """Connects; ``SetupError`` when that cannot be done."""
@@ -39,7 +39,9 @@ class JetStreamSink:
             return dict.fromkeys(range(rows.num_rows), self._settings.away(str(error)))
         client = self._link.client
         outbound = self._settings.outgoing(rows, client.max_payload)
-        failures = self._link.run(publish_all(client, outbound.messages, self._retry))
+        failures = self._link.run(
+            publish_all(client, outbound.messages, self._retry, room=WaitForRoom.DEADLINE)
+        )
         return outbound.answer({n: self._respond(error) for n, error in failures.items()})
 
     def _respond(self, error: PublishError) -> RowResponse:

@@ -32,7 +32,7 @@ from ebbflow.connectors.nats.messages import to_source_columns
 from ebbflow.domain.errors import AccessError, EbbflowError, JetStreamUnavailable, SetupError
 from ebbflow.domain.source import NackOffset, Source
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.pull import (
     NANOS,
     NO_DELIVERIES,

@@ -11,10 +11,9 @@ import contextlib
 import nats.errors
 
 from ebbflow.domain.errors import AccessError, SetupError
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.connect import connect
-from ebbflow.nats.link import Link
+from ebbflow.nats.link import Link, connect
+from ebbflow.nats.login import Addresses
 
 _LEAVE = 5.0
 

@@ -23,9 +23,8 @@ from ebbflow.domain.errors import MessageTooLarge
 from ebbflow.domain.message import RowResponse
 from ebbflow.engine.position import LINEAGE
 from ebbflow.nats import wire
-from ebbflow.nats.address import Addresses
-from ebbflow.nats.outgoing import Outgoing
-from ebbflow.nats.publish import check_size
+from ebbflow.nats.login import Addresses
+from ebbflow.nats.publish import Outgoing, check_size
 from ebbflow.nats.wire import Parcel, Publishes
 
 KEYS = "Ebbflow-Keys"

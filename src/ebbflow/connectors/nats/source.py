@@ -25,7 +25,8 @@ from ebbflow.connectors.nats.connection import leave, outside_client
 from ebbflow.connectors.nats.messages import to_source_columns
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine import frames
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
+from ebbflow.nats.publish import WaitForRoom
 from ebbflow.nats.wire import Parcel
 from ebbflow.streams.feed import Spot
 
@@ -200,8 +201,12 @@ class NatsFeed:
         rows, buffers = self._rows(chunk), self._spot.buffers
         while True:
             try:
-                await buffers.put_when_room(
-                    rows, self._name(chunk[0].first), within=_STORE_WITHIN, on_full=self._meet_full
+                await buffers.put(
+                    rows,
+                    self._name(chunk[0].first),
+                    within=_STORE_WITHIN,
+                    room=WaitForRoom.FOREVER,
+                    on_full=self._meet_full,
                 )
             except EbbflowError as error:
                 self._trouble = str(error)

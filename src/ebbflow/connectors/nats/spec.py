@@ -18,7 +18,7 @@ from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
     from ebbflow.connectors.nats.messages import PublishSettings
-    from ebbflow.nats.address import Addresses
+    from ebbflow.nats.login import Addresses
     from ebbflow.streams.feed import FeedPlan
 
 _ANY_NAME = re.compile(r"(?:(?<=\.)|^)\*(?=\.|$)|(?:(?<=\.)|^)>$")
@@ -28,7 +28,7 @@ _KINDS = ("basic", "token", "nkey", "creds")
 
 def _url(value: str) -> str:
     # Not at the top: reading a spec that has no NATS connector needs no client.
-    from ebbflow.nats.address import Addresses
+    from ebbflow.nats.login import Addresses
 
     try:
         addresses = Addresses.of(value)
@@ -48,7 +48,7 @@ def _pattern(value: str) -> str:
 
 
 def _checked(value: str, names: str, what: str) -> str:
-    from ebbflow.nats.outgoing import check_subject
+    from ebbflow.nats.publish import check_subject
 
     try:
         check_subject(names)
@@ -124,8 +124,7 @@ class NatsAccess(Section):
 
     def addresses(self, where: str) -> Addresses:
         """Returns where to connect, with all secrets read; ``where`` says whose they are."""
-        from ebbflow.nats.address import Addresses
-        from ebbflow.nats.login import Login, LoginError
+        from ebbflow.nats.login import Addresses, Login, LoginError
 
         secrets: dict[str, Any] = self.auth.contents(where) if self.auth else {}
         url = self.url

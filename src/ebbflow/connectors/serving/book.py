@@ -34,10 +34,11 @@ from ebbflow.connectors.serving.submission import Submission
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.answers import Answer
 from ebbflow.nats import api
+from ebbflow.nats.follow import Follower
 from ebbflow.nats.link import Link
+from ebbflow.streams.answers import follow_trail
 from ebbflow.streams.feed import Spot
 from ebbflow.streams.names import Names
-from ebbflow.streams.trail import TrailFollower
 from ebbflow.web.body import check_size
 from ebbflow.web.refusal import Refusal, too_many, unavailable
 
@@ -72,7 +73,7 @@ class RequestBook:
         self._register = RequestRegister(spot.vertex, self._records)
         self._awaited: dict[str, OpenRequest] = {}
         self._failure: str | None = "requests of earlier runs are being read"
-        self._trail: TrailFollower | None = None
+        self._trail: Follower | None = None
         self._checkpoints: asyncio.Task[None] | None = None
         self._written: Checkpoint | None = None
 
@@ -91,11 +92,9 @@ class RequestBook:
         # Before the trail's end is looked for: a row that leaves the buffer is in the trail.
         waiting = await read_waiting(link, self._names, vertex, self._spot.partitions)
         self._register.begin_recovery(checkpoint, waiting)
-        trail = TrailFollower(
+        trail = self._trail = await follow_trail(
             link.client, self._names, checkpoint.begin, self._register.take, self._fail
         )
-        self._trail = trail
-        await trail.open()
         await trail.catch_up()
         await self._register.end_recovery(waiting)
         self._checkpoints = asyncio.get_running_loop().create_task(self._write_checkpoints(trail))
@@ -106,7 +105,7 @@ class RequestBook:
     def _fail(self, error: EbbflowError) -> None:
         self._failure = str(error)
 
-    async def _write_checkpoints(self, trail: TrailFollower) -> None:
+    async def _write_checkpoints(self, trail: Follower) -> None:
         while True:
             # The next one makes up for one that fails.
             with contextlib.suppress(EbbflowError, api.ApiError, nats.errors.Error):
@@ -121,7 +120,7 @@ class RequestBook:
             await self._records.write_checkpoint(self._spot.vertex, checkpoint)
             self._written = checkpoint
 
-    async def _tell_again(self, trail: TrailFollower) -> None:
+    async def _tell_again(self, trail: Follower) -> None:
         """Moves open requests that are far back in the trail to its end."""
         assert self._spot.store is not None
         now = datetime.now(UTC)

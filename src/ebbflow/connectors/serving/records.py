@@ -23,6 +23,7 @@ from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_last, read_one
 from ebbflow.nats.wire import Publishes
+from ebbflow.streams.names import bucket_stream
 
 _AT_ONCE = 500
 _GATHER, _PAUSE = 0.05, 1.0
@@ -48,7 +49,7 @@ class RequestRecords:
 
     def __init__(self, client: SecuredClient, bucket: str, pipeline: str) -> None:
         self._client = client
-        self._stream = f"KV_{bucket}"
+        self._stream = bucket_stream(bucket)
         self._prefix = f"$KV.{bucket}."
         self._pipeline = pipeline
         self._unwritten: list[tuple[ServedRequest, Callable[[], None]]] = []

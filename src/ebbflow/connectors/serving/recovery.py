@@ -18,12 +18,12 @@ from ebbflow.engine import frames
 from ebbflow.engine.position import Mark
 from ebbflow.engine.trail import TrailRow, publish_trail
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.nats.stored import read_after
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 
 
 async def read_life(client: SecuredClient, stream: str) -> str:
@@ -36,7 +36,7 @@ async def read_waiting(
     link: Link, names: Names, vertex: str, partitions: int
 ) -> dict[str, datetime]:
     """Returns the requests whose rows the source has not settled, and when they were accepted."""
-    positions = await read_all(link, names)
+    positions = await read_positions(link.client, names)
     waiting: dict[str, datetime] = {}
     for partition in range(partitions):
         position = positions.get((vertex, partition))
@@ -51,7 +51,7 @@ async def _read_buffer(
     stream, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
     waiting: dict[str, datetime] = {}
     row = done.row
-    async for deliveries in read_behind(link.client, stream, subject, done.seq):
+    async for deliveries in read_after(link.client, stream, subject, done.seq):
         for number in range(len(deliveries)):
             # Of the first frame behind the mark some rows may be done.
             batch = frames.decode(deliveries.parcel.view(number)).slice(row)

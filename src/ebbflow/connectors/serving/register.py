@@ -27,7 +27,7 @@ from ebbflow.connectors.serving.records import Checkpoint, RequestRecords
 from ebbflow.connectors.serving.served_request import ServedRequest
 from ebbflow.engine.completion import ToldRow
 from ebbflow.engine.trail import TrailRow
-from ebbflow.streams.trail import TrailFrame
+from ebbflow.streams.answers import TrailFrame
 
 MOST_ENDED = 10_000
 """The most ended requests that are kept in memory; others are read from the bucket."""

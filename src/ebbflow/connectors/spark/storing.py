@@ -25,8 +25,9 @@ from ebbflow.domain.errors import EbbflowError, MessageTooLarge
 from ebbflow.domain.outcome import DeadLetter
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import mark_dead
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link, worker_link
+from ebbflow.nats.login import Addresses
+from ebbflow.nats.publish import WaitForRoom
 from ebbflow.streams.feed import Buffers
 from ebbflow.streams.names import Names
 
@@ -138,7 +139,7 @@ class _Task:
         async def put(frame: pa.RecordBatch, start: int) -> None:
             async with gate:
                 msg_id = f"{self._place}:{start}:{_content(frame, self._given)}"
-                await self._buffers.put_when_room(frame, msg_id)
+                await self._buffers.put(frame, msg_id, room=WaitForRoom.FOREVER)
 
         try:
             async with asyncio.TaskGroup() as group:

@@ -21,8 +21,8 @@ from ebbflow.operations.tracing.requests import find_request, step_of_request
 from ebbflow.operations.tracing.way import Family, MessageTrace, TraceStep, Whereabouts
 from ebbflow.status.model import WorkInHand
 from ebbflow.status.reading import read_status
-from ebbflow.streams.names import Names
-from ebbflow.streams.streams import explain_unknown
+from ebbflow.streams.names import PREFIX, Names
+from ebbflow.streams.provision import explain_unknown
 
 __all__ = ["MessageTrace", "TraceStep", "Whereabouts", "trace_message", "trace_on_link"]
 
@@ -54,7 +54,7 @@ def trace_on_link(link: Link, names: Names, message: str) -> MessageTrace:
 
     Called from any thread but that of the link.
     """
-    streams = link.run(api.list_streams(link.client, "ebb_"))
+    streams = link.run(api.list_streams(link.client, PREFIX))
     if names.dead_letters not in streams:
         raise explain_unknown(names.pipeline, streams)
     family, in_hand = Family(message), _read_in_hand(link, names)

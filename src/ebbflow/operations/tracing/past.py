@@ -15,8 +15,8 @@ from ebbflow.operations.tracing.way import Family, TraceStep
 from ebbflow.runtime.provision import lineage
 from ebbflow.spark.audit.reading import AuditFolder, open_folder
 from ebbflow.streams.audit import AuditStream
+from ebbflow.streams.catalogue import AUDIT_TABLE
 from ebbflow.streams.names import Names
-from ebbflow.streams.streams import AUDIT_TABLE
 
 
 @dataclass(frozen=True, slots=True)

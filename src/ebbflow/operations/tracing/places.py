@@ -7,7 +7,6 @@ ledger of its source or among the dead letters, and the positions say what of th
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 
@@ -16,12 +15,12 @@ import pyarrow as pa
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import PREFIX
 from ebbflow.engine.position import Mark, Position
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link
+from ebbflow.nats.stored import read_after
 from ebbflow.operations.tracing.way import Family, Where, Whereabouts
 from ebbflow.status.model import WorkInHand
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 
 _SCHEDULE = "Nats-Schedule"
 
@@ -49,7 +48,7 @@ class Search:
 
     async def look(self) -> list[Whereabouts]:
         """Returns where they are, each once."""
-        positions = await read_all(self._link, self._names)
+        positions = await read_positions(self._link.client, self._names)
         places: dict[tuple[str, str, str], Whereabouts] = {}
         async for place in self._search_all(positions):
             places.setdefault((place.vertex, place.message, place.where), place)
@@ -58,7 +57,7 @@ class Search:
     async def _search_all(
         self, positions: dict[tuple[str, int], Position]
     ) -> AsyncIterator[Whereabouts]:
-        for vertex, partition in sorted(self._list_partitions()):
+        for vertex, partition in sorted(self._names.partitions_in(self._streams)):
             # A vertex that has never begun has no position, and messages may wait for it.
             position = positions.get((vertex, partition), Position(""))
             if self._names.buffer(vertex, partition) in self._streams:
@@ -71,12 +70,6 @@ class Search:
             yield place
         async for place in self._search_letters():
             yield place
-
-    def _list_partitions(self) -> set[tuple[str, int]]:
-        """Returns the partitions of all vertices, as their streams show them."""
-        pattern = re.compile(rf"ebb_{re.escape(self._names.pipeline)}_([^_]+)_(\d+)(_redelivery)?")
-        matches = filter(None, map(pattern.fullmatch, self._streams))
-        return {(match[1], int(match[2])) for match in matches}
 
     async def _search_buffer(
         self, vertex: str, partition: int, position: Position
@@ -117,7 +110,7 @@ class Search:
         if self._names.ledger not in self._streams:
             return
         returned: dict[tuple[str, str], Whereabouts | None] = {}
-        async for batch in read_behind(self._link.client, self._names.ledger, "", 0):
+        async for batch in read_after(self._link.client, self._names.ledger, "", 0):
             for number in range(len(batch.seqs)):
                 rows = frames.decode(batch.parcel.payload(number))
                 vertex = batch.parcel.subjects[number].decode().split(".")[-2]
@@ -133,7 +126,7 @@ class Search:
 
     async def _search_letters(self) -> AsyncIterator[Whereabouts]:
         stream = self._names.dead_letters
-        async for batch in read_behind(self._link.client, stream, "", 0, headers_only=True):
+        async for batch in read_after(self._link.client, stream, "", 0, headers_only=True):
             for number, seq in enumerate(batch.seqs):
                 headers = batch.parcel.headers(number) or {}
                 message = json.loads(headers.get(f"{PREFIX}Id", '""'))
@@ -147,7 +140,7 @@ class Search:
     ) -> AsyncIterator[tuple[Mark, pa.RecordBatch, dict[str, str]]]:
         """Yields the rows behind a mark, frame by frame, with where each begins."""
         first = done.row
-        async for batch in read_behind(self._link.client, stream, subject, done.seq):
+        async for batch in read_after(self._link.client, stream, subject, done.seq):
             for number, seq in enumerate(batch.seqs):
                 rows = frames.decode(batch.parcel.payload(number)).slice(first)
                 yield Mark(seq - 1, first), rows, batch.parcel.headers(number) or {}

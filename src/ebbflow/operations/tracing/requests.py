@@ -17,9 +17,8 @@ from ebbflow.engine.completion import RequestStep
 from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.link import Link
 from ebbflow.operations.tracing.way import TraceStep
-from ebbflow.streams.answer_place import find_bucket
+from ebbflow.streams.answers import TrailFrame, find_bucket, read_trail_after
 from ebbflow.streams.names import Names
-from ebbflow.streams.trail import TrailFrame, read_trail_behind
 
 
 async def find_request(
@@ -38,7 +37,7 @@ async def find_request(
         partitions = sum(names.buffer(vertex, number) in streams for number in range(len(streams)))
         waiting = await read_waiting(link, names, vertex, partitions)
         way = OpenWay(vertex, request, waiting.get(request))
-        async for frames in read_trail_behind(link.client, names, checkpoint.begin):
+        async for frames in read_trail_after(link.client, names, checkpoint.begin):
             way.take(frames)
         if (known := way.describe()) is not None:
             return known

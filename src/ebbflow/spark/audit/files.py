@@ -47,10 +47,10 @@ from ebbflow.engine.audit import (
     read_audit,
     to_table,
 )
-from ebbflow.nats.address import Addresses
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link, worker_link
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.stored import read_after
 from ebbflow.streams.audit import AuditBatch
 from ebbflow.streams.names import Names
 
@@ -290,7 +290,7 @@ def _read_pieces(
     link: Link, names: Names, frames: dict[int, ToldFrame]
 ) -> Iterator[Sequence[ToldRows]]:
     """Yields the frames that are meant, many at a time."""
-    batches = read_behind(link.client, names.audit, "", min(frames) - 1)
+    batches = read_after(link.client, names.audit, "", min(frames) - 1)
     left = len(frames)
     try:
         while left:

@@ -25,8 +25,8 @@ from ebbflow.spark.audit.files import BatchRows, BatchSpan
 from ebbflow.spark.audit.tables import AuditTable, open_table
 from ebbflow.status.model import Concern
 from ebbflow.streams.audit import AuditStream
+from ebbflow.streams.catalogue import DEFAULT_BUFFER_BYTES
 from ebbflow.streams.names import Names
-from ebbflow.streams.streams import DEFAULT_BUFFER_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.streams.catalogue import PipelineStreams, list_configs
 from ebbflow.streams.names import Names
-from ebbflow.streams.permissions import Groups, Permissions, VertexStreams, derive_permissions
+from ebbflow.streams.provision import Groups, Permissions, VertexStreams, derive_permissions
 
 LABEL = st.from_regex(r"[a-z]([-a-z0-9]{0,4}[a-z0-9])?", fullmatch=True)
 VERTICES = st.lists(
@@ -67,6 +68,16 @@ def test_wildcards_stand_only_behind_the_name_of_the_pipeline(name, vertices):
             or pattern == "$KV.answers.>"
             or "KV_answers" in fixed
         )
+
+
+@given(LABEL, VERTICES, st.sampled_from([None, "answers"]), st.booleans())
+def test_what_is_made_is_what_may_be_made(name, vertices, bucket, audit):
+    table = "{}" if audit else None
+    configs = list_configs(PipelineStreams(Names(name), vertices, bucket, 1, audit_table=table))
+    allowed = subjects(derive_permissions(Names(name), vertices, bucket, audit).publish)
+    made = {subject for subject in allowed if subject.startswith("$JS.API.STREAM.CREATE.")}
+    assert made == {f"$JS.API.STREAM.CREATE.{config['name']}" for config in configs}
+    assert len(made) == len(configs)
 
 
 @given(LABEL, VERTICES)
@@ -160,10 +171,10 @@ def test_a_vertex_whose_batches_are_planned_reads_its_streams_directly_as_well()
     batched = derive_permissions(Names("p"), [VertexStreams("out", 1, True, batched=True)]).publish
     followed = derive_permissions(Names("p"), [VertexStreams("out", 1, True)]).publish
     purpose = "read its buffers and redeliveries, and forget what is done"
-    assert [subject for subject in batched[purpose] if "CONSUMER" not in subject] == [
+    assert sorted(subject for subject in batched[purpose] if "CONSUMER" not in subject) == [
         "$JS.API.DIRECT.GET.ebb_p_out_0",
-        "$JS.API.STREAM.MSG.GET.ebb_p_out_0",
         "$JS.API.DIRECT.GET.ebb_p_out_0_redelivery",
+        "$JS.API.STREAM.MSG.GET.ebb_p_out_0",
         "$JS.API.STREAM.MSG.GET.ebb_p_out_0_redelivery",
         "$JS.API.STREAM.PURGE.ebb_p_out_0",
         "$JS.API.STREAM.PURGE.ebb_p_out_0_redelivery",

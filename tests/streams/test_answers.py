@@ -13,16 +13,17 @@ from ebbflow.engine.publications import Chunk, Place
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.nats import api
-from ebbflow.streams import streams
-from ebbflow.streams.carry_out import publish_all
-from ebbflow.streams.trail import TrailFollower, TrailFrame, read_trail_behind
+from ebbflow.nats.follow import Follower
+from ebbflow.streams import catalogue
+from ebbflow.streams.answers import TrailFrame, follow_trail, read_trail_after
+from ebbflow.streams.publish_settlement import publish_settlement
 from tests.engine.sample_rows import some
 
 
 @pytest.fixture
 def tell(link, names, ensure):
     """Settle a chunk of rows at a vertex, as often as one likes."""
-    ensure(streams.trail_config(names, 60_000))
+    ensure(catalogue.trail_config(names, 60_000))
 
     def settlement(vertex: str, *ids: str) -> Settlement:
         verdict = Verdict(some(*ids), Rules(vertex, Backoff(interval=1, steps=1), 10**6))
@@ -30,14 +31,14 @@ def tell(link, names, ensure):
         return settle(Chunk(f"k:{vertex}", verdict.rows), verdict, place, datetime.now(UTC))
 
     def publish(vertex: str, *ids: str) -> None:
-        link.run(publish_all(link.client, names, settlement(vertex, *ids)), timeout=10)
+        link.run(publish_settlement(link.client, names, settlement(vertex, *ids)), timeout=10)
 
     return publish
 
 
 def read(link, names, after: int = 0, vertex: str = "*") -> list[tuple[int, str, list[str]]]:
     async def gather() -> list[TrailFrame]:
-        batches = read_trail_behind(link.client, names, after, vertex)
+        batches = read_trail_after(link.client, names, after, vertex)
         return [frame async for batch in batches for frame in batch]
 
     return facts(link.run(gather(), timeout=10))
@@ -79,9 +80,8 @@ def test_a_follower_hands_on_what_was_there_and_then_what_comes(link, names, tel
         taken.extend(batch)
         come.set()
 
-    async def follow() -> TrailFollower:
-        follower = TrailFollower(link.client, names, 1, take, failures.append)
-        await follower.open()
+    async def follow() -> Follower:
+        follower = await follow_trail(link.client, names, 1, take, failures.append)
         await follower.catch_up()
         return follower
 
@@ -106,8 +106,7 @@ def test_a_follower_hands_on_what_was_there_and_then_what_comes(link, names, tel
 def test_to_catch_up_with_a_trail_that_has_become_too_old_takes_no_time(link, names, tell):
     async def follow() -> None:
         await api.call(link.client, f"STREAM.PURGE.{names.trail}")
-        follower = TrailFollower(link.client, names, 0, lambda _: None, lambda _: None)
-        await follower.open()
+        follower = await follow_trail(link.client, names, 0, lambda _: None, lambda _: None)
         await follower.catch_up()
         await follower.close()
 
