@@ -33,9 +33,9 @@ import ebbflow.publishing
 import ebbflow.testing
 from ebbflow.cli.conventions import EXIT_CODES
 from ebbflow.cli.main import app
-from ebbflow.connectors.http import listening
 from ebbflow.connectors.jetstream import spec as jetstream_fields
 from ebbflow.connectors.kafka import spec as kafka_fields
+from ebbflow.connectors.listening import section
 from ebbflow.connectors.nats import spec as nats_fields
 from ebbflow.connectors.schema import fields as kinds
 from ebbflow.connectors.schema.container import (
@@ -449,7 +449,7 @@ KIND_TEXT = {
     kinds.Factor: "number from 1",
     kinds.ErrorClass: "text, as `module:Class`",
     kinds.Jitter: "number from 0 to below 1",
-    listening.Port: "port; 0 picks a free one",
+    section.Port: "port; 0 picks a free one",
     nats_fields.Url: "URL",
     nats_fields.Subject: "subject",
     nats_fields.Pattern: "subject",

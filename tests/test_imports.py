@@ -42,3 +42,8 @@ def test_the_pure_parts_import_neither_spark_nor_nats(modules):
 
 def test_importing_ebbflow_alone_starts_neither_spark_nor_nats():
     assert not loaded_by("ebbflow") & {"pyspark", "nats"}
+
+
+def test_the_web_kit_knows_neither_how_connections_are_read_nor_how_certificates_are_made():
+    modules = ("ebbflow.web.app", "ebbflow.web.guard", "ebbflow.web.server")
+    assert not loaded_by(*modules) & {"httptools", "cryptography", "nats"}

@@ -39,9 +39,12 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
 def test_it_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ebbflow"}
-    assert {"ebbflow/py.typed", "ebbflow/cli/demo/pipeline.yaml", "ebbflow/cli/demo/steps.py"} <= {
-        *wheel.namelist()
-    }
+    assert {
+        "ebbflow/py.typed",
+        "ebbflow/cli/demo/pipeline.yaml",
+        "ebbflow/cli/demo/steps.py",
+        "ebbflow/connectors/serving/openapi.yaml",
+    } <= {*wheel.namelist()}
 
 
 def test_it_holds_the_page_with_the_licences_of_what_it_uses(wheel: zipfile.ZipFile) -> None:
@@ -118,7 +121,7 @@ def declared(wheel: zipfile.ZipFile) -> dict[str, str]:
 OF_ITS_EXTRA = {
     "client": ("client/",),
     "grpc": ("numaflow/",),
-    "http": ("web/self_signed.py",),
+    "http": ("web/server.py",),
     "kafka": ("connectors/kafka/",),
     "otel": ("runtime/spans.py", "runtime/trace_export.py"),
 }

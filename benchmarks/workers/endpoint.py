@@ -14,8 +14,8 @@ from typing import Any
 
 import uvicorn
 
-from ebbflow.web.connection import HttpConnection, RequestHead
-from ebbflow.web.exchange import Exchange
+from ebbflow.web.connection import HttpConnection
+from ebbflow.web.exchange import Exchange, HttpRequest
 
 _ANSWER = b'{"status":"ok"}'
 _HEAD = {
@@ -37,7 +37,7 @@ class BareHost:
     most_connections: int = 1_000
     connections: set[HttpConnection] = field(default_factory=set)
 
-    def open(self, head: RequestHead, exchange: Exchange) -> BareReceiver:
+    def open(self, head: HttpRequest, exchange: Exchange) -> BareReceiver:
         """Takes every request."""
         return BareReceiver(exchange)
 

@@ -100,9 +100,9 @@ class Builder:
 
         beside: list[Attachment] = []
         if ui or metrics:
-            from ebbflow.ui.attaching import attach_pages
+            from ebbflow.ui.server import attach_web_ui
 
-            beside = attach_pages(ui, metrics)
+            beside = attach_web_ui(ui, metrics)
 
         if watcher is not None:
             return run_pipeline(spec, watcher=watcher, beside=beside, **options)

@@ -96,7 +96,7 @@ NOT_ERRORS_OF_OURS = {
     "connectors/http/client.py": {"NoAnswer"},  # becomes the sink's answer about its messages
     "connectors/kafka/sink.py": {"Unanswered"},  # likewise
     "ui/jobs.py": {"JobStopped"},  # ends a job that somebody has stopped, never leaves its module
-    "web/refusal.py": {"Refusal"},  # becomes the answer to an HTTP request
+    "web/exchange.py": {"Refusal"},  # becomes the answer to an HTTP request
     "testing/conformance/under_test.py": {
         "Refused",
         "Full",

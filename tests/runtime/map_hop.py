@@ -107,10 +107,10 @@ def main(folder: Path) -> None:
 
 
 def _wait_settled(run: Callable[..., Any], link: Any, names: Any, chunks: int) -> None:
-    from ebbflow.streams.positions import read_all
+    from ebbflow.streams.positions import read_positions
 
     while True:
-        position = run(read_all(link, names)).get(("work", 0))
+        position = run(read_positions(link.client, names)).get(("work", 0))
         if position is not None and position.counts.done >= chunks:
             return
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebbflow import MonoVertex, Pipeline, SpecError
-from ebbflow.connectors.serving.settings import ServingSettings
+from ebbflow.connectors.serving.replies import ServingSettings
 from ebbflow.connectors.serving.spec import ServingFields
 from ebbflow.nats.login import Addresses
 from ebbflow.runtime.plan import SinksPlan

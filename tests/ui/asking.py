@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.nats.link import Link
-from ebbflow.ui.address import PageAddress
 from ebbflow.ui.links import ServerLink
-from ebbflow.ui.server import open_page
+from ebbflow.ui.server import UiAddress, open_web_ui
 
 POST = {"X-Ebbflow": "1", "Content-Type": "application/json"}
 
@@ -98,6 +97,6 @@ def asking(
     link: Link, *only: str, host: str = "127.0.0.1", whole: bool = True, secured: bool | None = None
 ) -> Iterator[Asking]:
     """A page of all pipelines on the server of a link, or of some."""
-    address = PageAddress(host, 0, secured=secured)
-    with open_page(address, ServerLink(link.server), only, whole) as entrance:
-        yield Asking(entrance.bound.getsockname()[1], bool(secured))
+    address = UiAddress(host, 0, secured=secured)
+    with open_web_ui(address, ServerLink(link.server), only, whole) as listening:
+        yield Asking(listening.bound.getsockname()[1], bool(secured))

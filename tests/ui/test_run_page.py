@@ -12,7 +12,7 @@ from ebbflow.runtime.run import RunOptions
 from ebbflow.spark.run import Run
 from ebbflow.status.run_report import Silent
 from ebbflow.testing.background_run import until
-from ebbflow.ui.attaching import attach_pages
+from ebbflow.ui.server import attach_web_ui
 from tests.ui.asking import Asking
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -50,7 +50,7 @@ class PageOfRun:
         )
         self.stages = Stages()
         options = RunOptions(state=state, timeout=900)
-        beside = attach_pages("127.0.0.1:0", False)
+        beside = attach_web_ui("127.0.0.1:0", False)
         self.run = Run(pipeline.spec, options, self.stages, beside)
         self.thread = threading.Thread(target=self.run.execute, daemon=True)
         self.thread.start()

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ebbflow.web.connection import HttpConnection, Receiver, RequestHead
-from ebbflow.web.exchange import Exchange
+from ebbflow.web.connection import HttpConnection
+from ebbflow.web.exchange import Exchange, HttpRequest, Receiver
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 UPGRADE = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
@@ -47,9 +47,9 @@ class Desk:
 
     def __init__(self) -> None:
         self.connections: set[HttpConnection] = set()
-        self.heads: list[RequestHead] = []
+        self.heads: list[HttpRequest] = []
 
-    def open(self, head: RequestHead, exchange: Exchange) -> Receiver:
+    def open(self, head: HttpRequest, exchange: Exchange) -> Receiver:
         self.heads.append(head)
         return Echo(exchange)
 

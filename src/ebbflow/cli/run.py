@@ -170,14 +170,14 @@ def run(
     from ebbflow.spark.run import run_pipeline
     from ebbflow.status.terminal import open_display
     from ebbflow.status.terminal.ending import show_end
-    from ebbflow.ui.attaching import attach_pages
+    from ebbflow.ui.server import attach_web_ui
 
     form: LogFormat | None = "json" if log is LogForm.JSON else "plain" if log or plain else None
     with open_display(form, drain) as watcher:
         result = run_pipeline(
             pipeline,
             watcher=watcher,
-            beside=attach_pages(read_listening(ui), read_listening(metrics)),
+            beside=attach_web_ui(read_listening(ui), read_listening(metrics)),
             drain=drain,
             timeout=limit,
             master=master,

@@ -25,7 +25,7 @@ from ebbflow.cli.conventions import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ebbflow.connectors.serving.served_request import ServedRequest
+    from ebbflow.connectors.serving.store import ServedRequest
     from ebbflow.operations.tracing import MessageTrace, TraceStep
 
 _SHOWN = 20

@@ -12,7 +12,7 @@ import typer
 from ebbflow.cli.conventions import DEFAULT_STATE, NatsOption, StateOption
 
 if TYPE_CHECKING:
-    from ebbflow.ui.links import PageLink
+    from ebbflow.ui.links import UiLink
 
 
 def ui(
@@ -37,26 +37,24 @@ def ui(
     nats: NatsOption = None,
 ) -> None:
     """Show pipelines in a web page, whether they run or not, until Ctrl-C."""
-    from ebbflow.ui.address import PAGE_PORT, parse_address
-    from ebbflow.ui.server import open_page
+    from ebbflow.ui.server import UI_PORT, open_web_ui, parse_address
 
-    address = parse_address(listen or True, PAGE_PORT)
+    address = parse_address(listen or True, UI_PORT)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
-    with open_page(address, _open_link(state, nats), pipelines or ()) as entrance:
-        entrance.announce(typer.echo, "The page is at")
+    with open_web_ui(address, _open_link(state, nats), pipelines or ()) as listening:
+        listening.announce(typer.echo, "The page is at")
         typer.echo("Ctrl-C ends it; pipelines go on.", err=True)
         ended.wait()
 
 
-def _open_link(state: Path, nats: str | None) -> PageLink:
+def _open_link(state: Path, nats: str | None) -> UiLink:
     from ebbflow.nats.locate import find_own_server
-    from ebbflow.ui.folder_link import FolderLink
-    from ebbflow.ui.links import ServerLink
+    from ebbflow.ui.links import FolderLink, ServerLink
 
     own = find_own_server(nats)
-    link: PageLink = FolderLink(state) if own is None else ServerLink(own)
+    link: UiLink = FolderLink(state) if own is None else ServerLink(own)
     # A server that is not there is told now, and not by an empty page.
     link.get()
     return link

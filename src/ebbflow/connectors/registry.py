@@ -18,8 +18,7 @@ from ebbflow.connectors.kafka.spec import KafkaSinkSpec, KafkaSourceSpec
 from ebbflow.connectors.log.spec import LogSpec
 from ebbflow.connectors.nats.spec import NatsSinkSpec, NatsSourceSpec
 from ebbflow.connectors.section import SinkSection, SourceSection
-from ebbflow.connectors.serve.spec import ServeSinkSpec
-from ebbflow.connectors.serving.spec import ServingSourceSpec
+from ebbflow.connectors.serving.spec import ServeSinkSpec, ServingSourceSpec
 from ebbflow.connectors.spark.spec import SparkSinkSpec, SparkSourceSpec
 from ebbflow.connectors.user_code.spec import UserSinkSpec, UserSourceSpec
 

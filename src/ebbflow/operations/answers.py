@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.builders import Builder
-from ebbflow.connectors.serve.store import OwnStore
+from ebbflow.connectors.serving.answers import OwnStore
 from ebbflow.domain.durations import Duration, milliseconds
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.answers import Answer

@@ -18,7 +18,7 @@ from ebbflow.connectors.plans import (
     SparkSink,
     UserSink,
 )
-from ebbflow.connectors.serve import sink as serve
+from ebbflow.connectors.serving import sink as serve
 from ebbflow.domain.code import Code
 from ebbflow.engine.blame import Outage
 from ebbflow.engine.dead_letter import set_aside_dead

@@ -12,7 +12,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from ebbflow.status.model import PipelineStatus
-from ebbflow.ui.reply import encode
+from ebbflow.web.app import format_event
+from ebbflow.web.exchange import encode_json
 
 _EVERY = 0.5
 _EVERY_AT_REST = 2.0
@@ -105,10 +106,10 @@ class StatusFollower:
     async def _look(self) -> None:
         try:
             status = self._status = await self._read()
-            self._event = b"event: status\ndata: %b\n\n" % encode(status.to_json())
+            self._event = format_event(encode_json(status.to_json()), b"status")
         except Exception as error:
             self._status = error
-            self._event = b"event: problem\ndata: %b\n\n" % self._describe(error)
+            self._event = format_event(self._describe(error), b"problem")
         self._tell()
 
     def _tell(self) -> None:

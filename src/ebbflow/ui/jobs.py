@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from ebbflow.ui.reply import PageReply
-from ebbflow.ui.request import read_number
-from ebbflow.ui.site import explain_failure
-from ebbflow.web.refusal import Refusal, too_many
+from ebbflow.ui.app import explain_failure, read_number
+from ebbflow.web.app import HttpReply
+from ebbflow.web.exchange import Refusal, too_many
 
 _THREADS = 4
 _MOST_WAITING = 16
@@ -68,7 +67,7 @@ class Jobs:
         self._numbers = count(1)
         self._jobs: dict[int, Job] = {}
 
-    async def run(self, owner: str, work: Callable[[Progress], Any]) -> PageReply:
+    async def run(self, owner: str, work: Callable[[Progress], Any]) -> HttpReply:
         """Begins a job; returns its result, or its number if it takes longer."""
         if sum(not job.has_ended for job in self._jobs.values()) >= _MOST_WAITING:
             raise too_many("too many jobs are under way")
@@ -77,10 +76,10 @@ class Jobs:
         future = loop.run_in_executor(self._threads, _carry_out, job, work)
         await asyncio.wait([future], timeout=_SOON)
         if not job.has_ended:
-            return PageReply.of(job.describe(), 202)
+            return HttpReply.json(job.describe(), 202)
         if job.failure is not None:
             raise job.failure
-        return PageReply.of(job.result)
+        return HttpReply.json(job.result)
 
     def find(self, owner: str, number: str) -> Job:
         """Returns a job of a pipeline; ``Refusal`` if there is none of this number."""

@@ -1,39 +1,66 @@
-"""The pipelines that a page shows: which there are, their states, and work on what they keep.
+"""The pipelines that a web UI shows, and its API about them: states, specs, logs, traces, probes.
 
-Work that waits for NATS is done by a few threads, on the page's own connection. Reading states has
-threads of its own: a long search does not stop the numbers.
+Work that waits for NATS is done by a few threads, on the web UI's own connection. Reading states
+has threads of its own: a long search does not stop the numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
+from ebbflow.operations.pausing import PauseReport, pause, resume
+from ebbflow.operations.tracing import trace_on_link
+from ebbflow.runtime.run import StoredSpec, read_spec
+from ebbflow.spec.echo import document_to_yaml
+from ebbflow.spec.graph.layout import lay_out
+from ebbflow.status.health import Health, judge_health
+from ebbflow.status.json_form import dump_fields
+from ebbflow.status.metrics import render_metrics
 from ebbflow.status.model import PipelineStatus
-from ebbflow.status.reading import read_status
+from ebbflow.status.reading import read_chunks, read_history, read_status
+from ebbflow.streams.logs import LogPage, read_logs
 from ebbflow.streams.names import Names
+from ebbflow.ui.app import (
+    Stream,
+    UiRoute,
+    describe_error,
+    explain_failure,
+    number_of,
+    parameter,
+    pipeline_of,
+    read_name,
+)
 from ebbflow.ui.followers import StatusFollower
-from ebbflow.ui.links import PageLink
-from ebbflow.ui.reply import describe_error
-from ebbflow.ui.site import explain_failure
-from ebbflow.web.refusal import Refusal
+from ebbflow.ui.links import UiLink
+from ebbflow.web.app import EventStream, HttpReply, reply_health
+from ebbflow.web.exchange import Exchange, HttpRequest, Refusal
+from ebbflow.web.guard import WebUiGuard
 
 T = TypeVar("T")
 
 _THREADS = 8
 _READERS = 4
 _NAMES_KEPT = 2.0
+_YAML = "text/yaml; charset=utf-8"
+_LONGEST_ID = 4_096
+_LOGS = 200
+_MOST_LOGS = 5_000
+
+ChangePause = Callable[[Link, Names, str | None, float], PauseReport]
+"""Pauses or resumes."""
 
 
 class Pipelines:
-    """Those that NATS knows, or ``only`` some of them. Used on the page's loop."""
+    """Those that NATS knows, or ``only`` some of them. Used on the web UI's loop."""
 
-    def __init__(self, link: PageLink, only: Collection[str] = ()) -> None:
+    def __init__(self, link: UiLink, only: Collection[str] = ()) -> None:
         self._link = link
         self._only = sorted(only)
         self._threads = ThreadPoolExecutor(_THREADS, "page")
@@ -106,3 +133,219 @@ def list_pipelines(link: Link) -> list[str]:
 
 def _describe(error: Exception) -> bytes:
     return describe_error(explain_failure(error))
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+class StatusApi:
+    """Answers questions about the state of pipelines."""
+
+    def __init__(self, pipelines: Pipelines) -> None:
+        self._pipelines = pipelines
+
+    @property
+    def routes(self) -> list[UiRoute]:
+        """The paths of this part."""
+        one = "/api/pipelines/{pipeline}"
+        return [
+            UiRoute("GET", "/api/pipelines", self._list),
+            UiRoute("GET", f"{one}/status", self._status),
+            UiRoute("GET", f"{one}/events", self._events),
+            UiRoute("GET", f"{one}/history", self._history),
+            UiRoute("GET", f"{one}/vertices/{{vertex}}/chunks", self._chunks),
+        ]
+
+    async def _list(self, request: HttpRequest) -> HttpReply:
+        names = await self._pipelines.list()
+        entries = await asyncio.gather(*map(self._describe, names))
+        return HttpReply.json({"pipelines": entries})
+
+    async def _describe(self, name: str) -> dict[str, Any]:
+        try:
+            return describe_pipeline(await self._pipelines.status(name))
+        except Exception:
+            # One that cannot be read does not hide the others.
+            return {"name": name, "phase": None}
+
+    async def _status(self, request: HttpRequest) -> HttpReply:
+        status = await self._pipelines.status(pipeline_of(request))
+        return HttpReply.json(status.to_json())
+
+    async def _events(self, request: HttpRequest) -> Stream:
+        follower = await self._pipelines.follow(pipeline_of(request))
+
+        async def stream(exchange: Exchange) -> None:
+            async with EventStream(exchange):
+                async for event in follower.watch():
+                    await exchange.send(event)
+
+        return stream
+
+    async def _history(self, request: HttpRequest) -> HttpReply:
+        names = Names(pipeline_of(request))
+        await self._pipelines.check(names.pipeline)
+        samples = await self._pipelines.work(lambda link: read_history(link, names))
+        return HttpReply.json({"samples": [sample.to_json() for sample in samples]})
+
+    async def _chunks(self, request: HttpRequest) -> HttpReply:
+        names, vertex = Names(pipeline_of(request)), read_name(request.names["vertex"], "vertex")
+        await self._pipelines.check(names.pipeline)
+        chunks = await self._pipelines.work(lambda link: read_chunks(link, names, vertex))
+        return HttpReply.json({"chunks": dump_fields(chunks)})
+
+
+def describe_pipeline(status: PipelineStatus) -> dict[str, Any]:
+    """Returns what a list of pipelines shows of one."""
+    return {
+        "name": status.pipeline,
+        "phase": status.phase,
+        "ended": status.ended,
+        "ready": status.ready,
+        "answers": status.answers,
+        "at": status.at.isoformat() if status.at else None,
+        "problems": len(status.problems),
+        "dead_letters": sum(vertex.dead_letters for vertex in status.vertices),
+    }
+
+
+# --- one pipeline ---------------------------------------------------------------------------------
+
+
+class PipelineApi:
+    """Answers questions about what a pipeline is, and has it pause."""
+
+    def __init__(self, pipelines: Pipelines) -> None:
+        self._pipelines = pipelines
+
+    @property
+    def routes(self) -> list[UiRoute]:
+        """The paths of this part."""
+        one = "/api/pipelines/{pipeline}"
+        return [
+            UiRoute("GET", f"{one}/spec", self._spec),
+            UiRoute("GET", f"{one}/graph", self._graph),
+            UiRoute("GET", f"{one}/logs", self._logs),
+            UiRoute("GET", f"{one}/trace/{{id...}}", self._trace),
+            UiRoute("POST", f"{one}/pause", partial(self._change_pause, pause)),
+            UiRoute("POST", f"{one}/resume", partial(self._change_pause, resume)),
+        ]
+
+    async def _spec(self, request: HttpRequest) -> HttpReply:
+        stored = await self._ask(request, _read_spec)
+        return HttpReply(document_to_yaml(stored.document).encode(), 200, _YAML)
+
+    async def _graph(self, request: HttpRequest) -> HttpReply:
+        shape = (await self._ask(request, _read_spec)).shape
+        answer = {"shape": shape.to_json(), "layout": lay_out(shape).to_json()}
+        return HttpReply.json(answer)
+
+    async def _logs(self, request: HttpRequest) -> HttpReply:
+        named = parameter(request, "vertex")
+        vertex = "*" if named is None else read_name(named, "vertex")
+        most = max(1, number_of(request, "limit", _LOGS, _MOST_LOGS))
+        page = await self._ask(request, lambda link, names: _read_logs(link, names, vertex, most))
+        return HttpReply.json({"logs": [entry.as_dict() for entry in page.entries]})
+
+    async def _trace(self, request: HttpRequest) -> HttpReply:
+        message = request.names["id"]
+        if not 0 < len(message) <= _LONGEST_ID:
+            raise Refusal(400, f"an id has 1 to {_LONGEST_ID:,} characters")
+        trace = await self._ask(request, lambda link, names: trace_on_link(link, names, message))
+        if not trace.is_known:
+            raise Refusal(
+                404,
+                f"nobody knows a message {message[:80]!r}",
+                next_step=" ".join(trace.notes) or "See whether the id is right.",
+            )
+        return HttpReply.json(trace.to_json())
+
+    async def _change_pause(self, change: ChangePause, request: HttpRequest) -> HttpReply:
+        text = request.json().get("vertex")
+        if text is not None and not isinstance(text, str):
+            raise Refusal(400, "vertex must be the name of one")
+        vertex = None if text is None else read_name(text, "vertex")
+        report = await self._ask(request, partial(_change, change, vertex))
+        return HttpReply.json(report)
+
+    async def _ask(self, request: HttpRequest, question: Callable[[Link, Names], T]) -> T:
+        names = Names(pipeline_of(request))
+        await self._pipelines.check(names.pipeline)
+        return await self._pipelines.work(lambda link: question(link, names))
+
+
+def _read_spec(link: Link, names: Names) -> StoredSpec:
+    return link.run(read_spec(link.client, names))
+
+
+def _read_logs(link: Link, names: Names, vertex: str, most: int) -> LogPage:
+    return link.run(read_logs(link.client, names, vertex, most))
+
+
+def _change(change: ChangePause, vertex: str | None, link: Link, names: Names) -> dict[str, Any]:
+    """Has the pause stored and told; the web UI does not wait, it shows what comes of it."""
+    try:
+        report = change(link, names, vertex, 0.0)
+    except SetupError:
+        raise
+    except EbbflowError as error:
+        raise Refusal(404, str(error)) from None
+    return {
+        "vertices": report.vertices,
+        "unfinished": report.unfinished,
+        "runs": report.runs,
+    }
+
+
+# --- probes ---------------------------------------------------------------------------------------
+
+
+class ProbesApi:
+    """Answers those who watch: about all pipelines of the web UI, or about ``?pipeline=``.
+
+    In a web UI of all pipelines, those count that run.
+    """
+
+    def __init__(self, pipelines: Pipelines, guard: WebUiGuard) -> None:
+        self._pipelines = pipelines
+        self._guard = guard
+
+    @property
+    def routes(self) -> list[UiRoute]:
+        """The paths of this part."""
+        probes: dict[str, Callable[[Health], bool]] = {
+            "/health": lambda health: health.healthy,
+            "/livez": lambda health: health.alive,
+            "/ready": lambda health: health.ready,
+            "/readyz": lambda health: health.ready,
+        }
+        return [
+            UiRoute("GET", "/metrics", self._metrics),
+            *(
+                UiRoute("GET", path, partial(self._probe, is_well), open=True)
+                for path, is_well in probes.items()
+            ),
+        ]
+
+    async def _metrics(self, request: HttpRequest) -> HttpReply:
+        statuses = await self._read(request)
+        exposition = render_metrics(statuses, request.header(b"accept").decode("latin-1"))
+        return HttpReply(exposition.body, 200, exposition.content_type)
+
+    async def _probe(self, is_well: Callable[[Health], bool], request: HttpRequest) -> HttpReply:
+        statuses = await self._read(request)
+        if not self._pipelines.is_chosen and not parameter(request, "pipeline"):
+            statuses = [status for status in statuses if status.phase != "ended"]
+        healths = {status.pipeline: judge_health(status) for status in statuses}
+        is_fine = all(map(is_well, healths.values()))
+        return reply_health(
+            is_fine,
+            {"status": "ok" if is_fine else "failing"},
+            {"pipelines": {name: health.to_json() for name, health in healths.items()}},
+            may_know=lambda: self._guard.admits(request),
+        )
+
+    async def _read(self, request: HttpRequest) -> Sequence[PipelineStatus]:
+        chosen = parameter(request, "pipeline")
+        names = [read_name(chosen, "pipeline")] if chosen else await self._pipelines.list()
+        return await asyncio.gather(*map(self._pipelines.status, names))

@@ -1,54 +1,217 @@
-"""The page of pipelines: a web server on a thread and a connection to NATS of its own.
+"""The web UI of pipelines: a web server on a thread and a connection to NATS of its own.
 
-It reads what runs have stored and touches no object of a run, so that a page, however many look at
-it and however slow they are, cannot hold up messages.
+It reads what runs have stored and touches no object of a run, so that a web UI, however many look
+at it and however slow they are, cannot hold up messages.
+
+It listens on this machine, unless somebody says otherwise, and then with a token: the one of
+``EBBFLOW_UI_TOKEN``. Where a person looks on, at a terminal, one is made up if there is none. It is
+written to nothing but that terminal: no log, no file and no page has it. ``https://`` has the web
+UI speak TLS, with the certificate of ``EBBFLOW_UI_CERT_FILE`` and ``EBBFLOW_UI_KEY_FILE`` or with
+one that it makes for itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import os
+import re
+import secrets
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TextIO
 
+from ebbflow.connectors.section import require_extra
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import LoopThread
-from ebbflow.ui.address import Entrance, PageAddress, open_entrance
-from ebbflow.ui.front_door import FrontDoor
-from ebbflow.ui.guard import PageGuard
+from ebbflow.nats.login import Addresses
+from ebbflow.runtime.run import Attachment
+from ebbflow.ui.app import FilesApi, UiRoute, WebUiApp
 from ebbflow.ui.jobs import Jobs
-from ebbflow.ui.letters_api import LettersApi
-from ebbflow.ui.links import PageLink
-from ebbflow.ui.pipeline_api import PipelineApi
-from ebbflow.ui.pipelines import Pipelines
-from ebbflow.ui.probes_api import ProbesApi
-from ebbflow.ui.site import PageRoute, Site
-from ebbflow.ui.status_api import StatusApi
-from ebbflow.web.server import WebServer
+from ebbflow.ui.letters import LettersApi
+from ebbflow.ui.links import ServerLink, UiLink
+from ebbflow.ui.pipelines import PipelineApi, Pipelines, ProbesApi, StatusApi
+from ebbflow.web.guard import WebUiGuard
+from ebbflow.web.server import Certificate, Endpoint, WebServer, bind, is_loopback, make_tls, url_of
 
+LOOPBACK = "127.0.0.1"
+UI_PORT = 8321
+METRICS_PORT = 8322
+TOKEN = "EBBFLOW_UI_TOKEN"  # noqa: S105
+CERTIFICATE, KEY = "EBBFLOW_UI_CERT_FILE", "EBBFLOW_UI_KEY_FILE"
+_PLACE = re.compile(
+    r"(?P<scheme>https?://)?"
+    r"(?:(?:(?P<host>\[[^\]]+\]|[^:/]*):)?(?P<port>\d{1,5})|(?P<alone>\[[^\]]+\]|[^:/]*[^:/\d][^:/]*))"
+)
+_WHO = "page"
 _READ_TIMEOUT = 10.0
 _END = 10.0
 
 
-class PageServer:
-    """One page on one port. Started and stopped by any thread but its own.
+# --- where it listens -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class UiAddress:
+    """A host and a port. One that is only ``usual`` gives way to any that is free.
+
+    ``secured`` says whether to speak TLS; ``None`` if that is left to the environment.
+    """
+
+    host: str
+    port: int
+    usual: bool = False
+    secured: bool | None = None
+
+
+def parse_address(text: str | bool, usual_port: int) -> UiAddress:
+    """Returns the address that ``[https://]HOST:PORT``, ``PORT`` or ``HOST`` means.
+
+    ``True`` is the usual one.
+    """
+    if text is True or not text:
+        return UiAddress(LOOPBACK, usual_port, usual=True)
+    match = _PLACE.fullmatch(str(text))
+    port = int(match["port"] or usual_port) if match else -1
+    if match is None or not 0 <= port <= 65_535:
+        raise SetupError(
+            f"{str(text)!r} is no address for a page to listen on.",
+            f"Write it as HOST:PORT, such as {LOOPBACK}:{usual_port}; port 0 is any that is free.",
+        )
+    host = (match["alone"] or match["host"] or LOOPBACK).strip("[]")
+    secured = None if match["scheme"] is None else match["scheme"] == "https://"
+    return UiAddress(host, port, usual=match["port"] is None, secured=secured)
+
+
+@dataclass(frozen=True, slots=True)
+class UiSocket:
+    """A socket that listens, and who may come in: everybody on this machine, or with the token.
+
+    ``terminal`` is where a token that was made up is shown; ``None`` if none was.
+    """
+
+    bound: socket.socket
+    token: Secret | None
+    is_local: bool
+    tls: ssl.SSLContext | None = None
+    terminal: TextIO | None = None
+
+    @property
+    def url(self) -> str:
+        """The address for people on this machine, without the token."""
+        return f"{_shown(url_of(self.bound, secured=self.tls is not None), self.is_local)}/"
+
+    def announce(self, tell: Callable[[str], None], what: str, path: str = "") -> None:
+        """Tells where the web UI is. A token that was made up goes to the terminal alone."""
+        tell(f"{what} {self.url}{path}")
+        if not self.is_local and self.tls is None:
+            tell("it is reached without TLS: its token and what it shows can be read on their way")
+        if self.terminal is None or self.token is None:
+            return
+        token = self.token.reveal()
+        how = f"Its bearer token: {token}" if path else f"Open {self.url}?token={token}"
+        print(how, file=self.terminal, flush=True)
+
+
+def open_socket(address: UiAddress) -> UiSocket:
+    """Returns what listens there; ``SetupError`` when that is not possible."""
+    is_local = is_loopback(address.host, _WHO)
+    text = os.environ.get(TOKEN, "")
+    terminal = None if text or is_local else _find_terminal(address.host)
+    chosen = Secret(text) if text else None
+    token = chosen if terminal is None else Secret(secrets.token_urlsafe(24))
+    secure = _make_tls(address)
+    return UiSocket(_bind_address(address), token, is_local, secure, terminal)
+
+
+def _bind_address(address: UiAddress) -> socket.socket:
+    advice = "Stop what listens there, or name another port; 0 is any that is free."
+    place = Endpoint(address.host, address.port, optional=address.usual)
+    bound = bind(place, _WHO, advice)
+    if bound is None:
+        bound = bind(Endpoint(address.host, 0), _WHO, advice)
+    assert bound is not None, "a port that is not optional is bound or refused"
+    return bound
+
+
+def _make_tls(address: UiAddress) -> ssl.SSLContext | None:
+    """Returns the TLS of the web UI; ``None`` if it has none."""
+    certificate = _read_certificate()
+    secured = certificate is not None if address.secured is None else address.secured
+    if not secured:
+        return None
+    if certificate is None:
+        require_extra("A page that makes a certificate for itself", "http", "cryptography")
+    place = Endpoint(address.host, address.port, certificate, self_signed=certificate is None)
+    return make_tls(place, _WHO)
+
+
+def _read_certificate() -> Certificate | None:
+    paths = {name: os.environ.get(name, "") for name in (CERTIFICATE, KEY)}
+    if not any(paths.values()):
+        return None
+    texts = []
+    for name, path in paths.items():
+        try:
+            texts.append(Path(path).read_text("utf-8"))
+        except (OSError, ValueError):
+            raise SetupError(
+                f"The page cannot read the file that {name} names: {path or 'it is not set'}.",
+                f"Set {CERTIFICATE} and {KEY} to a certificate and its key, in PEM form.",
+            ) from None
+    return Certificate(texts[0], Secret(texts[1]))
+
+
+def _find_terminal(host: str) -> TextIO:
+    """Returns the terminal that a person looks at, to show a token on."""
+    for stream in (sys.stderr, sys.stdout):
+        if stream is not None and stream.isatty():
+            return stream
+    raise SetupError(
+        f"The page would show everything to anybody who can reach {host}.",
+        f"Choose a token and set {TOKEN} to it, or have the page listen on {LOOPBACK}.",
+    )
+
+
+def _shown(url: str, is_local: bool) -> str:
+    """Returns the address by the name of this machine where every address is listened on."""
+    if is_local:
+        return url
+    return re.sub(r"//(0\.0\.0\.0|\[::\])", f"//{socket.gethostname()}", url)
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+class WebUiServer:
+    """One web UI on one port. Started and stopped by any thread but its own.
 
     One that is not ``whole`` has metrics and health only.
     """
 
     def __init__(
-        self, entrance: Entrance, link: PageLink, only: Collection[str], whole: bool
+        self, listening: UiSocket, link: UiLink, only: Collection[str], whole: bool
     ) -> None:
         self._thread = LoopThread("page")
         self._link = link
-        self._server = WebServer(entrance.bound, self._thread, entrance.tls, _READ_TIMEOUT)
-        port = entrance.bound.getsockname()[1]
-        self._guard = PageGuard(entrance.token, entrance.is_local, port, entrance.tls is not None)
+        self._server = WebServer(listening.bound, self._thread, listening.tls, _READ_TIMEOUT)
+        port = listening.bound.getsockname()[1]
+        self._guard = WebUiGuard(
+            listening.token, listening.is_local, port, listening.tls is not None
+        )
         self._only = only
         self._whole = whole
-        self.entrance = entrance
+        self.listening = listening
 
     def start(self) -> None:
         """Begins to answer."""
         self._thread.run(self._build())
-        self._server.start(self._site.open)
+        self._server.start(self._app.open)
 
     def stop(self) -> None:
         """Answers what is asked, lets go of streams, and ends."""
@@ -60,42 +223,78 @@ class PageServer:
     async def _build(self) -> None:
         self._pipelines = Pipelines(self._link, self._only)
         self._jobs = Jobs()
-        self._site = Site(self._routes(), self._guard)
+        self._app = WebUiApp(self._routes(), self._guard)
 
-    def _routes(self) -> list[PageRoute]:
+    def _routes(self) -> list[UiRoute]:
         probes = ProbesApi(self._pipelines, self._guard).routes
         if not self._whole:
             return probes
         return [
             *probes,
-            *FrontDoor(self._guard).routes,
+            *FilesApi(self._guard).routes,
             *StatusApi(self._pipelines).routes,
             *PipelineApi(self._pipelines).routes,
             *LettersApi(self._pipelines, self._jobs).routes,
         ]
 
     async def _end(self) -> None:
-        await self._site.end()
+        await self._app.end()
         self._jobs.close()
         self._pipelines.close()
 
 
 @contextmanager
-def open_page(
-    address: PageAddress, link: PageLink, only: Collection[str] = (), whole: bool = True
-) -> Iterator[Entrance]:
-    """Serves the page for as long as the context lasts; ``SetupError`` when it cannot listen.
+def open_web_ui(
+    address: UiAddress, link: UiLink, only: Collection[str] = (), whole: bool = True
+) -> Iterator[UiSocket]:
+    """Serves the web UI for as long as the context lasts; ``SetupError`` when it cannot listen.
 
     It shows ``only`` these pipelines, or all. If it is not ``whole``, it has metrics and health
     only. The link is closed with it.
     """
     try:
-        page = PageServer(open_entrance(address), link, only, whole)
+        page = WebUiServer(open_socket(address), link, only, whole)
     except BaseException:
         link.close()
         raise
     try:
         page.start()
-        yield page.entrance
+        yield page.listening
     finally:
         page.stop()
+
+
+# --- next to a run --------------------------------------------------------------------------------
+
+
+def attach_web_ui(ui: bool | str, metrics: bool | str) -> list[Attachment]:
+    """Returns what a run opens next to itself; ``SetupError`` for an address that is none.
+
+    Each is ``False`` for no, ``True`` for the usual address, or ``HOST:PORT``. The web UI has
+    the metrics too, so that two of the same address are one.
+    """
+    page = None if ui is False else parse_address(ui, UI_PORT)
+    numbers = None if metrics is False else parse_address(metrics, METRICS_PORT)
+    attachments: list[Attachment] = []
+    if page is not None:
+        attachments.append(partial(_attach, "ui", page))
+    if numbers is not None and numbers != page:
+        attachments.append(partial(_attach, "metrics", numbers))
+    return attachments
+
+
+@contextmanager
+def _attach(
+    name: str,
+    address: UiAddress,
+    server: Addresses,
+    pipeline: str,
+    tell: Callable[[str], None],
+) -> Iterator[Mapping[str, str]]:
+    is_page = name == "ui"
+    with open_web_ui(address, ServerLink(server), [pipeline], whole=is_page) as listening:
+        if is_page:
+            listening.announce(tell, "page at")
+        else:
+            listening.announce(tell, "metrics at", "metrics")
+        yield {name: listening.url if is_page else f"{listening.url}metrics"}

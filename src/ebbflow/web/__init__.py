@@ -1,1 +1,1 @@
-"""A small web server on asyncio: for sources that take requests in, and for the page."""
+"""A small web server on asyncio: for sources that take requests in, and for the web UI."""

@@ -18,13 +18,11 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
 import httptools
 
-from ebbflow.web.exchange import Exchange
-from ebbflow.web.refusal import Refusal
+from ebbflow.web.exchange import Exchange, HttpRequest, Receiver, Refusal, refusal_of
 
 _LARGEST_HEAD = 32 * 1024
 _STEP = 4 * 1024
@@ -37,32 +35,6 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ABOUT_THE_BODY = frozenset((b"host", b"transfer-encoding", b"expect"))
 
 
-@dataclass(slots=True)
-class RequestHead:
-    """The head of a request. The names of its headers are in lower case.
-
-    ``client`` is the address that it came from, without the port.
-    """
-
-    method: bytes
-    target: bytes
-    headers: list[tuple[bytes, bytes]]
-    client: str = ""
-
-
-class Receiver(Protocol):
-    """Takes the body of one request. ``feed`` and ``finish`` may raise ``Refusal``."""
-
-    def feed(self, piece: bytes) -> None:
-        """Takes the next piece of the body."""
-
-    def finish(self) -> None:
-        """Hears that the body is complete; sees to it that the request is answered."""
-
-    def abandon(self) -> None:
-        """Hears that the body will not be completed; never called behind ``finish``."""
-
-
 class Host(Protocol):
     """The server behind a connection. Head and body have ``read_timeout`` seconds each."""
 
@@ -70,7 +42,7 @@ class Host(Protocol):
     most_connections: int
     connections: set[HttpConnection]
 
-    def open(self, head: RequestHead, exchange: Exchange) -> Receiver:
+    def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
         """Returns who takes the body; ``Refusal`` if nobody does."""
 
 
@@ -178,7 +150,7 @@ class HttpConnection(asyncio.Protocol):
         self._host.connections.discard(self)
         self._leave_receiver()
         for exchange in self._unanswered:
-            exchange.lose()
+            exchange.disconnect()
         self._unanswered.clear()
         self._exchange = None
         del self._parser
@@ -233,13 +205,13 @@ class HttpConnection(asyncio.Protocol):
         self._phase = Phase.BODY
         self._deadline = None
         self._fruitless = 0
-        head = RequestHead(self._parser.get_method(), self._target, self._headers, self._client)
+        request = HttpRequest(self._parser.get_method(), self._target, self._headers, self._client)
         is_current = self._parser.get_http_version() == "1.1"
-        exchange = self._exchange = Exchange(self, head.method, is_current)
+        exchange = self._exchange = Exchange(self, request.method, is_current)
         exchange.closes = not self._parser.should_keep_alive()
         self._unanswered.append(exchange)
         try:
-            self._receiver = self._host.open(head, exchange)
+            self._receiver = self._host.open(request, exchange)
         except Exception as error:
             self._refuse(refusal_of(error))
         if any(name == b"expect" for name, _ in self._about_the_body):
@@ -402,10 +374,3 @@ class HttpConnection(asyncio.Protocol):
 
 def _not_http() -> Refusal:
     return Refusal(400, "this is not a valid HTTP request")
-
-
-def refusal_of(error: Exception) -> Refusal:
-    """Returns what the client is told about an error, be it its own or the server's."""
-    if isinstance(error, Refusal):
-        return error
-    return Refusal(500, f"the server failed: {type(error).__name__}")

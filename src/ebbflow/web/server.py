@@ -1,32 +1,74 @@
-"""The web server: one port on a loop, whoever answers.
+"""The web server: one port on a loop, with or without TLS, whoever answers.
 
 Whatever arrives on a port, the answer is what its owner says or the connection is closed: a request
-is bounded in time and size from its first byte, and so is the number of connections.
+is bounded in time and size from its first byte, and so is the number of connections. What keeps a
+server from listening is told in words; ``who`` is who is to listen, for errors: "http source in".
+
+Where to listen is plain data that specs make, so this module imports neither the parser of HTTP nor
+what makes certificates before they are needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import ipaddress
 import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
-from ebbflow.nats.link import LoopThread
-from ebbflow.web.binding import BACKLOG, url_of
-from ebbflow.web.connection import HttpConnection, Receiver, RequestHead
-from ebbflow.web.exchange import Exchange
+from ebbflow.domain import secrets
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.secrets import Secret
+from ebbflow.web.exchange import Opener
 
+if TYPE_CHECKING:
+    from cryptography.x509 import GeneralName
+
+    from ebbflow.nats.link import LoopThread
+    from ebbflow.web.connection import HttpConnection
+
+_BACKLOG = 1_024
 _END = 10.0
 _LAST_ANSWERS = 1.0
 _PAUSE = 0.01
 _CHECK = 0.5
 _MOST_CONNECTIONS = 4_096
+_VALID = timedelta(days=365)
+_CLOCKS_DIFFER = timedelta(hours=1)
 
-Opener = Callable[[RequestHead, Exchange], Receiver]
-"""Takes the head of a request and returns who takes its body; ``Refusal`` if nobody does."""
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate with those that vouch for it, and its key, in PEM form."""
+
+    chain: str
+    key: Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A host and port to listen on: in the clear, or with TLS.
+
+    TLS has the certificate that was given, or one that is made for it if it is ``self_signed``. An
+    ``optional`` endpoint, which nobody asked for, is left out when somebody else has the port.
+    """
+
+    host: str
+    port: int
+    certificate: Certificate | None = None
+    self_signed: bool = False
+    optional: bool = False
+
+    @property
+    def secured(self) -> bool:
+        """True with TLS."""
+        return self.certificate is not None or self.self_signed
 
 
 class WebServer:
@@ -76,11 +118,13 @@ class WebServer:
         self._socket.close()
 
     async def _listen(self) -> None:
+        from ebbflow.web.connection import HttpConnection
+
         self._server = await asyncio.get_running_loop().create_server(
             lambda: HttpConnection(self),
             sock=self._socket,
             ssl=self._tls,
-            backlog=BACKLOG,
+            backlog=_BACKLOG,
             ssl_handshake_timeout=self.read_timeout if self._tls else None,
         )
         self._check_times()
@@ -113,3 +157,126 @@ def _most_connections() -> int:
     """Files are needed for other things, too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(_MOST_CONNECTIONS, soft // 2)
+
+
+# --- sockets --------------------------------------------------------------------------------------
+
+
+def is_loopback(host: str, who: str) -> bool:
+    """Returns whether only this machine can reach it; ``SetupError`` when there is no such host."""
+    addresses = _resolve(host, 0, who)
+    return all(ipaddress.ip_address(address[0]).is_loopback for _, address in addresses)
+
+
+def bind(
+    endpoint: Endpoint, who: str, advice: str, *, listens: bool = True
+) -> socket.socket | None:
+    """Returns a socket that listens; ``SetupError`` with the ``advice`` when that is not possible.
+
+    ``None`` if the endpoint is optional and somebody else has its port. One that does not listen
+    yet takes the port from nobody, and finds out whether somebody has it.
+    """
+    family, address = _resolve(endpoint.host, endpoint.port, who)[0]
+    # Named as TCP, or asyncio would let each answer wait for the client to acknowledge its head.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+        # A port is taken as soon as somebody listens, not before.
+        if listens:
+            bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE and endpoint.optional:
+            return None
+        place = f"{endpoint.host}:{endpoint.port}"
+        text = f"The {who} cannot listen on {place}: {error.strerror}."
+        raise SetupError(text, advice) from None
+    return bound
+
+
+def _resolve(host: str, port: int, who: str) -> list[tuple[int, Any]]:
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise SetupError(
+            f"The {who} is to listen on {host}, which is no address of this machine: "
+            f"{error.strerror}.",
+            "Correct its host.",
+        ) from None
+    return [(family, address) for family, _, _, _, address in addresses]
+
+
+def url_of(bound: socket.socket, secured: bool) -> str:
+    """Returns the address, with the port that the system gave."""
+    host, port = bound.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if secured else 'http'}://{shown}:{port}"
+
+
+def make_tls(endpoint: Endpoint, who: str) -> ssl.SSLContext | None:
+    """Returns the TLS of an endpoint; ``None`` if it has none."""
+    if not endpoint.secured:
+        return None
+    certificate = endpoint.certificate or make_certificate(endpoint.host)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        secrets.identify(context, certificate.chain, certificate.key.reveal())
+    except ValueError as error:
+        raise SetupError(f"The tls of the {who}: {error}.", "Correct cert and key.") from None
+    return context
+
+
+# --- certificates ---------------------------------------------------------------------------------
+
+
+def make_certificate(host: str) -> Certificate:
+    """Returns a new certificate for this machine and the host that is listened on, with its key.
+
+    It keeps those on the network from reading along, as Numaflow's does. It proves nothing to a
+    client, which has to be told to trust it: ``curl -k``. It lives in memory and is made anew with
+    every run.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "ebbflow")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_DIFFER)
+        .not_valid_after(now + _VALID)
+        .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return Certificate(
+        certificate.public_bytes(serialization.Encoding.PEM).decode(),
+        Secret(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ).decode()
+        ),
+    )
+
+
+def _names(host: str) -> list[GeneralName]:
+    from cryptography.x509 import DNSName, IPAddress
+
+    names = dict.fromkeys(("localhost", "127.0.0.1", "::1", socket.gethostname(), host))
+    found: list[GeneralName] = []
+    for name in filter(str.isascii, names):
+        try:
+            found.append(IPAddress(ipaddress.ip_address(name)))
+        except ValueError:
+            found.append(DNSName(name))
+    return found

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebbflow.connectors.http.settings import HttpSourceSettings
-from ebbflow.connectors.http.source import HttpFeed
+from ebbflow.connectors.http.source import HttpFeed, HttpSourceSettings
 from ebbflow.engine import frames
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
@@ -24,7 +23,7 @@ from ebbflow.nats.stored import read_subject
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.feed import Feed, Spot
 from ebbflow.streams.names import Names
-from ebbflow.web.endpoint import Endpoint
+from ebbflow.web.server import Endpoint
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
 NDJSON = "application/x-ndjson"

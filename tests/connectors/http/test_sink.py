@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from ebbflow import Datum, Pipeline
-from ebbflow.connectors.http.settings import BatchSettings, ClientTls, HttpSinkSettings
-from ebbflow.connectors.http.sink import HttpSink, split_lines
+from ebbflow.connectors.http.client import ClientTls
+from ebbflow.connectors.http.sink import BatchSettings, HttpSink, HttpSinkSettings, split_lines
 from ebbflow.domain.message import RowResponse, Status
 from ebbflow.domain.secrets import Secret
 from ebbflow.engine import frames

@@ -23,12 +23,11 @@ import pytest
 import trustme
 from cryptography import x509
 
-from ebbflow.connectors.http.settings import HttpSourceSettings
+from ebbflow.connectors.http.source import HttpSourceSettings
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.web.endpoint import Certificate, Endpoint
-from ebbflow.web.self_signed import make_certificate
+from ebbflow.web.server import Certificate, Endpoint, make_certificate
 from tests.connectors.http.posting import LOOPBACK, NDJSON, asked, in_background, posting, wait_for
 from tests.ports import free_port
 
@@ -57,7 +56,7 @@ def source(link, tmp_path, shared):
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
     """All who share a port have been added as soon as one is there."""
-    monkeypatch.setattr("ebbflow.connectors.http.listener._SETTLING", 0.0)
+    monkeypatch.setattr("ebbflow.connectors.listening.server._SETTLING", 0.0)
 
 
 # --- what is stored -----------------------------------------------------------------------------
@@ -639,7 +638,7 @@ def test_two_vertices_share_a_port_until_the_last_one_stops(link, tmp_path):
 
 
 def test_a_vertex_that_is_about_to_listen_is_not_taken_for_unknown(source, monkeypatch):
-    monkeypatch.setattr("ebbflow.connectors.http.listener._SETTLING", 60.0)
+    monkeypatch.setattr("ebbflow.connectors.listening.server._SETTLING", 60.0)
     answer = source.ask("POST", "/vertices/other", b"x")
 
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
@@ -688,7 +687,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_slow_client(link, tmp_path, monkeyp
     monkeypatch.setattr("ebbflow.connectors.http.source._GRACE", 0.2)
     with posting(link, tmp_path) as source:
         slow = begun(source, b"half")
-        wait_for(lambda: source.feed._room._inside == 1)
+        wait_for(lambda: source.feed._admission._inside == 1)
         source.feed.stop()
 
         assert not everything(slow).startswith(b"HTTP/1.1 200")

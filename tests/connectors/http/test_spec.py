@@ -10,12 +10,13 @@ import trustme
 
 from ebbflow import Pipeline
 from ebbflow.connectors.file.sink import FileSettings
-from ebbflow.connectors.http.settings import BatchSettings, HttpSinkSettings, HttpSourceSettings
+from ebbflow.connectors.http.sink import BatchSettings, HttpSinkSettings
+from ebbflow.connectors.http.source import HttpSourceSettings
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats.login import Addresses
 from ebbflow.runtime.planning import make_plans
 from ebbflow.streams.feed import FeedPlan
-from ebbflow.web.endpoint import Endpoint
+from ebbflow.web.server import Endpoint
 
 HEAD = """apiVersion: numaflow.numaproj.io/v1alpha1
 kind: Pipeline

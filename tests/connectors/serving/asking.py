@@ -13,16 +13,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ebbflow.connectors.http.request import Envelope
-from ebbflow.connectors.serving.served_request import ServedRequest
-from ebbflow.connectors.serving.settings import ServingSettings
+from ebbflow.connectors.listening.posts import Envelope
+from ebbflow.connectors.serving.replies import ServingSettings
 from ebbflow.connectors.serving.source import ServingFeed
+from ebbflow.connectors.serving.store import ServedRequest
 from ebbflow.engine.answers import Answer, own_answers
 from ebbflow.engine.completion import RequestFailure, RequestStep
 from ebbflow.nats.link import Link
 from ebbflow.streams.feed import Spot
-from ebbflow.web.endpoint import Endpoint
-from ebbflow.web.refusal import Refusal
+from ebbflow.web.exchange import Refusal
+from ebbflow.web.server import Endpoint
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -178,7 +178,7 @@ class Asking:
         async def run() -> Any:
             return call(*arguments)
 
-        return self.feed._doors.link.run(run())
+        return self.feed._listeners.link.run(run())
 
 
 @contextmanager

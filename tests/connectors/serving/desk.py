@@ -10,10 +10,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ebbflow.connectors.http.request import Envelope
+from ebbflow.connectors.listening.posts import Envelope
 from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers
 from ebbflow.connectors.serving.book import RequestBook
-from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.connectors.serving.store import ServedRequest
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_headers, answer_key
@@ -29,7 +29,7 @@ from ebbflow.streams.feed import Spot, StorePlan
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
 from ebbflow.streams.publish_settlement import address
-from ebbflow.web.refusal import Refusal
+from ebbflow.web.exchange import Refusal
 
 TTL = 60_000
 _numbers = count()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ebbflow.connectors.serving import book as books
-from ebbflow.connectors.serving import register
+from ebbflow.connectors.serving import requests
 from ebbflow.engine.answers import Answer, own_answers
 from ebbflow.engine.position import Mark
 from ebbflow.nats import api
@@ -47,7 +47,7 @@ def test_requests_that_come_together_share_a_frame(desk):
 
 @pytest.mark.guarantee("an-id-is-taken-once")
 def test_an_id_is_refused_while_its_request_is_open_and_when_it_has_ended(desk, monkeypatch):
-    monkeypatch.setattr(register, "MOST_ENDED", 0)
+    monkeypatch.setattr(requests, "MOST_ENDED", 0)
     with desk.opened() as book:
         desk.submit(book, "once")
         assert desk.refusal(book, "once").status == 409
@@ -396,7 +396,7 @@ def test_a_checkpoint_of_an_earlier_life_is_not_used(desk, link):
 
 
 def test_memory_holds_a_bounded_number_of_ended_requests(desk, monkeypatch):
-    monkeypatch.setattr(register, "MOST_ENDED", 20)
+    monkeypatch.setattr(requests, "MOST_ENDED", 20)
     with desk.opened() as book:
         ids = [desk.submit(book, None) for _ in range(100)]
         desk.tell("in", *(row(id, "served", request=id) for id in ids))

@@ -13,7 +13,7 @@ import pytest
 from ebbflow.connectors.serving.source import ServingFeed
 from ebbflow.domain.errors import SetupError
 from ebbflow.streams import catalogue, provision
-from ebbflow.web.endpoint import Endpoint
+from ebbflow.web.server import Endpoint
 from tests.connectors.http.posting import in_background, posting
 from tests.connectors.serving.asking import started
 from tests.connectors.serving.desk import Desk, until

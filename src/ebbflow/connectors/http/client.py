@@ -20,6 +20,9 @@ from urllib.parse import quote, urlsplit
 
 import httptools
 
+from ebbflow.domain import secrets
+from ebbflow.domain.secrets import Secret
+
 LONGEST_WAIT = 60 * 60.0
 _IDLE = 15.0
 _FIRST_WORDS = 200
@@ -27,6 +30,22 @@ _PORTS = {"http": 80, "https": 443}
 _GZIP_OR_ZLIB = 47
 # What may stand in a path or a query as it is; all else is written as %XX.
 _AS_IT_IS = "/%:@!$&'()*+,;=~-._?"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """The authorities to trust, and the client's own certificate with its key, in PEM form."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: Secret | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Returns a client's TLS, with the server's name checked."""
+        context = secrets.trusting(self.ca)
+        if self.cert is not None and self.key is not None:
+            secrets.identify(context, self.cert, self.key.reveal())
+        return context
 
 
 @dataclass(frozen=True, slots=True)

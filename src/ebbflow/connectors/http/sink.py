@@ -16,6 +16,7 @@ import json
 import os
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -23,10 +24,10 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.connectors.http.client import HttpAnswer, HttpClient, NoAnswer, bound_wait
-from ebbflow.connectors.http.settings import BatchSettings, HttpSinkSettings
+from ebbflow.connectors.http.client import ClientTls, HttpAnswer, HttpClient, NoAnswer, bound_wait
 from ebbflow.connectors.json_record import records
 from ebbflow.domain.message import NackOptions, RowResponse
+from ebbflow.domain.secrets import Secret
 from ebbflow.engine.position import LINEAGE
 from ebbflow.engine.trace_context import find_propagated
 
@@ -41,6 +42,35 @@ _AWAY = (
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """The most messages, and about the most bytes, of one request."""
+
+    format: str = "ndjson"
+    size: int = 500
+    max_bytes: int = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSinkSettings:
+    """An address to send messages to, and how. ``timeout`` is in seconds, for one request.
+
+    ``concurrency`` is the number of requests at a time, ``login`` a user and a password,
+    ``retried`` whether the sink has a retry strategy.
+    """
+
+    url: str
+    method: str = "POST"
+    headers: tuple[tuple[str, str], ...] = ()
+    token: Secret | None = None
+    login: tuple[Secret, Secret] | None = None
+    tls: ClientTls | None = None
+    timeout: float = 10.0
+    concurrency: int = 32
+    batch: BatchSettings | None = None
+    retried: bool = False
 
 
 def decide(answer: HttpAnswer, retried: bool) -> RowResponse | None:

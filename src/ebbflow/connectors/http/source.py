@@ -12,39 +12,58 @@ is kept.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ebbflow.connectors.http.doors import Doors
+import pyarrow as pa
+
 from ebbflow.connectors.http.known_ids import KnownIds
-from ebbflow.connectors.http.post_store import CERTAIN_WITHIN, Post, PostStore
-from ebbflow.connectors.http.request import Envelope, rows_of
-from ebbflow.connectors.http.settings import HttpSourceSettings
+from ebbflow.connectors.listening.posts import (
+    CERTAIN_WITHIN,
+    ROW_BYTES,
+    Envelope,
+    PostStore,
+    rows_of,
+)
+from ebbflow.connectors.listening.server import Listeners
+from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import Link
 from ebbflow.streams.feed import Spot
 from ebbflow.streams.names import Names
-from ebbflow.web.body import check_size
-from ebbflow.web.connection import Receiver, RequestHead
-from ebbflow.web.exchange import Exchange, describe_reason
-from ebbflow.web.refusal import unavailable
-from ebbflow.web.room import Room
+from ebbflow.web.app import Admission, Body, Reservation, Route
+from ebbflow.web.exchange import Exchange, HttpRequest, Receiver, Refusal, unavailable
+from ebbflow.web.server import Endpoint
 
 _MOST_BYTES = 64 * 1024 * 1024
 _GRACE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSourceSettings:
+    """The limits within which posts are taken in. Times are in seconds.
+
+    ``read_timeout`` is for one request to arrive as a whole, ``ack_wait`` for JetStream to confirm
+    it; ``in_flight`` requests at most are between the two.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    token: Secret | None = None
+    read_timeout: float = 10.0
+    ack_wait: float = 5.0
+    in_flight: int = 1_000
 
 
 class HttpFeed:
     """One vertex that takes posts in. Started and stopped by the run's thread."""
 
     on_spark = False
-    methods = (b"POST",)
-    describe = staticmethod(describe_reason)
 
     def __init__(self, settings: HttpSourceSettings, spot: Spot) -> None:
         self._settings = settings
         self._spot = spot
-        self._room = Room(settings.in_flight, _MOST_BYTES)
-        self._doors = Doors("http", spot, settings.endpoints, settings.token)
+        self._admission = Admission(settings.in_flight, _MOST_BYTES)
+        self._listeners = Listeners("http", spot, settings.endpoints, settings.token)
         self._stopping = False
 
     # --- as the run sees it ---------------------------------------------------------------------
@@ -57,19 +76,20 @@ class HttpFeed:
     @property
     def failure(self) -> str | None:
         """The reason why it takes in nothing at the moment; ``None`` while it does."""
-        return "the run is stopping" if self._stopping else self._doors.failure
+        return "the run is stopping" if self._stopping else self._listeners.failure
 
     def start(self) -> None:
         """Listens; ``SetupError`` when that is not possible, or not safe."""
         path = f"/vertices/{self._spot.vertex}"
         try:
-            self._doors.acquire(self._settings.read_timeout)
+            self._listeners.acquire(self._settings.read_timeout)
             # On the listeners' loop: a request changes threads for nothing.
-            link = self._doors.link
+            link = self._listeners.link
             link.run(self._prepare(link))
-            self._doors.open({path: self}, "takes messages", path)
+            route = Route((b"POST",), path, self.open)
+            self._listeners.open([route], lambda: self.failure, "takes messages", path)
         except BaseException:
-            self._doors.release()
+            self._listeners.release()
             raise
 
     async def _prepare(self, link: Link) -> None:
@@ -84,20 +104,92 @@ class HttpFeed:
     def stop(self) -> None:
         """Refuses what comes, finishes what is here, then stops listening."""
         self._stopping = True
-        if self._doors.listeners:
+        if self._listeners.ports:
             with contextlib.suppress(TimeoutError):
-                self._doors.link.run(self._room.wait_until_empty(), timeout=_GRACE)
-            self._doors.release()
+                self._listeners.link.run(self._admission.wait_until_empty(), timeout=_GRACE)
+            self._listeners.release()
 
     # --- as the listener sees it ----------------------------------------------------------------
 
-    def open(self, head: RequestHead, exchange: Exchange) -> Receiver:
+    def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
         """Returns the post that takes the body; ``Refusal`` if it is not wanted."""
-        self._doors.check_site(head)
-        self._doors.authorize(head)
+        guard = self._listeners.guard
+        guard.check_site(request)
+        guard.check_token(request)
         if failure := self.failure:
             raise unavailable(failure)
-        envelope = Envelope(head.headers, time.time_ns() // 1000)
-        check_size(envelope.announced, self._spot.largest)
-        room = self._room.reserve(envelope.announced)
-        return Post(envelope, exchange, room, self._spot.largest, self._store)
+        envelope = Envelope(request.headers, time.time_ns() // 1000)
+        reservation = self._admission.reserve(envelope.announced, self._spot.largest)
+        return Post(envelope, exchange, reservation, self._store)
+
+
+class Post(Body):
+    """One post: its body while it arrives, its messages while they are stored, and its answer.
+
+    When it is complete, ``count`` is the number of its messages and ``size`` about their bytes.
+    """
+
+    __slots__ = ("_exchange", "_store", "count", "envelope", "rows", "size", "value")
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        exchange: Exchange,
+        reservation: Reservation,
+        store: PostStore,
+    ) -> None:
+        super().__init__(reservation)
+        self.envelope = envelope
+        self.value = b""
+        self.rows: pa.RecordBatch | None = None
+        self._exchange: Exchange | None = exchange
+        self._store = store
+        self.count = 1
+        self.size = 0
+
+    # --- as the connection sees it --------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Has it stored; ``Refusal`` if it holds no messages."""
+        self.value = self.join()
+        self.size = self.received + self.envelope.size + ROW_BYTES
+        try:
+            if self.envelope.is_batch:
+                self._split()
+            self._store.add(self)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _split(self) -> None:
+        self.rows = self.envelope.split(self.value)
+        self.count, self.size = self.rows.num_rows, self.rows.nbytes
+        self._reservation.grow_to(self.size)
+
+    # --- as the store sees it -------------------------------------------------------------------
+
+    @property
+    def named_id(self) -> str | None:
+        """The id that its sender named."""
+        return self.envelope.id if self.envelope.has_own_id else None
+
+    def settle(self, refusal: Refusal | None) -> None:
+        """Answers, if that was not done before, and gives its room back. Called once."""
+        self._reservation.release()
+        self.answer(refusal)
+
+    def answer(self, refusal: Refusal | None) -> None:
+        """Says that it is stored, or why not; only the first answer counts."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if refusal is None:
+            exchange.respond(200, self._confirmation())
+        else:
+            exchange.refuse(refusal)
+
+    def _confirmation(self) -> bytes:
+        text = json.dumps(self.envelope.id)
+        if self.rows is None:
+            return b'{"id":%b}' % text.encode()
+        return b'{"id":%b,"messages":%d}' % (text.encode(), self.count)

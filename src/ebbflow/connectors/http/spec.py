@@ -10,13 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from ebbflow.connectors.http.listening import ListeningSection
-from ebbflow.connectors.http.settings import (
-    BatchSettings,
-    ClientTls,
-    HttpSinkSettings,
-    HttpSourceSettings,
-)
+from ebbflow.connectors.listening.section import ListeningSection, check_header_name
 from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
@@ -26,9 +20,11 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 
 if TYPE_CHECKING:
+    from ebbflow.connectors.http.client import ClientTls
+    from ebbflow.connectors.http.sink import HttpSinkSettings
+    from ebbflow.connectors.http.source import HttpSourceSettings
     from ebbflow.streams.feed import FeedPlan
 
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
 _ALONE_A_CALL = 500
 
@@ -42,15 +38,9 @@ def _url(value: str) -> str:
     return value
 
 
-def _header(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise PydanticCustomError("EB104", "{name} is no header", {"name": shown(value)})
-    return value
-
-
 def _headers(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
-        _header(name)
+        check_header_name(name)
         if not _TEXT.fullmatch(text):
             raise PydanticCustomError(
                 "EB104", "{name} must be ASCII on one line", {"name": shown(name)}
@@ -62,9 +52,6 @@ def _headers(value: dict[str, str]) -> dict[str, str]:
 
 Url = Annotated[StrictStr, AfterValidator(_url)]
 """An address of the web, without a login."""
-
-HeaderName = Annotated[StrictStr, AfterValidator(_header)]
-"""The name of a header."""
 
 Headers = Annotated[dict[StrictStr, StrictStr], AfterValidator(_headers)]
 """Headers of a request that hold no secret."""
@@ -106,8 +93,8 @@ class HttpSourceSpec(ListeningSection):
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
         require_extra("The http source", "http", "cryptography")
-        from ebbflow.connectors.http.listener import check_ports
         from ebbflow.connectors.http.source import HttpFeed
+        from ebbflow.connectors.listening.server import check_ports
         from ebbflow.streams.feed import FeedPlan
 
         settings = self.settings(f"the http source {vertex}")
@@ -116,6 +103,8 @@ class HttpSourceSpec(ListeningSection):
 
     def settings(self, where: str) -> HttpSourceSettings:
         """Returns how posts are taken in; ``where`` says whose the secrets are."""
+        from ebbflow.connectors.http.source import HttpSourceSettings
+
         return HttpSourceSettings(
             self.endpoints(where),
             self.read_token(where),
@@ -161,6 +150,8 @@ class HttpSinkSpec(SinkSection):
 
     def settings(self, retried: bool) -> HttpSinkSettings:
         """Returns where and how to send, with all secrets read."""
+        from ebbflow.connectors.http.sink import BatchSettings, HttpSinkSettings
+
         where = f"the http sink to {self.url}"
         token = self.auth.token if self.auth else None
         basic = self.auth.basic if self.auth else None
@@ -180,6 +171,8 @@ class HttpSinkSpec(SinkSection):
 
 def _read_tls(section: Tls, where: str) -> ClientTls:
     """Returns the files' contents; ``SetupError`` when they do not fit together."""
+    from ebbflow.connectors.http.client import ClientTls
+
     contents = section.contents(where)
     key = Secret(contents["key"]) if "key" in contents else None
     client = ClientTls(contents.get("ca"), contents.get("cert"), key)

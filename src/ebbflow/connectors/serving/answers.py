@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol
 
-from ebbflow.connectors.serve.store import OwnStore
 from ebbflow.domain.code import Code
 from ebbflow.domain.errors import EbbflowError
-from ebbflow.engine.answers import Answer
+from ebbflow.engine.answers import Answer, own_answers
 from ebbflow.nats.follow import Follower
+from ebbflow.numaflow.pynumaflow.adapters import adapt
 from ebbflow.streams.answers import AnswerBucket
-from ebbflow.usercode.variables import Variables
+from ebbflow.usercode.calling import Handler
+from ebbflow.usercode.targets import resolve
+from ebbflow.usercode.variables import Variables, in_environment
 
 TakeAnswers = Callable[[Sequence[Answer]], None]
 """Gets the answers that have come together, each with the ``token`` of its request."""
@@ -47,15 +50,15 @@ class BucketAnswers:
         self._follower: Follower | None = None
 
     async def follow(self, take: TakeAnswers, fail: Callable[[EbbflowError], None]) -> None:
-        """As in ``AnswerSource``."""
+        """Follows the bucket."""
         self._follower = await self._bucket.follow(take, fail)
 
     async def get(self, request: str) -> list[Answer]:
-        """As in ``AnswerSource``."""
+        """Returns the answers in the bucket."""
         return await self._bucket.get(request)
 
     async def close(self) -> None:
-        """As in ``AnswerSource``."""
+        """Follows the bucket no more."""
         if self._follower is not None:
             await self._follower.close()
 
@@ -78,11 +81,11 @@ class OwnStoreAnswers:
         """Does nothing: nobody tells when a store of the user's is given an answer."""
 
     async def get(self, request: str) -> list[Answer]:
-        """As in ``AnswerSource``."""
+        """Asks the store, in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, request)
 
     async def close(self) -> None:
-        """As in ``AnswerSource``."""
+        """Closes the store, and ends its thread."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
@@ -99,3 +102,28 @@ class OwnStoreAnswers:
         store, self._store = self._store, None
         if store is not None:
             store.close()
+
+
+class OwnStore:
+    """A store of the user's that is open for reading. Used by one thread at a time.
+
+    ``search`` is the folder that has its code, ``variables`` are those of its container. Opening it
+    and asking it raise what the user's code raises.
+    """
+
+    def __init__(self, code: Code, search: str | None, variables: Variables = ()) -> None:
+        with in_environment(variables):  # modules may look at it when they are imported
+            folder = Path(search) if search else None
+            target = resolve(code, folder) if isinstance(code, str) else code
+        self._handler = Handler(adapt(target, "store"), variables=variables)
+
+    def get(self, request: str) -> list[Answer]:
+        """Returns all answers to a request so far, in the order of the store."""
+        handler = self._handler
+        with in_environment(handler.variables):
+            payloads: list[bytes] = handler.finish(handler.instance.get(request))
+        return own_answers(request, payloads)
+
+    def close(self) -> None:
+        """Closes the store."""
+        self._handler.close()

@@ -13,25 +13,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import nats.errors
 
-from ebbflow.connectors.http.post_store import PostStore
-from ebbflow.connectors.http.request import Envelope, rows_of
+from ebbflow.connectors.listening.posts import (
+    ID,
+    ROW_BYTES,
+    Envelope,
+    PostStore,
+    check_id,
+    join_headers,
+    rows_of,
+)
 from ebbflow.connectors.serving.answers import AnswerSource
-from ebbflow.connectors.serving.open_request import AnswersSoFar, OpenRequest
-from ebbflow.connectors.serving.records import Checkpoint, RequestRecords
-from ebbflow.connectors.serving.recovery import read_life, read_waiting, tell_again
-from ebbflow.connectors.serving.register import RequestRegister
-from ebbflow.connectors.serving.served_request import ServedRequest
-from ebbflow.connectors.serving.submission import Submission
+from ebbflow.connectors.serving.requests import AnswersSoFar, OpenRequest, RequestRegister
+from ebbflow.connectors.serving.store import (
+    Checkpoint,
+    RequestRecords,
+    ServedRequest,
+    read_life,
+    read_waiting,
+    tell_again,
+)
 from ebbflow.domain.errors import EbbflowError
+from ebbflow.domain.message import make_request_id
 from ebbflow.engine.answers import Answer
 from ebbflow.nats import api
 from ebbflow.nats.follow import Follower
@@ -39,8 +51,8 @@ from ebbflow.nats.link import Link
 from ebbflow.streams.answers import follow_trail
 from ebbflow.streams.feed import Spot
 from ebbflow.streams.names import Names
-from ebbflow.web.body import check_size
-from ebbflow.web.refusal import Refusal, too_many, unavailable
+from ebbflow.web.app import check_size
+from ebbflow.web.exchange import Refusal, too_many, unavailable
 
 MOST_OPEN = 100_000
 """The most requests that may be open; others are refused until some have ended."""
@@ -57,7 +69,7 @@ STOPPING = "the run is stopping"
 class RequestBook:
     """The requests of one serving source. Everything happens on the link's loop.
 
-    ``ack_wait`` is how many seconds a caller waits to hear that its request is stored.
+    ``ack_wait`` is how many seconds a caller waits to be told that its request is stored.
     """
 
     def __init__(self, link: Link, spot: Spot, answers: AnswerSource, ack_wait: float) -> None:
@@ -127,7 +139,8 @@ class RequestBook:
         # Long before the trail forgets what is too old.
         before = now - timedelta(milliseconds=self._spot.store.ttl / 2)
         if behind := self._register.list_behind(_FAR_BEHIND, before):
-            seq = await tell_again(self._link.client, self._names, behind)
+            told = (row for retelling in behind for row in retelling.rows)
+            seq = await tell_again(self._link.client, self._names, told)
             await trail.catch_up()
             self._register.note_told_again(behind, seq, now)
 
@@ -341,3 +354,73 @@ def _in_doubt(request: str) -> Refusal:
         f"JetStream has not confirmed request {request}, which may be accepted all the same: "
         "ask for its status"
     )
+
+
+# --- requests on their way into the buffer --------------------------------------------------------
+
+
+class RequestEnvelope(Envelope):
+    """The envelope of one request. ``id_header``, in lower case, is where callers name an id."""
+
+    __slots__ = ()
+
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]], now: int, id_header: str) -> None:
+        """Reads the headers, in lower case and in their order; ``Refusal`` if they are wrong."""
+        headers = join_headers(raw)
+        own_id = headers.get(id_header)
+        self.id = make_request_id() if own_id is None else check_request_id(own_id, id_header)
+        self.has_own_id = own_id is not None
+        self.is_batch = False
+        self.announced = int(headers.get("content-length", "0"))
+        # Answers are stored under this one: nobody may name the id of another request here.
+        headers[ID] = self.id
+        self._read(headers, now)
+
+
+def check_request_id(text: str, name: str) -> str:
+    """Returns an id that a caller named; ``Refusal`` if it cannot be one."""
+    # The ids of all messages that come of a request begin with its own and a slash: user code that
+    # replaces the headers leaves nothing else to know the request by.
+    if "/" in text:
+        raise Refusal(400, f"{name} must not have a slash in it")
+    return check_id(text, name)
+
+
+class Submission:
+    """One request, as ``PostStore`` stores it: a single message.
+
+    ``told`` has the first that is known: stored, refused, or nothing certain. ``settled`` is called
+    once, when it is known for good. Copies are known by the book, so it has no named id.
+    """
+
+    __slots__ = ("count", "envelope", "rows", "settled", "size", "told", "value")
+
+    named_id = None
+
+    def __init__(
+        self, envelope: Envelope, body: bytes, settled: Callable[[Refusal | None], Any]
+    ) -> None:
+        self.envelope = envelope
+        self.value = body
+        self.rows = None
+        self.count = 1
+        self.size = len(body) + envelope.size + ROW_BYTES
+        self.settled = settled
+        self.told: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
+        _name_request(envelope)
+
+    def settle(self, refusal: Refusal | None) -> None:
+        """Hears that it is stored, or why not."""
+        self.settled(refusal)
+        self.answer(refusal)
+
+    def answer(self, refusal: Refusal | None) -> None:
+        """Tells whoever waits, who may have gone."""
+        if not self.told.done():
+            self.told.set_result(refusal)
+
+
+def _name_request(envelope: Envelope) -> None:
+    """Has every message that comes of the request name it: answers are stored under that id."""
+    others = [pair for pair in envelope.headers if pair[0].lower() != ID]
+    envelope.headers = [*others, (ID, envelope.id)]

@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
-from ebbflow.connectors.http.doors import Doors
+from ebbflow.connectors.listening.posts import KEYS, TIME
+from ebbflow.connectors.listening.server import Listeners
 from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers, OwnStoreAnswers
 from ebbflow.connectors.serving.book import RequestBook
-from ebbflow.connectors.serving.cors import Cors
-from ebbflow.connectors.serving.endpoints import Endpoints
 from ebbflow.connectors.serving.openapi import PAGE_HEADERS, make_document, make_page
-from ebbflow.connectors.serving.results import describe_problem, encode_json
-from ebbflow.connectors.serving.settings import ServingSettings
+from ebbflow.connectors.serving.replies import (
+    LENGTH,
+    LENGTHS,
+    Endpoints,
+    ServingSettings,
+    describe_problem,
+)
 from ebbflow.nats.link import Link
 from ebbflow.streams.answers import AnswerBucket
 from ebbflow.streams.feed import Spot, StorePlan
-from ebbflow.web.body import BodilessRequest
-from ebbflow.web.connection import Receiver, RequestHead
-from ebbflow.web.exchange import JSON, Exchange
-from ebbflow.web.refusal import unavailable
-from ebbflow.web.server import Opener
+from ebbflow.web.app import BodilessRequest, HttpReply, Route, reply_always
+from ebbflow.web.exchange import Exchange, HttpRequest, Opener, Receiver, unavailable
+from ebbflow.web.guard import Cors
 
 _GRACE = 5.0
 _END = 15.0
@@ -40,7 +44,7 @@ class ServingFeed:
     def __init__(self, settings: ServingSettings, spot: Spot) -> None:
         self._settings = settings
         self._spot = spot
-        self._doors = Doors(
+        self._listeners = Listeners(
             "serving",
             spot,
             settings.endpoints,
@@ -48,7 +52,11 @@ class ServingFeed:
             settings.cors,
             "name their origin in cors, or give the source a token",
         )
-        self._cors = Cors(settings.cors, settings.id_header)
+        self._cors = Cors(
+            settings.cors,
+            ("authorization", "content-type", settings.id_header, KEYS, TIME, "last-event-id"),
+            (settings.id_header, LENGTH, LENGTHS),
+        )
         self._book: RequestBook | None = None
         self._endpoints: Endpoints
         self._stopping = False
@@ -68,16 +76,18 @@ class ServingFeed:
             return "the run is stopping"
         if self._book is None:
             return "the run is starting"
-        return self._doors.failure or self._book.failure
+        return self._listeners.failure or self._book.failure
 
     def start(self) -> None:
         """Listens; ``SetupError`` when that is not possible, or not safe."""
         try:
-            self._doors.acquire(self._settings.read_timeout)
+            self._listeners.acquire(self._settings.read_timeout)
             # On the listeners' loop: a request changes threads for nothing.
-            self._doors.link.run(self._prepare(self._doors.link))
+            self._listeners.link.run(self._prepare(self._listeners.link))
             self._freeze()
-            self._doors.open(self._routes(), "answers requests", "/v1/process")
+            self._listeners.open(
+                self._routes(), lambda: self.failure, "answers requests", "/v1/process"
+            )
         except BaseException:
             self.stop()
             raise
@@ -96,10 +106,10 @@ class ServingFeed:
     def stop(self) -> None:
         """Refuses what comes, answers what is here, then stops listening."""
         self._stopping = True
-        if self._doors.listeners:
+        if self._listeners.ports:
             with contextlib.suppress(TimeoutError):
-                self._doors.link.run(self._end(), timeout=_END)
-            self._doors.release()
+                self._listeners.link.run(self._end(), timeout=_END)
+            self._listeners.release()
             if self._has_frozen:
                 gc.unfreeze()
 
@@ -121,57 +131,46 @@ class ServingFeed:
 
     # --- as the listener sees it ----------------------------------------------------------------
 
-    def _routes(self) -> dict[str, ServingRoute]:
+    def _routes(self) -> list[Route]:
         document = make_document(self._spot.pipeline, self._settings)
-        page = make_page(document).encode()
-        openers: dict[str, dict[bytes, Opener]] = {
-            **self._endpoints.openers,
-            "/openapi.json": {b"GET": show(encode_json(document), JSON)},
-            "/docs": {b"GET": show(page, "text/html; charset=utf-8", PAGE_HEADERS)},
-        }
-        return {path: ServingRoute(self, by_method) for path, by_method in openers.items()}
+        page = HttpReply(
+            make_page(document).encode(), 200, "text/html; charset=utf-8", PAGE_HEADERS
+        )
+        routes = [
+            *self._endpoints.routes,
+            Route((b"GET",), "/openapi.json", reply_always(HttpReply.json(document))),
+            Route((b"GET",), "/docs", reply_always(page)),
+        ]
+        guarded = [replace(route, open=partial(self._open, route.open)) for route in routes]
+        preflights = self._list_preflights(routes) if self._cors.is_on else []
+        return [replace(route, error_body=describe_problem) for route in [*guarded, *preflights]]
 
-    def admit(self, head: RequestHead, exchange: Exchange, methods: tuple[bytes, ...]) -> bool:
-        """Returns whether a request is to be worked on; ``Refusal`` if it is not wanted.
+    def _list_preflights(self, routes: Sequence[Route]) -> list[Route]:
+        methods: dict[str, tuple[bytes, ...]] = {}
+        for route in routes:
+            methods[route.path] = (*methods.get(route.path, ()), *route.methods)
+        return [
+            Route((b"OPTIONS",), path, partial(self._answer_preflight, taken))
+            for path, taken in methods.items()
+        ]
 
-        A browser's question before the request is answered here: it cannot have the token.
-        """
-        self._doors.check_site(head)
-        self._cors.allow(head, exchange)
-        if head.method == b"OPTIONS":
-            self._cors.answer_preflight(exchange, methods)
-            return False
-        self._doors.authorize(head)
+    def _open(self, open: Opener, request: HttpRequest, exchange: Exchange) -> Receiver:
+        """Returns who takes the body of a request; ``Refusal`` if it is not wanted."""
+        self._listeners.guard.check_site(request)
+        self._cors.allow(request, exchange)
+        self._listeners.guard.check_token(request)
         if failure := self.failure:
             raise unavailable(failure)
-        return True
+        return open(request, exchange)
 
-    @property
-    def answers_preflights(self) -> bool:
-        """True if there are pages that may ask."""
-        return self._cors.is_on
-
-
-class ServingRoute:
-    """One path of a serving source."""
-
-    describe = staticmethod(describe_problem)
-
-    def __init__(self, feed: ServingFeed, openers: Mapping[bytes, Opener]) -> None:
-        self._feed = feed
-        self._openers = openers
-        self.methods = (*openers, *((b"OPTIONS",) if feed.answers_preflights else ()))
-
-    @property
-    def failure(self) -> str | None:
-        """The reason why it takes in nothing at the moment; ``None`` while it does."""
-        return self._feed.failure
-
-    def open(self, head: RequestHead, exchange: Exchange) -> Receiver:
-        """Returns who takes the body of a request; ``Refusal`` if it is not wanted."""
-        if not self._feed.admit(head, exchange, self.methods):
-            return BodilessRequest(lambda: None)
-        return self._openers[head.method](head, exchange)
+    def _answer_preflight(
+        self, methods: tuple[bytes, ...], request: HttpRequest, exchange: Exchange
+    ) -> Receiver:
+        """Answers what a browser asks before a request: it cannot have the token."""
+        self._listeners.guard.check_site(request)
+        self._cors.allow(request, exchange)
+        self._cors.answer_preflight(exchange, (*methods, b"OPTIONS"))
+        return BodilessRequest(lambda: None)
 
 
 def open_answers(link: Link, store: StorePlan | None) -> AnswerSource:
@@ -180,12 +179,3 @@ def open_answers(link: Link, store: StorePlan | None) -> AnswerSource:
     if store.code is None:
         return BucketAnswers(AnswerBucket(link.client, store.bucket))
     return OwnStoreAnswers(store.code, store.search, store.env)
-
-
-def show(body: bytes, content_type: str, headers: Mapping[str, str] | None = None) -> Opener:
-    """Returns who answers each request with the same."""
-
-    def open(head: RequestHead, exchange: Exchange) -> Receiver:
-        return BodilessRequest(lambda: exchange.respond(200, body, headers, content_type))
-
-    return open

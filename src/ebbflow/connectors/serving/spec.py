@@ -1,4 +1,4 @@
-"""The serving source in a spec: requests come in over HTTP, and callers get the answers back."""
+"""Serving in a spec: the source takes requests over HTTP, the sink stores the answers to them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StrictStr
 from pydantic_core import PydanticCustomError
 
-from ebbflow.connectors.http.listening import ListeningSection
-from ebbflow.connectors.http.spec import HeaderName
+from ebbflow.connectors.listening.section import HeaderName, ListeningSection
+from ebbflow.connectors.plans import ServeSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import shown
-from ebbflow.connectors.section import require_extra
-from ebbflow.connectors.serving.settings import ServingSettings
+from ebbflow.connectors.section import SinkSection, require_extra
 
 if TYPE_CHECKING:
+    from ebbflow.connectors.serving.replies import ServingSettings
     from ebbflow.streams.feed import FeedPlan
 
 
@@ -65,7 +65,7 @@ class ServingSourceSpec(ServingFields):
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
         require_extra("The serving source", "http", "cryptography")
-        from ebbflow.connectors.http.listener import check_ports
+        from ebbflow.connectors.listening.server import check_ports
         from ebbflow.connectors.serving.source import ServingFeed
         from ebbflow.streams.feed import FeedPlan
 
@@ -75,6 +75,8 @@ class ServingSourceSpec(ServingFields):
 
     def settings(self, where: str) -> ServingSettings:
         """Returns how requests are served; ``where`` says whose the secrets are."""
+        from ebbflow.connectors.serving.replies import ServingSettings
+
         return ServingSettings(
             self.endpoints(where),
             self.read_token(where),
@@ -85,3 +87,11 @@ class ServingSourceSpec(ServingFields):
             self.ack_wait / 1000,
             self.max_in_flight,
         )
+
+
+class ServeSinkSpec(SinkSection):
+    """Stores the value of every message as an answer to its request. Has no settings."""
+
+    def plan(self, retried: bool) -> ServeSink:
+        """Returns the plan of a serve sink."""
+        return ServeSink()

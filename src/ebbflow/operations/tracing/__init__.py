@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.connectors.serving.store import ServedRequest
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from ebbflow.connectors.serving.open_request import OpenRequest
-from ebbflow.connectors.serving.records import RequestRecords
-from ebbflow.connectors.serving.recovery import read_life, read_waiting
-from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.connectors.serving.requests import OpenRequest
+from ebbflow.connectors.serving.store import RequestRecords, ServedRequest, read_life, read_waiting
 from ebbflow.engine.completion import RequestStep
 from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.link import Link

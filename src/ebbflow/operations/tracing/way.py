@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.connectors.serving.store import ServedRequest
 from ebbflow.engine.trail import REDELIVERED
 
 Where = Literal["buffer", "in hand", "redelivery", "parked", "held", "source", "dead letter"]

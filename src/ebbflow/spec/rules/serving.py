@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ebbflow.connectors.registry import SINKS, SOURCES
-from ebbflow.connectors.serve.spec import ServeSinkSpec
+from ebbflow.connectors.serving.spec import ServeSinkSpec
 from ebbflow.spec.kinds import ServingPipelineSpec
 from ebbflow.spec.model import PipelineSpec, Spec, Vertex
 from ebbflow.spec.sections import SinkSpec, SinkTarget

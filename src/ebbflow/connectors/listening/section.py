@@ -1,0 +1,128 @@
+"""The part of a spec that sources with a web server share: where it listens, and to whom."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StrictInt, StrictStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import Section, shown
+from ebbflow.connectors.schema.secret import SecretRef
+from ebbflow.connectors.section import SourceSection
+from ebbflow.domain.secrets import Secret
+from ebbflow.web.server import Certificate, Endpoint
+
+_HTTPS = 8_443
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+Port = Annotated[StrictInt, Field(ge=0, le=65_535)]
+"""A TCP port; 0 for any that is free, which the run then tells."""
+
+
+def check_header_name(value: str) -> str:
+    """Returns the name of a header; an error of validation if it is none."""
+    if not _NAME.fullmatch(value):
+        raise PydanticCustomError("EB104", "{name} is no header", {"name": shown(value)})
+    return value
+
+
+HeaderName = Annotated[StrictStr, AfterValidator(check_header_name)]
+"""The name of a header."""
+
+
+class BearerToken(Section):
+    """A bearer token."""
+
+    token: SecretRef = Field(description="the bearer token")
+
+
+class CertificateSpec(Section):
+    """The server's certificate, with those that vouch for it, and its key, in PEM form."""
+
+    cert_secret: SecretRef = Field(description="the certificate")
+    key_secret: SecretRef = Field(description="its key")
+
+    def read(self, where: str) -> Certificate:
+        """Returns both, as they are now."""
+        chain = self.cert_secret.read(f"the certificate of {where}").reveal()
+        return Certificate(chain, self.key_secret.read(f"the key of {where}"))
+
+
+class Ports(Section):
+    """The ports to listen on, as Numaflow has them: always ``https``, and ``http`` if it is set."""
+
+    http: Port | None = Field(
+        default=None, description="a port for posts in the clear; left out, there is none"
+    )
+    https: Port | None = Field(
+        default=None,
+        description="the port for posts over TLS; left out, 8443, or none where `http` is set and "
+        "8443 is taken",
+    )
+
+    @model_validator(mode="after")
+    def _differ(self) -> Ports:
+        if self.http == self.https and self.http:
+            raise PydanticCustomError("EB104", "http and https cannot have the same port")
+        return self
+
+
+class ListeningSection(SourceSection):
+    """A source that listens. Without ``tls`` it makes a certificate that nobody vouches for."""
+
+    host: StrictStr = Field(
+        default="127.0.0.1", description="where to listen; beyond this machine a token is needed"
+    )
+    ports: Ports = Ports()
+    auth: Annotated[BearerToken | None, fields.LEFT_OUT_IF_EMPTY] = None
+    tls: CertificateSpec | None = None
+    read_timeout: fields.Wait = Field(
+        default=10_000, description="how long a request may take to arrive"
+    )
+    ack_wait: fields.Wait = Field(
+        default=5_000, description="how long to wait for JetStream to confirm that it is stored"
+    )
+    max_in_flight: fields.Positive = Field(
+        default=1_000, description="the most requests that are read and stored at the same time"
+    )
+
+    @model_validator(mode="after")
+    def _refuse_strangers(self) -> ListeningSection:
+        """Beyond this machine a token is needed. What a name stands for is seen at the start."""
+        if self.auth is None and _is_beyond(self.host):
+            raise PydanticCustomError(
+                "EB104",
+                "anybody who can reach {host} could send; give it auth: {token: {env: NAME}}",
+                {"host": self.host},
+            )
+        return self
+
+    def read_token(self, where: str) -> Secret | None:
+        """Returns the bearer token as it is now; ``where`` says whose it is."""
+        return self.auth.token.read(f"the token of {where}") if self.auth else None
+
+    def endpoints(self, where: str) -> tuple[Endpoint, ...]:
+        """Returns the hosts and ports to listen on, with the certificate read."""
+        certificate = self.tls.read(where) if self.tls else None
+        http, https = self.ports.http, self.ports.https
+        plain = () if http is None else (Endpoint(self.host, http),)
+        secured = Endpoint(
+            self.host,
+            _HTTPS if https is None else https,
+            certificate,
+            self_signed=certificate is None,
+            # Whoever asks for http alone gets https beside it, but not at the price of no start.
+            optional=http is not None and https is None and certificate is None,
+        )
+        return (*plain, secured)
+
+
+def _is_beyond(host: str) -> bool:
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,1 +1,0 @@
-"""The serve sink, and stores of the user's own."""

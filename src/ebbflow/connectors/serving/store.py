@@ -1,0 +1,285 @@
+"""What is stored of requests: how they ended and how far they are, for callers and after a crash.
+
+The records are in the bucket of the answers. ``<request>.<pipeline>`` is the record of a request
+that has ended; records are written behind the callers' backs, many at a time, and never given up.
+``checkpoint.<pipeline>.<vertex>`` says from where on the trail has to be read after a crash.
+Answers have keys of four parts.
+
+A request is stored when its row is in the buffer of the source. The row leaves it only when the
+source's task is done with it, and by then the trail tells of it. So the rows behind the position
+and the trail together know every request that was accepted. What a trail told long ago is told
+again at its end, with the same words: rows are taken as a set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import nats.errors
+
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine import frames
+from ebbflow.engine.answers import Answer, answer_key
+from ebbflow.engine.completion import RequestFailure, RequestStep, ToldRow
+from ebbflow.engine.position import Mark
+from ebbflow.engine.trail import TrailRow, publish_trail
+from ebbflow.nats import api
+from ebbflow.nats.bulk import publish_all
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.link import Link
+from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.nats.stored import read_after, read_last, read_one
+from ebbflow.nats.wire import Publishes
+from ebbflow.streams.names import Names, bucket_stream
+from ebbflow.streams.positions import read_positions
+
+Status = Literal["in-progress", "completed", "failed"]
+
+_AT_ONCE = 500
+_GATHER, _PAUSE = 0.05, 1.0
+_CHECKPOINT = "checkpoint"
+
+
+# --- one request ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """One request. ``answers`` are there when it is completed, in the order of its results.
+
+    ``steps`` are what is known of its way, oldest first, and ``steps_left_out`` how many more there
+    were. ``failure`` says why it failed. ``answer_count`` is how many answers the trail tells of;
+    replays may have stored others beside them.
+    """
+
+    id: str
+    status: Status
+    accepted: datetime
+    ended: datetime | None = None
+    failure: RequestFailure | None = None
+    answer_count: int = 0
+    answers: tuple[Answer, ...] = ()
+    steps: tuple[RequestStep, ...] = ()
+    steps_left_out: int = 0
+
+    def to_json(self) -> bytes:
+        """Returns the record as it is stored."""
+        return json.dumps(self.describe()).encode()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns everything but the answers, in types that JSON has; times are ISO 8601."""
+        return {
+            "id": self.id,
+            "status": self.status,
+            "accepted": self.accepted.isoformat(),
+            "ended": self.ended.isoformat() if self.ended else None,
+            "failure": asdict(self.failure) if self.failure else None,
+            "answer_count": self.answer_count,
+            "steps": [describe_step(step) for step in self.steps],
+            "steps_left_out": self.steps_left_out,
+        }
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> ServedRequest:
+        """Returns the request from what was stored."""
+        facts: dict[str, Any] = json.loads(raw)
+        failure = facts["failure"]
+        return cls(
+            id=facts["id"],
+            status=facts["status"],
+            accepted=datetime.fromisoformat(facts["accepted"]),
+            ended=_read_time(facts["ended"]),
+            failure=RequestFailure(**failure) if failure else None,
+            answer_count=facts["answer_count"],
+            steps=tuple(map(_read_step, facts["steps"])),
+            steps_left_out=facts["steps_left_out"],
+        )
+
+
+def describe_step(step: RequestStep) -> dict[str, Any]:
+    """Returns a step in types that JSON has; what is unknown of it is left out."""
+    facts: dict[str, Any] = {
+        "vertex": step.vertex,
+        "message": step.message,
+        "deliveries": step.deliveries,
+        "outcome": step.outcome,
+        "at": step.at.isoformat(),
+        "reason": step.reason,
+        "error": step.error,
+        "due": step.due.isoformat() if step.due else None,
+    }
+    return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def _read_step(facts: dict[str, Any]) -> RequestStep:
+    at, due = datetime.fromisoformat(facts["at"]), _read_time(facts.get("due"))
+    return RequestStep(**{**facts, "at": at, "due": due})
+
+
+def _read_time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+# --- what is written down -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far a source's requests are, as sequences of the trail.
+
+    Nothing up to ``begin`` is about a request that was open. The record of every
+    request that ended up to ``written`` is stored. ``life`` is when the trail was made: another one
+    begins anew.
+    """
+
+    begin: int = 0
+    written: int = 0
+    life: str = ""
+
+
+class RequestRecords:
+    """The records of one pipeline. Everything happens on the client's loop."""
+
+    def __init__(self, client: SecuredClient, bucket: str, pipeline: str) -> None:
+        self._client = client
+        self._stream = bucket_stream(bucket)
+        self._prefix = f"$KV.{bucket}."
+        self._pipeline = pipeline
+        self._unwritten: list[tuple[ServedRequest, Callable[[], None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def read(self, request: str) -> ServedRequest | None:
+        """Returns the record of a request that has ended."""
+        # From the leader: a replica may not have yet what was written last.
+        subject = self._subject_of(request)
+        message = await read_one(self._client, self._stream, last_by_subj=subject)
+        # A tool may have deleted it, which leaves a mark without content.
+        return ServedRequest.from_json(message.payload) if message and message.payload else None
+
+    def write(self, request: ServedRequest, on_stored: Callable[[], None]) -> None:
+        """Has a record written soon; ``on_stored`` is called when that is confirmed."""
+        self._unwritten.append((request, on_stored))
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write_all())
+
+    async def flush(self) -> None:
+        """Returns when every record is stored."""
+        while self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    async def _write_all(self) -> None:
+        try:
+            while self._unwritten:
+                # What ends meanwhile goes with it. Nobody waits for a record: until it is stored,
+                # the request is known in memory, and after a crash from the trail.
+                await asyncio.sleep(_GATHER)
+                some, self._unwritten = self._unwritten[:_AT_ONCE], self._unwritten[_AT_ONCE:]
+                await self._write(some)
+        finally:
+            self._writing = None
+
+    async def _write(self, some: list[tuple[ServedRequest, Callable[[], None]]]) -> None:
+        rows = Publishes.plain(
+            [self._subject_of(request.id).encode() for request, _ in some],
+            [request.to_json() for request, _ in some],
+        )
+        left = set(range(len(some)))
+        with contextlib.suppress(EbbflowError, nats.errors.Error):
+            left = set(await publish_all(self._client, rows, BUFFER))
+        for row, (_, on_stored) in enumerate(some):
+            if row not in left:
+                on_stored()
+        if left:
+            # A bucket that is full or was deleted: an ended request must not be forgotten for it.
+            self._unwritten += [some[row] for row in sorted(left)]
+            await asyncio.sleep(_PAUSE)
+
+    async def read_checkpoint(self, vertex: str, life: str) -> Checkpoint:
+        """Returns the last checkpoint of a trail; one at its beginning if there is none."""
+        return (await self.read_checkpoints(life, vertex)).get(vertex, Checkpoint(life=life))
+
+    async def read_checkpoints(self, life: str, vertex: str = "*") -> dict[str, Checkpoint]:
+        """Returns the last checkpoint of a trail for each source that serves."""
+        messages = await read_last(self._client, self._stream, self._checkpoint_subject(vertex))
+        return {
+            message.subject.rpartition(".")[2]: _read_checkpoint(message.payload, life)
+            for message in messages
+        }
+
+    async def write_checkpoint(self, vertex: str, checkpoint: Checkpoint) -> None:
+        """Replaces the checkpoint; returns when that is confirmed."""
+        subject, payload = self._checkpoint_subject(vertex), json.dumps(asdict(checkpoint)).encode()
+        await publish(self._client, subject, payload, retry=BUFFER)
+
+    def _checkpoint_subject(self, vertex: str) -> str:
+        return f"{self._prefix}{_CHECKPOINT}.{self._pipeline}.{vertex}"
+
+    def _subject_of(self, request: str) -> str:
+        return f"{self._prefix}{answer_key(request)}.{self._pipeline}"
+
+
+def _read_checkpoint(raw: bytes, life: str) -> Checkpoint:
+    written = Checkpoint(**json.loads(raw))
+    # The bucket may outlive the trail. Sequences of another one would have this one unread.
+    return written if written.life == life else Checkpoint(life=life)
+
+
+# --- after a crash --------------------------------------------------------------------------------
+
+
+async def read_life(client: SecuredClient, stream: str) -> str:
+    """Returns when a stream was made: another one under its name has other sequences."""
+    facts = await api.call(client, f"STREAM.INFO.{stream}")
+    return str(facts["created"])
+
+
+async def read_waiting(
+    link: Link, names: Names, vertex: str, partitions: int
+) -> dict[str, datetime]:
+    """Returns the requests whose rows the source has not settled, and when they were accepted."""
+    positions = await read_positions(link.client, names)
+    waiting: dict[str, datetime] = {}
+    for partition in range(partitions):
+        position = positions.get((vertex, partition))
+        done = position.done.inlet if position else Mark()
+        waiting |= await _read_buffer(link, names, vertex, partition, done)
+    return waiting
+
+
+async def _read_buffer(
+    link: Link, names: Names, vertex: str, partition: int, done: Mark
+) -> dict[str, datetime]:
+    stream, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
+    waiting: dict[str, datetime] = {}
+    row = done.row
+    async for deliveries in read_after(link.client, stream, subject, done.seq):
+        for number in range(len(deliveries)):
+            # Of the first frame behind the mark some rows may be done.
+            batch = frames.decode(deliveries.parcel.view(number)).slice(row)
+            row = 0
+            ids, times = (batch.column(name).to_pylist() for name in ("id", "first_seen"))
+            waiting |= dict(zip(ids, times, strict=True))
+    return waiting
+
+
+async def tell_again(client: SecuredClient, names: Names, told: Iterable[ToldRow]) -> int:
+    """Writes the rows of requests to the end of the trail; returns the sequence of the first."""
+    by_vertex: dict[str, list[TrailRow]] = defaultdict(list)
+    for vertex, row in told:
+        by_vertex[vertex].append(row)
+    seqs = []
+    for vertex, rows in by_vertex.items():
+        for publication in publish_trail(rows, secrets.token_hex(8), vertex):
+            subject = names.trail_subject(vertex)
+            msg_id = publication.msg_id
+            ack = await publish(client, subject, publication.payload, msg_id=msg_id, retry=BUFFER)
+            seqs.append(ack.seq)
+    return min(seqs)
