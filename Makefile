@@ -12,7 +12,7 @@ WORKERS ?= 6
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test long lint types protos house bench chaos clean
+.PHONY: help setup demo cluster test long lint types client protos house bench chaos clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ lint: setup ## Check style
 
 types: setup ## Check types
 	$(BIN)/mypy
+
+client: setup ## Generate the blocking client from the one for asyncio
+	$(BIN)/python scripts/blocking_client.py
 
 protos: setup ## Generate the modules of the protocol of functions from their .proto files
 	$(BIN)/python scripts/protos.py

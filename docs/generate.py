@@ -46,14 +46,14 @@ from ebbflow.connectors.schema.container import (
     VariablesFrom,
 )
 from ebbflow.connectors.schema.secret import SecretRef, Tls
-from ebbflow.datasource.columns import READ, WRITTEN
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
+from ebbflow.datasource.source import READ, WRITTEN
 from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.domain.outcome import COUNTERS
 from ebbflow.engine.dead_letter import PREFIX, Letter
 from ebbflow.engine.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.nats.publish import Tally
-from ebbflow.numaflow.images.table import BUILT_IN, BuiltIn
+from ebbflow.numaflow.images import BUILT_IN, BuiltIn
 from ebbflow.runtime.run import RunOptions
 from ebbflow.spec import sections
 from ebbflow.spec.bindings import Binding

@@ -1,6 +1,8 @@
 """Generates the modules of the protocol of functions from their ``.proto`` files.
 
-``make protos`` runs it after a change; a test compares what it makes with what is in the tree.
+Stubs and servicers of gRPC are not generated: the client has its own framing, and the server uses
+generic handlers. ``make protos`` runs this after a change; a test compares what it makes with what
+is in the tree.
 """
 
 from __future__ import annotations
@@ -19,21 +21,13 @@ OWN = "_ebbflow_numaflow_proto.POOL"
 
 def generate(target: Path) -> None:
     """Writes the modules below a folder that stands for the source folder."""
-    sources = sorted((ROOT / PROTOS).glob("*.proto"))
-    services = [path for path in sources if "\nservice " in path.read_text("utf-8")]
-    compile_into(target, sources, "python", "pyi")
-    compile_into(target, services, "grpc_python")
+    sources = [str(path.relative_to(ROOT)) for path in sorted((ROOT / PROTOS).glob("*.proto"))]
+    includes = [f"-I{ROOT}", f"-I{files('grpc_tools') / '_proto'}"]
+    outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi")]
+    if protoc.main(["protoc", *includes, *outputs, *sources]) != 0:
+        sys.exit("protoc refused a file; it says why above.")
     for module in (target / PROTOS).glob("*_pb2.py"):
         module.write_text(keep_apart(module.read_text("utf-8")), "utf-8")
-
-
-def compile_into(target: Path, sources: list[Path], *kinds: str) -> None:
-    """Writes the modules of some kinds for some files."""
-    includes = [f"-I{ROOT}", f"-I{files('grpc_tools') / '_proto'}"]
-    outputs = [f"--{kind}_out={target}" for kind in kinds]
-    names = [str(path.relative_to(ROOT)) for path in sources]
-    if protoc.main(["protoc", *includes, *outputs, *names]) != 0:
-        sys.exit("protoc refused a file; it says why above.")
 
 
 def keep_apart(code: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from benchmarks.work import DISTINCT, payloads
-from ebbflow.numaflow.proto import map_pb2, map_pb2_grpc
+from ebbflow.numaflow.proto import map_pb2
 
 _IN_FLIGHT = 500
 
@@ -34,7 +34,12 @@ def ask(socket: str, messages: int, values: list[bytes]) -> tuple[float, float]:
             yield map_pb2.MapRequest(id=str(number), request=request)
 
     with grpc.insecure_channel(f"unix:{socket}") as channel:
-        answers = map_pb2_grpc.MapStub(channel).MapFn(requests())
+        call = channel.stream_stream(
+            "/map.v1.Map/MapFn",
+            map_pb2.MapRequest.SerializeToString,
+            map_pb2.MapResponse.FromString,
+        )
+        answers = call(requests())
         next(answers)
         print("begins", flush=True)
         began, used = time.monotonic(), time.process_time()

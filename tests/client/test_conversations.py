@@ -15,21 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.client import asking
-from ebbflow.client.asking import TimeLimit
-from ebbflow.client.events import Following
-from ebbflow.client.replies import Answered
-from ebbflow.client.requests import NamedRequest, ServerPaths
-from ebbflow.client.steps import (
-    Came,
+from ebbflow.client import conversations
+from ebbflow.client.conversations import Following, TimeLimit
+from ebbflow.client.protocol import (
+    Answered,
     Conversation,
     Emit,
     MoreEvents,
+    NamedRequest,
     NoReply,
     Pause,
     ServerCall,
+    ServerPaths,
     ServerReply,
     Step,
+    StepResult,
 )
 from ebbflow.domain.errors import AnswerPending, RequestError, RequestRefused
 
@@ -66,7 +66,7 @@ class MemoryServer:
     emitted: list[bytes] = field(default_factory=list)
     stream: list[bytes] = field(default_factory=list)
 
-    def carry_out(self, step: Step) -> Came:
+    def carry_out(self, step: Step) -> StepResult:
         match step:
             case Pause(seconds):
                 self.now += seconds
@@ -79,7 +79,7 @@ class MemoryServer:
                 return self.reply(step)
         return None
 
-    def reply(self, call: ServerCall) -> Came:
+    def reply(self, call: ServerCall) -> StepResult:
         fault = self.faults.pop(0) if self.faults else Fault.NONE
         if fault is Fault.NO_CONNECTION:
             return NoReply("refused", sent=False)
@@ -96,7 +96,7 @@ class MemoryServer:
             return ServerReply(503 if fault is Fault.STOPPING else 502, {}, b"")
         return answer
 
-    def answer(self, call: ServerCall, fault: Fault) -> Came:
+    def answer(self, call: ServerCall, fault: Fault) -> StepResult:
         if call.method == "GET":
             known, self.taken, self.late = self.taken, self.taken or self.late, 0
             if not known:
@@ -111,7 +111,7 @@ class MemoryServer:
             self.taken, self.late = 1, 0
         return self.say(call, fault)
 
-    def say(self, call: ServerCall, fault: Fault) -> Came:
+    def say(self, call: ServerCall, fault: Fault) -> StepResult:
         if call.follows:
             return self.begin_stream(call, fault)
         if call.path.endswith(("/async", "/status")):
@@ -122,7 +122,7 @@ class MemoryServer:
         headers = {"numaflow-array-len": "3", "numaflow-array-index-len": lengths}
         return ServerReply(200, headers, b"".join(RESULTS))
 
-    def begin_stream(self, call: ServerCall, fault: Fault) -> Came:
+    def begin_stream(self, call: ServerCall, fault: Fault) -> StepResult:
         seen = int(call.headers.get("last-event-id", "0"))
         events = [
             b"id: %d\ndata: %b\n\n" % (place, result.replace(b"\n", b"\ndata: "))
@@ -134,7 +134,7 @@ class MemoryServer:
         self.stream = [*events, end]
         return ServerReply(200, {}, b"")
 
-    def more_events(self) -> Came:
+    def more_events(self) -> StepResult:
         fault = self.faults.pop(0) if self.faults else Fault.NONE
         if fault is not Fault.NONE or not self.stream:
             return NoReply("the stream broke off", sent=True)
@@ -143,7 +143,7 @@ class MemoryServer:
 
 def outcome(server: MemoryServer, conversation: Conversation[object]) -> object:
     """Carries out a conversation; returns what came of it, or the error that it raised."""
-    came: Came = None
+    came: StepResult = None
     try:
         while True:
             came = server.carry_out(conversation.send(came))
@@ -156,8 +156,8 @@ def outcome(server: MemoryServer, conversation: Conversation[object]) -> object:
 FAULTS = st.lists(st.sampled_from(Fault), max_size=12)
 SECONDS = st.sampled_from([0.2, 3.0, 1_000.0])
 WAYS: dict[str, Callable[[TimeLimit], Conversation[object]]] = {
-    "ask": lambda limit: asking.ask(PATHS, REQUEST, limit),
-    "submit": lambda limit: asking.submit(PATHS, REQUEST, limit),
+    "ask": lambda limit: conversations.ask(PATHS, REQUEST, limit),
+    "submit": lambda limit: conversations.submit(PATHS, REQUEST, limit),
     "stream": lambda limit: Following(
         PATHS, "r-1", REQUEST, limit, limit.end - limit.clock()
     ).follow(),

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.client.events import EventLines, ServerEvent
+from ebbflow.client.conversations import EventLines, ServerEvent
 
 TEXTS = st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]), max_size=20)
 NAMES = st.sampled_from(["message", "base64", "done"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ebbflow.datasource import ranges
-from ebbflow.datasource.leader import Leader
-from ebbflow.datasource.planning import Range
+from ebbflow.datasource.planning import Leader, Range
 from ebbflow.nats import api
 from tests.cluster.lagging import READS, lagging
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.datasource.leader import Facts
-from ebbflow.datasource.planning import Offset, Range, find_start, search_end
+from ebbflow.datasource.planning import Facts, Offset, Range, find_start, search_end
 from ebbflow.domain.errors import DataLoss, DataSourceError
 
 NOW = Facts("ORDERS", "2026-01-01T00:00:00Z", first=11, last=100)

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from ebbflow.datasource import leader, ranges
-from ebbflow.datasource.leader import Leader
-from ebbflow.datasource.planning import Range
+from ebbflow.datasource import planning, ranges
+from ebbflow.datasource.planning import Leader, Range
 from ebbflow.domain.errors import DataLoss, DataSourceError, JetStreamUnavailable
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
@@ -253,7 +252,7 @@ def pid(fragile: Stream, tmp_path: Path) -> int:
 
 
 def test_a_server_that_does_not_answer_is_reported(fragile, pid, monkeypatch):
-    monkeypatch.setattr(leader, "PATIENCE", 0.5)
+    monkeypatch.setattr(planning, "PATIENCE", 0.5)
     silent = pytest.raises(JetStreamUnavailable, match=r"STREAM.INFO.FRAGILE within 0.5 s")
     with frozen(pid), silent:
         fragile.link.run(Leader(fragile.link.client, "FRAGILE").read_facts())

@@ -14,20 +14,16 @@ from pathlib import Path
 
 import grpc
 
-from ebbflow.numaflow.function import FunctionPlan
-from ebbflow.numaflow.proto import (
-    map_pb2,
-    map_pb2_grpc,
-    sourcetransform_pb2,
-    sourcetransform_pb2_grpc,
-)
-from ebbflow.numaflow.responses import DROP, FAIL, NACK
+from ebbflow.numaflow.decode import DROP, FAIL, NACK
+from ebbflow.numaflow.process import FunctionPlan
+from ebbflow.numaflow.proto import map_pb2, sourcetransform_pb2
 from ebbflow.numaflow.server_info import END_MARKER, ServerInfo, info_path, socket_path
+from tests.numaflow.servers.handlers import add_servicer
 
 ERROR = "UDF_EXECUTION_ERROR(udf): boom"
 
 
-class OddMap(map_pb2_grpc.MapServicer):
+class OddMap:
     """``seen`` counts how often each message was given, ``most`` those that waited together."""
 
     def __init__(self, folder: Path, mode: str = "unary-map", language: str = "python") -> None:
@@ -53,7 +49,7 @@ class OddMap(map_pb2_grpc.MapServicer):
         self._server.start()
 
     def add_to(self, server: grpc.Server) -> None:
-        map_pb2_grpc.add_MapServicer_to_server(self, server)
+        add_servicer(server, self, "map")
 
     def socket(self, info: ServerInfo) -> Path:
         return socket_path(self.folder, "udf", info)
@@ -204,7 +200,7 @@ class OddTransformer(OddMap):
         super().start()
 
     def add_to(self, server: grpc.Server) -> None:
-        sourcetransform_pb2_grpc.add_SourceTransformServicer_to_server(self, server)
+        add_servicer(server, self, "sourcetransform")
 
     def socket(self, info: ServerInfo) -> Path:
         return socket_path(self.folder, "transformer", info)

@@ -12,9 +12,9 @@ import grpc
 
 from ebbflow.numaflow.proto import map_pb2, sink_pb2, source_pb2
 from ebbflow.numaflow.proto import sourcetransform_pb2 as transform_pb2
-from ebbflow.numaflow.serve.failures import FunctionFailure
-from ebbflow.numaflow.serve.kinds import KINDS
+from ebbflow.numaflow.serve.messages import FunctionFailure
 from ebbflow.numaflow.serve.server import FunctionServer, Serving
+from ebbflow.numaflow.services import SERVICES
 
 LARGE = [("grpc.max_send_message_length", 2**26), ("grpc.max_receive_message_length", 2**26)]
 
@@ -28,7 +28,7 @@ class Served:
     def __init__(
         self, code: Any, kind: str, folder: Path, mode: str | None = None, again: bool = False
     ) -> None:
-        self.kind = KINDS[kind]
+        self.kind = SERVICES[kind]
         self.folder = folder
         chosen: Any = mode or (self.kind.modes[0] if self.kind.modes else None)
         self._serving = Serving(code, self.kind, chosen, folder, "out", 5.0)
@@ -52,7 +52,7 @@ class Served:
 
     @property
     def info_file(self) -> Path:
-        return self.kind.info_file(self.folder)
+        return self.kind.info_path(self.folder)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class Client:
     """A runtime's side of the protocol, by grpcio."""
 
     def __init__(self, served: Served) -> None:
-        path = served.kind.socket(served.folder)
+        path = served.kind.socket_path(served.folder)
         self.channel = grpc.insecure_channel(f"unix://{path}", options=LARGE)
 
     def close(self) -> None:

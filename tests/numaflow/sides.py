@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.engine.verdict import Operator
-from ebbflow.numaflow.function import FunctionPlan
-from ebbflow.numaflow.remote_map import RemoteMap
-from ebbflow.numaflow.remote_sink import RemoteSink
+from ebbflow.numaflow.process import FunctionPlan
+from ebbflow.numaflow.remote import RemoteMap, RemoteSink, RemoteStore
 from ebbflow.numaflow.remote_source import RemoteSource
-from ebbflow.numaflow.remote_store import RemoteStore
 from ebbflow.usercode import calling
 from ebbflow.usercode.calling import Handler
 from ebbflow.usercode.sinks import Store

@@ -12,20 +12,12 @@ from ebbflow.domain.errors import StreamBroken
 from ebbflow.numaflow import http2
 from ebbflow.numaflow.http2 import (
     ACK,
-    CONTINUATION,
-    DATA,
     END_HEADERS,
     END_STREAM,
-    GOAWAY,
     HAS_PRIORITY,
-    HEADERS,
     PADDED,
-    PING,
     PREFACE,
-    PUSH_PROMISE,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
+    FrameType,
     Http2,
     frame,
     settings,
@@ -75,31 +67,39 @@ def test_a_connection_begins_with_the_preface_and_our_settings_and_a_request_wit
     sent = connection.take()
     assert sent.startswith(PREFACE)
     kinds = [(kind, flags, exchange) for kind, flags, exchange, _ in frames_in(sent)]
-    assert kinds == [(SETTINGS, 0, 0), (WINDOW_UPDATE, 0, 0), (HEADERS, END_HEADERS, 1)]
+    assert kinds == [
+        (FrameType.SETTINGS, 0, 0),
+        (FrameType.WINDOW_UPDATE, 0, 0),
+        (FrameType.HEADERS, END_HEADERS, 1),
+    ]
     assert Decoder().decode(frames_in(sent)[2][3]) == REQUEST
 
 
 def test_headers_that_are_larger_than_a_frame_go_on_in_another():
     connection = Http2()
     connection.request([("x", "y" * 50_000)])
-    headers = [f for f in frames_in(connection.take()) if f[0] in (HEADERS, CONTINUATION)]
-    assert [(kind, flags) for kind, flags, _, _ in headers[:-1]] == [
-        (HEADERS, 0),
-        *[(CONTINUATION, 0)] * (len(headers) - 2),
+    headers = [
+        f
+        for f in frames_in(connection.take())
+        if f[0] in (FrameType.HEADERS, FrameType.CONTINUATION)
     ]
-    assert headers[-1][:2] == (CONTINUATION, END_HEADERS)
+    assert [(kind, flags) for kind, flags, _, _ in headers[:-1]] == [
+        (FrameType.HEADERS, 0),
+        *[(FrameType.CONTINUATION, 0)] * (len(headers) - 2),
+    ]
+    assert headers[-1][:2] == (FrameType.CONTINUATION, END_HEADERS)
     assert Decoder().decode(b"".join(f[3] for f in headers)) == [("x", "y" * 50_000)]
 
 
 def test_data_go_into_frames_as_large_as_the_peer_takes_them_and_the_end_is_said_on_the_last():
     connection, exchange = begun()
     connection.receive(
-        frame(SETTINGS, 0, 0, settings([(INITIAL_WINDOW, 10**6), (MAX_FRAME, 20_000)]))
+        frame(FrameType.SETTINGS, 0, 0, settings([(INITIAL_WINDOW, 10**6), (MAX_FRAME, 20_000)]))
     )
     exchange.unsent += b"x" * 45_000
     exchange.finishing = True
     sent = frames_in(connection.take())
-    assert sent[0][:3] == (SETTINGS, ACK, 0)
+    assert sent[0][:3] == (FrameType.SETTINGS, ACK, 0)
     assert [(flags, len(payload)) for _, flags, _, payload in sent[1:]] == [
         (0, 20_000),
         (0, 20_000),
@@ -111,7 +111,7 @@ def test_data_go_into_frames_as_large_as_the_peer_takes_them_and_the_end_is_said
 def test_an_end_without_data_is_an_empty_frame():
     connection, exchange = begun()
     exchange.finishing = True
-    assert frames_in(connection.take()) == [(DATA, END_STREAM, 1, b"")]
+    assert frames_in(connection.take()) == [(FrameType.DATA, END_STREAM, 1, b"")]
 
 
 steps = st.lists(
@@ -136,19 +136,19 @@ def test_never_more_is_sent_than_both_windows_allow_and_never_less(steps):
             exchange.unsent += b"x" * size
             asked += size
         elif what == "connection":
-            connection.receive(frame(WINDOW_UPDATE, 0, 0, number(size)))
+            connection.receive(frame(FrameType.WINDOW_UPDATE, 0, 0, number(size)))
             in_all += size
         elif what == "exchange":
-            connection.receive(frame(WINDOW_UPDATE, 0, 1, number(size)))
+            connection.receive(frame(FrameType.WINDOW_UPDATE, 0, 1, number(size)))
             granted += size
         elif what == "initial":
-            connection.receive(frame(SETTINGS, 0, 0, settings([(INITIAL_WINDOW, size)])))
+            connection.receive(frame(FrameType.SETTINGS, 0, 0, settings([(INITIAL_WINDOW, size)])))
             granted += size - initial
             initial = size
         else:
-            connection.receive(frame(SETTINGS, 0, 0, settings([(MAX_FRAME, size)])))
+            connection.receive(frame(FrameType.SETTINGS, 0, 0, settings([(MAX_FRAME, size)])))
             largest = size
-        while written := [f for f in frames_in(connection.take()) if f[0] == DATA]:
+        while written := [f for f in frames_in(connection.take()) if f[0] == FrameType.DATA]:
             sizes = [len(payload) for _, _, _, payload in written]
             assert max(sizes) <= largest
             sent += sum(sizes)
@@ -161,9 +161,9 @@ def test_exchanges_share_the_window_of_the_connection():
     second = connection.request(REQUEST)
     first.unsent += b"a" * 60_000
     second.unsent += b"b" * 60_000
-    sent = [f for f in frames_in(connection.take()) if f[0] == DATA]
+    sent = [f for f in frames_in(connection.take()) if f[0] == FrameType.DATA]
     assert sum(len(payload) for _, _, _, payload in sent) == 65_535
-    connection.receive(frame(WINDOW_UPDATE, 0, 0, number(10**6)))
+    connection.receive(frame(FrameType.WINDOW_UPDATE, 0, 0, number(10**6)))
     connection.take()
     assert not first.unsent
     assert not second.unsent
@@ -179,20 +179,27 @@ def transcript() -> bytes:
     trailers = encoder.encode([("grpc-status", "0"), ("grpc-message", "")])
     return b"".join(
         [
-            frame(SETTINGS, 0, 0, settings([(INITIAL_WINDOW, 70_000), (TABLE_SIZE, 4_096)])),
-            frame(SETTINGS, ACK, 0),
-            frame(HEADERS, PADDED | HAS_PRIORITY, 1, b"\x03" + b"prior" + head[:4] + b"\0\0\0"),
-            frame(CONTINUATION, 0, 1, head[4:5]),
-            frame(CONTINUATION, END_HEADERS, 1, head[5:]),
-            frame(DATA, 0, 1, b"one"),
-            frame(PING, 0, 0, b"12345678"),
-            frame(DATA, PADDED, 1, b"\x02two\0\0"),
+            frame(
+                FrameType.SETTINGS, 0, 0, settings([(INITIAL_WINDOW, 70_000), (TABLE_SIZE, 4_096)])
+            ),
+            frame(FrameType.SETTINGS, ACK, 0),
+            frame(
+                FrameType.HEADERS,
+                PADDED | HAS_PRIORITY,
+                1,
+                b"\x03" + b"prior" + head[:4] + b"\0\0\0",
+            ),
+            frame(FrameType.CONTINUATION, 0, 1, head[4:5]),
+            frame(FrameType.CONTINUATION, END_HEADERS, 1, head[5:]),
+            frame(FrameType.DATA, 0, 1, b"one"),
+            frame(FrameType.PING, 0, 0, b"12345678"),
+            frame(FrameType.DATA, PADDED, 1, b"\x02two\0\0"),
             frame(0x2A, 0xFF, 1, b"nobody knows this kind"),
-            frame(DATA, 0, 3, b"of an exchange that is over"),
-            frame(DATA, 0, 1),
-            frame(WINDOW_UPDATE, 0, 1, number(5)),
-            frame(DATA, 0, 1, b"three" * 100),
-            frame(HEADERS, END_HEADERS | END_STREAM, 1, trailers),
+            frame(FrameType.DATA, 0, 3, b"of an exchange that is over"),
+            frame(FrameType.DATA, 0, 1),
+            frame(FrameType.WINDOW_UPDATE, 0, 1, number(5)),
+            frame(FrameType.DATA, 0, 1, b"three" * 100),
+            frame(FrameType.HEADERS, END_HEADERS | END_STREAM, 1, trailers),
         ]
     )
 
@@ -219,7 +226,10 @@ def test_a_response_is_read_the_same_wherever_it_is_cut():
     assert expected[0] == b"onetwo" + b"three" * 100
     assert expected[1] == {":status": "200", "content-type": "application/grpc"}
     assert expected[2:7] == ({"grpc-status": "0", "grpc-message": ""}, True, None, 70_005, None)
-    assert frames_in(expected[7]) == [(SETTINGS, ACK, 0, b""), (PING, ACK, 0, b"12345678")]
+    assert frames_in(expected[7]) == [
+        (FrameType.SETTINGS, ACK, 0, b""),
+        (FrameType.PING, ACK, 0, b"12345678"),
+    ]
     for cut in range(1, len(whole)):
         assert outcome([whole[:cut], whole[cut:]]) == expected
     assert outcome([whole[at : at + 1] for at in range(len(whole))]) == expected
@@ -240,9 +250,9 @@ def test_the_peer_gets_back_all_that_it_used_of_our_windows_in_large_steps(sizes
     for size in sizes:
         payload = b"\x05" + b"x" * size + b"\0" * 5 if padded else b"x" * size
         used += len(payload)
-        connection.receive(frame(DATA, PADDED if padded else 0, 1, payload))
+        connection.receive(frame(FrameType.DATA, PADDED if padded else 0, 1, payload))
         for kind, _, exchange, more in frames_in(connection.take()):
-            assert kind == WINDOW_UPDATE
+            assert kind == FrameType.WINDOW_UPDATE
             assert struct.unpack(">I", more)[0] > 1_000
             returned[exchange] += struct.unpack(">I", more)[0]
         for exchange in (0, 1):
@@ -252,24 +262,32 @@ def test_the_peer_gets_back_all_that_it_used_of_our_windows_in_large_steps(sizes
 def test_the_reserved_bit_of_a_number_is_passed_over():
     connection, exchange = begun()
     headers = Encoder().encode([(":status", "200")])
-    connection.receive(frame(HEADERS, END_HEADERS, 1 | 1 << 31, headers))
-    connection.receive(frame(DATA, END_STREAM, 1 | 1 << 31, b"all"))
+    connection.receive(frame(FrameType.HEADERS, END_HEADERS, 1 | 1 << 31, headers))
+    connection.receive(frame(FrameType.DATA, END_STREAM, 1 | 1 << 31, b"all"))
     assert (data_in(exchange), exchange.ended) == (b"all", True)
 
 
 def test_headers_before_the_response_are_passed_over():
     connection, exchange = begun()
     encoder = Encoder()
-    connection.receive(frame(HEADERS, END_HEADERS, 1, encoder.encode([(":status", "103")])))
-    connection.receive(frame(HEADERS, END_HEADERS, 1, encoder.encode([(":status", "200")])))
+    connection.receive(
+        frame(FrameType.HEADERS, END_HEADERS, 1, encoder.encode([(":status", "103")]))
+    )
+    connection.receive(
+        frame(FrameType.HEADERS, END_HEADERS, 1, encoder.encode([(":status", "200")]))
+    )
     assert exchange.headers == {":status": "200"}
 
 
 def test_headers_of_an_exchange_that_is_over_are_read_for_those_that_refer_to_them():
     connection, exchange = begun()
     encoder = Encoder()
-    connection.receive(frame(HEADERS, END_HEADERS, 99, encoder.encode([("x-long-name", "value")])))
-    connection.receive(frame(HEADERS, END_HEADERS, 1, encoder.encode([("x-long-name", "value")])))
+    connection.receive(
+        frame(FrameType.HEADERS, END_HEADERS, 99, encoder.encode([("x-long-name", "value")]))
+    )
+    connection.receive(
+        frame(FrameType.HEADERS, END_HEADERS, 1, encoder.encode([("x-long-name", "value")]))
+    )
     assert exchange.headers == {"x-long-name": "value"}
 
 
@@ -280,7 +298,9 @@ def test_a_reset_ends_its_exchange_alone():
     connection, first = begun()
     second = connection.request(REQUEST)
     first.unsent += b"never sent"
-    connection.receive(frame(DATA, 0, 1, b"before") + frame(RST_STREAM, 0, 1, number(2)))
+    connection.receive(
+        frame(FrameType.DATA, 0, 1, b"before") + frame(FrameType.RST_STREAM, 0, 1, number(2))
+    )
     assert (first.ended, first.broken) == (True, "the function reset the stream: INTERNAL_ERROR")
     assert data_in(first) == b"before"
     assert not first.wants_to_send
@@ -291,10 +311,10 @@ def test_a_reset_ends_its_exchange_alone():
 def test_after_a_goaway_what_the_peer_has_taken_goes_on_and_nothing_begins():
     connection, first = begun()
     second = connection.request(REQUEST)
-    connection.receive(frame(GOAWAY, 0, 0, number(1) + number(11) + b"slow down"))
+    connection.receive(frame(FrameType.GOAWAY, 0, 0, number(1) + number(11) + b"slow down"))
     assert not first.ended
     assert second.broken == "the function refused the stream: ENHANCE_YOUR_CALM slow down"
-    connection.receive(frame(DATA, 0, 1, b"more"))
+    connection.receive(frame(FrameType.DATA, 0, 1, b"more"))
     assert data_in(first) == b"more"
     with pytest.raises(StreamBroken, match="takes no more requests"):
         connection.request(REQUEST)
@@ -303,10 +323,10 @@ def test_after_a_goaway_what_the_peer_has_taken_goes_on_and_nothing_begins():
 def test_a_cancelled_exchange_is_reset_and_what_still_comes_for_it_is_counted_and_forgotten():
     connection, exchange = begun(window=1_000)
     connection.cancel(exchange)
-    assert frames_in(connection.take()) == [(RST_STREAM, 0, 1, number(8))]
-    connection.receive(frame(DATA, 0, 1, b"x" * 600))
+    assert frames_in(connection.take()) == [(FrameType.RST_STREAM, 0, 1, number(8))]
+    connection.receive(frame(FrameType.DATA, 0, 1, b"x" * 600))
     assert exchange.arrived == []
-    assert frames_in(connection.take()) == [(WINDOW_UPDATE, 0, 0, number(600))]
+    assert frames_in(connection.take()) == [(FrameType.WINDOW_UPDATE, 0, 0, number(600))]
 
 
 def test_a_lost_connection_ends_all_exchanges_and_begins_no_other():
@@ -320,18 +340,28 @@ def test_a_lost_connection_ends_all_exchanges_and_begins_no_other():
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (frame(PUSH_PROMISE, END_HEADERS, 1, number(2)), "pushed a response"),
-        (frame(DATA, PADDED, 1, b"\x09abc"), "more padding than content"),
-        (frame(HEADERS, 0, 1, b"") + frame(DATA, 0, 1, b"x"), "cut its headers short"),
-        (frame(HEADERS, 0, 1, b"") + frame(CONTINUATION, 0, 3, b"x"), "cut its headers short"),
-        (frame(CONTINUATION, END_HEADERS, 1, b"x"), "had not begun"),
-        (frame(HEADERS, 0, 1) + frame(CONTINUATION, 0, 1, b"x" * 200_000) * 6, "without end"),
-        (frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), "cannot be read"),
-        (frame(HEADERS, END_HEADERS | PADDED, 1, b""), "cannot be read"),
-        (frame(WINDOW_UPDATE, 0, 1, b"x"), "cannot be read"),
-        (frame(WINDOW_UPDATE, 0, 0, number(2**31 - 1)), "larger than allowed"),
-        (frame(SETTINGS, 0, 0, settings([(MAX_FRAME, 16_383)])), "smaller than allowed"),
-        (struct.pack(">IBI", 300_000 << 8 | DATA, 0, 1), "larger than allowed"),
+        (frame(FrameType.PUSH_PROMISE, END_HEADERS, 1, number(2)), "pushed a response"),
+        (frame(FrameType.DATA, PADDED, 1, b"\x09abc"), "more padding than content"),
+        (
+            frame(FrameType.HEADERS, 0, 1, b"") + frame(FrameType.DATA, 0, 1, b"x"),
+            "cut its headers short",
+        ),
+        (
+            frame(FrameType.HEADERS, 0, 1, b"") + frame(FrameType.CONTINUATION, 0, 3, b"x"),
+            "cut its headers short",
+        ),
+        (frame(FrameType.CONTINUATION, END_HEADERS, 1, b"x"), "had not begun"),
+        (
+            frame(FrameType.HEADERS, 0, 1)
+            + frame(FrameType.CONTINUATION, 0, 1, b"x" * 200_000) * 6,
+            "without end",
+        ),
+        (frame(FrameType.HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), "cannot be read"),
+        (frame(FrameType.HEADERS, END_HEADERS | PADDED, 1, b""), "cannot be read"),
+        (frame(FrameType.WINDOW_UPDATE, 0, 1, b"x"), "cannot be read"),
+        (frame(FrameType.WINDOW_UPDATE, 0, 0, number(2**31 - 1)), "larger than allowed"),
+        (frame(FrameType.SETTINGS, 0, 0, settings([(MAX_FRAME, 16_383)])), "smaller than allowed"),
+        (struct.pack(">IBI", 300_000 << 8 | FrameType.DATA, 0, 1), "larger than allowed"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -340,7 +370,7 @@ def test_a_peer_that_does_not_speak_http2_is_left(sent, why):
     connection.receive(sent)
     assert why in connection.lost
     assert exchange.broken == connection.lost
-    assert GOAWAY in [kind for kind, *_ in frames_in(connection.take())]
+    assert FrameType.GOAWAY in [kind for kind, *_ in frames_in(connection.take())]
 
 
 @given(st.binary(max_size=200))

@@ -15,10 +15,10 @@ from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
 from ebbflow.engine.blame import POSTPONED
 from ebbflow.engine.decisions import EMPTY, Failure
 from ebbflow.engine.verdict import Verdict
-from ebbflow.numaflow import breaks
-from ebbflow.numaflow.breaks import Failures
-from ebbflow.numaflow.function import FunctionPlan
-from ebbflow.numaflow.remote_map import RemoteMap
+from ebbflow.numaflow import session
+from ebbflow.numaflow.process import FunctionPlan
+from ebbflow.numaflow.remote import RemoteMap
+from ebbflow.numaflow.session import Failures
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import Handler, run_columnar
 from ebbflow.usercode.columns import select_columns
@@ -295,7 +295,7 @@ def test_a_function_that_ended_while_nobody_asked_it_is_opened_anew_and_blames_n
     assert call(code, "a") == {}
     function.stop()
     function.start()
-    monkeypatch.setattr(breaks, "_ask_alone", lambda *_: pytest.fail("one message at a time"))
+    monkeypatch.setattr(session, "_ask_alone", lambda *_: pytest.fail("one message at a time"))
     assert call(code, *["b"] * 100) == {}
     assert function.seen["b"] == 100
 

@@ -15,10 +15,10 @@ from ebbflow.domain.message import Message, NackOptions, Status
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
 from ebbflow.engine.retry import call_with_retries
 from ebbflow.engine.verdict import Verdict
-from ebbflow.numaflow.function import FunctionPlan
-from ebbflow.numaflow.remote_sink import RemoteSink
+from ebbflow.numaflow.grpc import GrpcStream
+from ebbflow.numaflow.process import FunctionPlan
+from ebbflow.numaflow.remote import RemoteSink
 from ebbflow.numaflow.server_info import ContainerType
-from ebbflow.numaflow.stream import GrpcStream
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import Handler, run_columnar_sink
 from tests.engine.sample_rows import NOW, some, verdict_on

@@ -20,7 +20,7 @@ from ebbflow.domain.source import NackOffset
 from ebbflow.engine.inlet import NO_NACKS, HandedBack
 from ebbflow.engine.source_columns import check_columns
 from ebbflow.engine.system_errors import LISTED
-from ebbflow.numaflow.function import FunctionPlan
+from ebbflow.numaflow.process import FunctionPlan
 from ebbflow.numaflow.remote_source import RemoteSource
 from ebbflow.runtime.source_process.protocol import Failed, Hello, Order, Settle
 from ebbflow.runtime.source_process.reading import SourceReading

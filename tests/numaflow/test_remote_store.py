@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ebbflow.domain.errors import StreamBroken, Unavailable
-from ebbflow.numaflow.function import FunctionPlan
-from ebbflow.numaflow.remote_store import RemoteStore
+from ebbflow.numaflow.process import FunctionPlan
+from ebbflow.numaflow.remote import RemoteStore
 
 pytestmark = pytest.mark.slow
 

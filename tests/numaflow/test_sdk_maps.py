@@ -13,8 +13,8 @@ import pytest
 
 from ebbflow import Datum, NackOptions
 from ebbflow.domain.durations import Backoff
-from ebbflow.numaflow.function import FunctionPlan
-from ebbflow.numaflow.remote_map import RemoteMap
+from ebbflow.numaflow.process import FunctionPlan
+from ebbflow.numaflow.remote import RemoteMap
 from ebbflow.testing import DeadLetter, Done, Dropped, Redeliver, run_map
 from ebbflow.usercode.call_watch import RUNNING
 

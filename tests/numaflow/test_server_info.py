@@ -7,16 +7,17 @@ from typing import get_args
 import pytest
 
 from ebbflow.domain.errors import SetupError
-from ebbflow.numaflow.serve.kinds import KINDS
 from ebbflow.numaflow.server_info import (
     END_MARKER,
     ContainerType,
     ServerInfo,
     check_server_info,
     info_path,
+    own_server_info,
     read_server_info,
     socket_path,
 )
+from ebbflow.numaflow.services import SERVICES
 
 
 def write(folder: Path, container: ContainerType, facts: object) -> None:
@@ -131,7 +132,7 @@ def test_only_sdks_that_are_known_to_do_so_tell_sources_the_options_of_nacks() -
     assert not ServerInfo(language="python", version="0.14.0").takes_nack_options
     assert not ServerInfo(language="java", version="1.0.0").takes_nack_options
     assert not ServerInfo(language="go").takes_nack_options
-    assert KINDS["source"].server_info.takes_nack_options
+    assert own_server_info(SERVICES["source"]).takes_nack_options
 
 
 def test_every_container_has_its_own_file() -> None:

@@ -15,7 +15,7 @@ pynumaflow = pytest.importorskip("pynumaflow")
 
 
 def channel_to(served: Served) -> grpc.Channel:
-    return grpc.insecure_channel(f"unix://{served.kind.socket(served.folder)}")
+    return grpc.insecure_channel(f"unix://{served.kind.socket_path(served.folder)}")
 
 
 def test_a_map_and_a_transformer(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_images_of_numaflows_examples_need_no_binding(file: Path) -> None:
         SPEC.replace("IMAGE", CAT).replace("SINK", "quay.io/numaio/numaflow-go/sink-log:stable")
     )
     section = enrich_of(file)
-    assert section.code == "ebbflow.numaflow.images.maps:cat"
+    assert section.code == "ebbflow.numaflow.image_functions:cat"
     assert section.call_mode == "columnar"
     write(file.parent, "map-cat: {python: handlers:enrich}")
     assert enrich_of(file).code == "handlers:enrich"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,35 +14,9 @@ from ebbflow.domain.code import Mode
 from ebbflow.domain.durations import milliseconds
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.source import Source
+from ebbflow.numaflow.services import SERVICES, Kind, Service, find_service
 from ebbflow.usercode.targets import resolve
 from ebbflow.usercode.variables import CONTAINER_TYPE
-
-if TYPE_CHECKING:
-    from ebbflow.numaflow.serve.kinds import Kind
-
-
-class FunctionKind(StrEnum):
-    """The kinds of functions that Numaflow knows."""
-
-    MAP = "map"
-    BATCH_MAP = "batch-map"
-    STREAM_MAP = "stream-map"
-    TRANSFORMER = "transformer"
-    SINK = "sink"
-    FALLBACK_SINK = "fallback-sink"
-    ON_SUCCESS_SINK = "on-success-sink"
-    SOURCE = "source"
-    STORE = "store"
-
-
-class CallMode(StrEnum):
-    """The ways in which a function may be called."""
-
-    UNARY = "unary"
-    BATCH = "batch"
-    STREAM = "stream"
-    COLUMNAR = "columnar"
-    PANDAS = "pandas"
 
 
 def serve_udf(
@@ -56,7 +29,7 @@ def serve_udf(
         ),
     ],
     kind: Annotated[
-        FunctionKind | None,
+        Kind | None,
         typer.Option(
             help="Numaflow calls the function as this; without it, as what Numaflow says that the "
             "container is for, else as a source if it is one, else as a map.",
@@ -64,7 +37,7 @@ def serve_udf(
         ),
     ] = None,
     mode: Annotated[
-        CallMode | None,
+        Mode | None,
         typer.Option(
             help="The function is given this at a time, as in a pipeline; "
             "without it, what is usual for its kind.",
@@ -112,30 +85,27 @@ def _seconds(grace: str) -> float:
         raise typer.BadParameter(f"{error}.", param_hint="--grace") from error
 
 
-def _choose_kind(kind: FunctionKind | None, code: Any) -> Kind:
-    from ebbflow.numaflow.serve.kinds import KINDS, kind_of_container
-
+def _choose_kind(kind: Kind | None, code: Any) -> Service:
     if kind is not None:
-        return KINDS[kind]
+        return SERVICES[kind]
     container = os.environ.get(CONTAINER_TYPE, "")
-    own = kind_of_container(container) if container else None
+    own = find_service(container) if container else None
     if container and own is None:
         raise SetupError(
             f"{CONTAINER_TYPE} is {container!r}, which is no function that can be served.",
-            f"Say what it is with --kind: {', '.join(KINDS)}.",
+            f"Say what it is with --kind: {', '.join(SERVICES)}.",
         )
     is_source = inspect.isclass(code) and issubclass(code, Source)
-    return own or KINDS["source" if is_source else "map"]
+    return own or SERVICES["source" if is_source else "map"]
 
 
-def _choose_mode(kind: Kind, mode: CallMode | None) -> Mode | None:
+def _choose_mode(kind: Service, mode: Mode | None) -> Mode | None:
     if mode is None:
         return kind.modes[0] if kind.modes else None
-    chosen = next((known for known in kind.modes if known == mode), None)
-    if chosen is None:
+    if mode not in kind.modes:
         known = ", ".join(kind.modes) or "no modes"
         raise typer.BadParameter(f"a {kind.name} has {known}.", param_hint="--mode")
-    return chosen
+    return mode
 
 
 def _name(target: str) -> str:

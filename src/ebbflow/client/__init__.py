@@ -25,7 +25,7 @@ from ebbflow.domain.errors import (
 if TYPE_CHECKING:
     from ebbflow.client.asynchronous import AsyncClient
     from ebbflow.client.blocking import Client
-    from ebbflow.client.replies import Answered, RequestStatus
+    from ebbflow.client.protocol import Answered, RequestStatus
     from ebbflow.engine.completion import RequestFailure, RequestStep
 
 __all__ = [
@@ -44,11 +44,11 @@ __all__ = [
 ]
 
 _IMPORTED_WHEN_USED = {
-    "Answered": "ebbflow.client.replies",
+    "Answered": "ebbflow.client.protocol",
     "AsyncClient": "ebbflow.client.asynchronous",
     "Client": "ebbflow.client.blocking",
     "RequestFailure": "ebbflow.engine.completion",
-    "RequestStatus": "ebbflow.client.replies",
+    "RequestStatus": "ebbflow.client.protocol",
     "RequestStep": "ebbflow.engine.completion",
 }
 

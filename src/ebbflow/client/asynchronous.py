@@ -10,8 +10,17 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from ebbflow.client.conversations import AskOptions, Conversations, LookOptions
-from ebbflow.client.replies import Answered, RequestStatus
-from ebbflow.client.steps import Came, Conversation, Emit, MoreEvents, NoReply, Pause, ServerCall
+from ebbflow.client.protocol import (
+    Answered,
+    Conversation,
+    Emit,
+    MoreEvents,
+    NoReply,
+    Pause,
+    RequestStatus,
+    ServerCall,
+    StepResult,
+)
 from ebbflow.client.transport import (
     CONNECTIONS,
     FAILURES,
@@ -28,9 +37,17 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Asks a pipeline that serves requests, on one event loop. Arguments are those of ``Client``.
+    """Asks a pipeline that serves requests, on one event loop; ``stream`` is for ``async for``.
 
-    Its calls are those of ``Client``, to be awaited; ``stream`` is for ``async for``.
+    ``url`` is where it listens, ``token`` its bearer token. ``timeout`` is how long a call may take
+    in all, lost connections and a busy server included. ``id_header`` is the ``msgIDHeaderKey`` of
+    its spec. ``ca`` is a file with the certificates to trust; ``verify=False`` trusts anybody, as a
+    certificate that the pipeline made for itself needs. ``connections`` is how many calls at once
+    have a connection.
+
+    Calls that hand in a request take its ``id``, which the client makes if it is left out, and the
+    ``keys`` and ``headers`` that its message has in the pipeline. Every call takes a ``timeout`` of
+    its own. Errors are a ``RequestError``, which has the id.
     """
 
     def __init__(
@@ -95,7 +112,7 @@ class AsyncClient:
 
     async def _run(self, conversation: Conversation[T]) -> T:
         line = _AsyncLine(self._http)
-        came: Came = None
+        came: StepResult = None
         try:
             while True:
                 came = await line.carry_out(conversation.send(came))
@@ -105,7 +122,7 @@ class AsyncClient:
 
     async def _emit(self, conversation: Conversation[None]) -> AsyncIterator[bytes]:
         line = _AsyncLine(self._http)
-        came: Came = None
+        came: StepResult = None
         try:
             while True:
                 step = conversation.send(came)
@@ -126,7 +143,7 @@ class _AsyncLine:
         self._response: httpx.Response | None = None
         self._chunks: AsyncIterator[bytes] | None = None
 
-    async def carry_out(self, step: object) -> Came:
+    async def carry_out(self, step: object) -> StepResult:
         try:
             match step:
                 case Pause(seconds):
@@ -139,7 +156,7 @@ class _AsyncLine:
             return no_reply(error)
         return None
 
-    async def _call(self, call: ServerCall) -> Came:
+    async def _call(self, call: ServerCall) -> StepResult:
         await self.hang_up()
         request = self._http.build_request(**arguments_of(call))
         response = await self._http.send(request, stream=call.follows)

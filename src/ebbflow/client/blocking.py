@@ -1,4 +1,4 @@
-"""The client for ordinary blocking code."""
+"""The client for blocking code, made from ``asynchronous`` by ``make client``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from ebbflow.client.conversations import AskOptions, Conversations, LookOptions
-from ebbflow.client.replies import Answered, RequestStatus
-from ebbflow.client.steps import Came, Conversation, Emit, MoreEvents, NoReply, Pause, ServerCall
+from ebbflow.client.protocol import (
+    Answered,
+    Conversation,
+    Emit,
+    MoreEvents,
+    NoReply,
+    Pause,
+    RequestStatus,
+    ServerCall,
+    StepResult,
+)
 from ebbflow.client.transport import (
     CONNECTIONS,
     FAILURES,
@@ -103,7 +112,7 @@ class Client:
 
     def _run(self, conversation: Conversation[T]) -> T:
         line = _Line(self._http)
-        came: Came = None
+        came: StepResult = None
         try:
             while True:
                 came = line.carry_out(conversation.send(came))
@@ -113,7 +122,7 @@ class Client:
 
     def _emit(self, conversation: Conversation[None]) -> Iterator[bytes]:
         line = _Line(self._http)
-        came: Came = None
+        came: StepResult = None
         try:
             while True:
                 step = conversation.send(came)
@@ -134,7 +143,7 @@ class _Line:
         self._response: httpx.Response | None = None
         self._chunks: Iterator[bytes] | None = None
 
-    def carry_out(self, step: object) -> Came:
+    def carry_out(self, step: object) -> StepResult:
         try:
             match step:
                 case Pause(seconds):
@@ -147,7 +156,7 @@ class _Line:
             return no_reply(error)
         return None
 
-    def _call(self, call: ServerCall) -> Came:
+    def _call(self, call: ServerCall) -> StepResult:
         self.hang_up()
         request = self._http.build_request(**arguments_of(call))
         response = self._http.send(request, stream=call.follows)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ebbflow.client.steps import NoReply, ServerCall, ServerReply
+from ebbflow.client.protocol import NoReply, ServerCall, ServerReply
 from ebbflow.domain import secrets
 from ebbflow.domain.durations import Duration
 from ebbflow.domain.errors import SetupError

@@ -1,8 +1,11 @@
 """The options of the data source: their names, values and meanings.
 
-An option that is unknown, does not belong here or makes no sense is refused before anything is read
-or written. The error names the option and what to write instead. The reference page is made from
-``OPTIONS``.
+``READ_OPTIONS`` and ``WRITE_OPTIONS`` have a row for each, from which options are read and the
+reference page is made. An option that is unknown, does not belong here or makes no sense is refused
+before anything is read or written. The error names the option and what to write instead.
+
+Plain records and not models of pydantic: every process that Spark starts for a read or a write
+imports this module, and pydantic would take too much of that time.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from ebbflow.domain.durations import milliseconds
 from ebbflow.domain.errors import DataSourceError, SetupError, did_you_mean
@@ -20,22 +23,101 @@ from ebbflow.nats.locate import NATS_URL, find_own_server
 from ebbflow.nats.login import Addresses, Login
 from ebbflow.nats.publish import PublishOptions, check_subject
 
-T = TypeVar("T")
 Start = Literal["earliest", "latest"] | int | datetime
 """Where to begin: a word, the sequence of the first message, or a time."""
 
 EARLIEST: Start = "earliest"
 LATEST: Start = "latest"
 
+# Digits only: int() also takes 1_000 and other alphabets.
+_NUMBER, _POSITIVE = r"[0-9]{1,18}", r"(?=0*[1-9])[0-9]{1,18}"
+_NAME = r"[^\s.*>]+"
+# Spark gives a data source its own options as well.
+_SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
+_ASYNC_PROGRESS = "asyncprogresstracking"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the text of an option has to be: ``wanted`` says it to people, ``pattern`` to us.
+
+    ``convert`` makes a value of it, and may still refuse it with a ``ValueError``.
+    """
+
+    wanted: str
+    pattern: str
+    convert: Callable[[str], Any] = str
+
+    def read(self, text: str) -> Any:
+        """Returns the value of a text; ``ValueError`` if it is none."""
+        if not re.fullmatch(self.pattern, text):
+            raise ValueError(text)
+        return self.convert(text)
+
+
+def _to_subject(text: str) -> str:
+    check_subject(text)
+    return text
+
+
+def _to_start(text: str) -> Start:
+    if text in ("earliest", "latest"):
+        return EARLIEST if text == "earliest" else LATEST
+    return int(text)
+
+
+def _to_end(text: str) -> int | None:
+    return None if text == "latest" else int(text)
+
+
+def _to_moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.utcoffset() is None:
+        raise ValueError("it has no zone")
+    return moment.astimezone(UTC)
+
+
+def _to_seconds(text: str) -> float:
+    if (seconds := milliseconds(text) / 1000) <= 0:
+        raise ValueError("it is not above 0")
+    return seconds
+
+
+_ANY = r"(?s:.*)"
+_STREAM = Kind(
+    "the name of a stream; a filter belongs in the option subject", r"[^\s.*>/\\\x00-\x1f\x7f]+"
+)
+_FILTER = Kind(
+    "names joined by dots, such as orders.new, orders.* or orders.>",
+    rf"(?:{_NAME}|\*)(?:\.(?:{_NAME}|\*))*(?:\.>)?|>",
+)
+_SUBJECT = Kind("names joined by dots, without spaces, * or >", _ANY, _to_subject)
+_COUNT = Kind("a whole number from 1", _POSITIVE, int)
+_STARTING = Kind(
+    "earliest, latest or a whole number from 1", f"earliest|latest|{_POSITIVE}", _to_start
+)
+_ENDING = Kind("latest or a whole number from 1", f"latest|{_POSITIVE}", _to_end)
+_MOMENT = Kind("a time with its zone, such as 2026-01-31T12:00:00Z", _ANY, _to_moment)
+_ATTEMPTS = Kind(
+    "a whole number from 0, or -1 to go on until ackWait is over", f"-1|{_NUMBER}", int
+)
+_DURATION = Kind("a duration above 0, such as 250ms, 5s or 1m30s", _ANY, _to_seconds)
+_FLAG = Kind("true or false", "(?i:true|false)", lambda text: text.lower() == "true")
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option, as the reference shows it."""
+    """One option: as the reference shows it, what its text has to be, and the field it sets.
+
+    The data source itself looks at one that has neither.
+    """
 
     name: str
     value: str
     default: str
     meaning: str
+    kind: Kind | None = None
+    field: str = ""
 
 
 _URL = Option(
@@ -43,71 +125,78 @@ _URL = Option(
     "where NATS is; the login is better given elsewhere",
 )  # fmt: skip
 READ_OPTIONS = (
-    Option("stream", "text", "required", "the stream to read"),
+    Option("stream", "text", "required", "the stream to read", _STREAM, "stream"),
     _URL,
     Option(
         "subject", "subject, also with `*` and `>`", "all",
         "only messages whose subjects match",
+        _FILTER, "subject",
     ),
     Option(
         "startingSequence", "`earliest`, `latest` or a number from 1", "`earliest`",
         "the first message to read; `latest`, in a stream only, for what is yet to come",
+        _STARTING, "start",
     ),
     Option(
         "startingTime", "time with its zone, such as `2026-01-31T12:00:00Z`", "none",
         "instead: the first message is the first one stored at that time or later",
+        _MOMENT, "start",
     ),
     Option(
         "endingSequence", "`latest` or a number from 1", "`latest`",
         "the last message to read; in a batch only",
+        _ENDING, "end",
     ),
     Option(
         "partitions", "whole number from 1", "1",
         "so many tasks read at the same time, each a part of the sequences",
+        _COUNT, "partitions",
     ),
     Option(
         "maxMessagesPerBatch", "whole number from 1", "no limit",
         "the most messages in a micro-batch; in a stream only",
+        _COUNT, "most",
     ),
     Option(
         "failOnDataLoss", "`true` or `false`", "`true`",
         "fail if messages are gone that were not read yet; `false` goes on with what is there",
+        _FLAG, "fail_on_loss",
     ),
 )  # fmt: skip
 WRITE_OPTIONS = (
     Option(
         "subject", "subject", "none",
         "where rows go that have no `subject` of their own",
+        _SUBJECT, "subject",
     ),
     _URL,
     Option(
         "retryWait", "duration, such as `250ms`", "250ms",
         "the wait before a message is sent again that no stream answered",
+        _DURATION, "retry_wait",
     ),
     Option(
         "retryAttempts", "whole number from 0, or -1", "-1",
         "how often a message is sent again; -1 until `ackWait` is over",
+        _ATTEMPTS, "retry_attempts",
     ),
     Option(
         "ackWait", "duration, such as `5s`", "15s",
         "how long one message may take in all; an election takes four to nine seconds",
+        _DURATION, "ack_wait",
     ),
     Option(
         "waitForRoom", "`true` or `false`", "`false`",
         "wait for a full stream, at most `ackWait`",
+        _FLAG, "wait_for_room",
     ),
     Option(
         "window", "whole number from 1", str(WINDOW),
         "the most messages that a task has on their way; 1 keeps their order in any case",
+        _COUNT, "window",
     ),
 )  # fmt: skip
 _NAMES = list(dict.fromkeys(option.name for option in (*READ_OPTIONS, *WRITE_OPTIONS)))
-
-# Spark gives a data source its own options as well.
-_SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
-_ASYNC_PROGRESS = "asyncprogresstracking"
-_STREAM = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
-_PATTERN = re.compile(r"(?:[^\s.*>]+|\*)(?:\.(?:[^\s.*>]+|\*))*(?:\.>)?|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +204,20 @@ class ReadOptions:
     """What to read. ``end`` is ``None`` for the last message there is."""
 
     stream: str
-    subject: str | None
-    start: Start
-    end: int | None
-    partitions: int
-    most: int | None
-    fail_on_loss: bool
+    subject: str | None = None
+    start: Start = EARLIEST
+    end: int | None = None
+    partitions: int = 1
+    most: int | None = None
+    fail_on_loss: bool = True
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
         """Reads the options of a read; ``DataSourceError`` for what makes no sense."""
-        take = _OptionReader(options, READ_OPTIONS, "writing")
-        return cls(
-            stream=take.required("stream", _parse_stream, "the name of the stream"),
-            subject=take.get("subject", None, _parse_pattern),
-            start=_read_start(take),
-            end=take.get("endingSequence", None, _parse_ending),
-            partitions=take.get("partitions", 1, _parse_positive),
-            most=take.get("maxMessagesPerBatch", None, _parse_positive),
-            fail_on_loss=take.get("failOnDataLoss", True, _parse_flag),
-        )
+        _refuse_others(options, READ_OPTIONS, "writing")
+        if "stream" not in options:
+            raise DataSourceError("Option stream is missing.", "Write the name of the stream.")
+        return cls(**_read_fields(options, READ_OPTIONS))
 
     def for_batch(self) -> ReadOptions:
         """Returns these options, if a batch can be read with them."""
@@ -171,22 +254,49 @@ class WriteOptions:
 
     subject: str | None
     publish: PublishOptions
-    window: int
+    window: int = WINDOW
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> WriteOptions:
         """Reads the options of a write; ``DataSourceError`` for what makes no sense."""
-        take = _OptionReader(options, WRITE_OPTIONS, "reading")
-        return cls(
-            subject=take.get("subject", None, _parse_subject),
-            publish=PublishOptions(
-                retry_wait=take.get("retryWait", 0.25, _parse_seconds),
-                retry_attempts=take.get("retryAttempts", -1, _parse_attempts),
-                ack_wait=take.get("ackWait", 15.0, _parse_seconds),
-                wait_for_room=take.get("waitForRoom", False, _parse_flag),
-            ),
-            window=take.get("window", WINDOW, _parse_positive),
-        )
+        _refuse_others(options, WRITE_OPTIONS, "reading")
+        fields = _read_fields(options, WRITE_OPTIONS)
+        subject, window = fields.pop("subject", None), fields.pop("window", WINDOW)
+        return cls(subject, PublishOptions(**_PUBLISHING | fields), window)
+
+
+_PUBLISHING: dict[str, Any] = {"retry_attempts": -1, "ack_wait": 15.0}
+"""What differs from the defaults of ``publish``: a task has nobody who would call it again."""
+
+
+def _refuse_others(texts: Mapping[str, str], options: Iterable[Option], other: str) -> None:
+    """Refuses options that are for the ``other`` way only."""
+    mine = {option.name for option in options}
+    for name in _NAMES:
+        if name not in mine and name.lower() in texts:
+            raise DataSourceError(f"Option {name} is for {other}.", "Leave it out.")
+
+
+def _read_fields(texts: Mapping[str, str], options: Iterable[Option]) -> dict[str, Any]:
+    """Returns the values of the options that are set, by the fields they are for."""
+    fields: dict[str, Any] = {}
+    for option in options:
+        if option.kind is None or option.name.lower() not in texts:
+            continue
+        if option.field in fields:
+            raise DataSourceError(
+                "Options startingSequence and startingTime both say where to begin.",
+                "Leave one of them out.",
+            )
+        fields[option.field] = _read_text(option.name, option.kind, texts[option.name.lower()])
+    return fields
+
+
+def _read_text(name: str, kind: Kind, text: str) -> Any:
+    try:
+        return kind.read(text.strip())
+    except ValueError:
+        raise DataSourceError(f"Option {name} is {text!r}.", f"Write {kind.wanted}.") from None
 
 
 def check_names(options: Mapping[str, str]) -> None:
@@ -216,127 +326,3 @@ def locate_server(url: str | None, login: Login | None) -> Addresses:
             f"Set {NATS_URL} before register(spark) is called, or the option url.",
         )
     return server
-
-
-class _OptionReader:
-    """The options as the user wrote them, taken one by one."""
-
-    def __init__(self, texts: Mapping[str, str], options: Iterable[Option], other: str) -> None:
-        """``other`` is what the rest of the options is for."""
-        self._texts = texts
-        mine = {option.name for option in options}
-        for name in _NAMES:
-            if name not in mine and self.has(name):
-                raise DataSourceError(f"Option {name} is for {other}.", "Leave it out.")
-
-    def has(self, name: str) -> bool:
-        return name.lower() in self._texts
-
-    def get(self, name: str, default: T, parse: Callable[[str], T]) -> T:
-        return self._parse(name, parse) if self.has(name) else default
-
-    def required(self, name: str, parse: Callable[[str], T], what: str) -> T:
-        if not self.has(name):
-            raise DataSourceError(f"Option {name} is missing.", f"Write {what}.")
-        return self._parse(name, parse)
-
-    def _parse(self, name: str, parse: Callable[[str], T]) -> T:
-        text = self._texts[name.lower()]
-        try:
-            return parse(text.strip())
-        except ValueError as error:
-            raise DataSourceError(f"Option {name} is {text!r}.", f"Write {error}.") from None
-
-
-# Each of these raises a ValueError that says what to write instead.
-
-
-def _parse_stream(text: str) -> str:
-    if not _STREAM.fullmatch(text):
-        raise ValueError("the name of a stream; a filter belongs in the option subject")
-    return text
-
-
-def _parse_pattern(text: str) -> str:
-    if not _PATTERN.fullmatch(text):
-        raise ValueError("names joined by dots, such as orders.new, orders.* or orders.>")
-    return text
-
-
-def _parse_subject(text: str) -> str:
-    try:
-        check_subject(text)
-    except ValueError:
-        raise ValueError("names joined by dots, without spaces, * or >") from None
-    return text
-
-
-def _parse_number(text: str) -> int:
-    # Digits only: int() also takes 1_000 and other alphabets.
-    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
-
-
-def _parse_positive(text: str) -> int:
-    if _parse_number(text) < 1:
-        raise ValueError("a whole number from 1")
-    return _parse_number(text)
-
-
-def _parse_attempts(text: str) -> int:
-    if text == "-1":
-        return -1
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise ValueError("a whole number from 0, or -1 to go on until ackWait is over")
-    return int(text)
-
-
-def _parse_flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("true or false")
-    return text.lower() == "true"
-
-
-def _parse_seconds(text: str) -> float:
-    try:
-        seconds = milliseconds(text) / 1000
-    except ValueError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise ValueError("a duration above 0, such as 250ms, 5s or 1m30s")
-    return seconds
-
-
-def _read_start(take: _OptionReader) -> Start:
-    if take.has("startingTime") and take.has("startingSequence"):
-        raise DataSourceError(
-            "Options startingSequence and startingTime both say where to begin.",
-            "Leave one of them out.",
-        )
-    since: Start | None = take.get("startingTime", None, _parse_moment)
-    return take.get("startingSequence", EARLIEST, _parse_starting) if since is None else since
-
-
-def _parse_starting(text: str) -> Start:
-    if text in ("earliest", "latest"):
-        return EARLIEST if text == "earliest" else LATEST
-    if _parse_number(text) < 1:
-        raise ValueError("earliest, latest or a whole number from 1")
-    return _parse_number(text)
-
-
-def _parse_ending(text: str) -> int | None:
-    if text == "latest":
-        return None
-    if _parse_number(text) < 1:
-        raise ValueError("latest or a whole number from 1")
-    return _parse_number(text)
-
-
-def _parse_moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = datetime.min
-    if moment.utcoffset() is None:
-        raise ValueError("a time with its zone, such as 2026-01-31T12:00:00Z")
-    return moment.astimezone(UTC)

@@ -8,6 +8,9 @@ is never taken for the one that the checkpoint is about.
 A micro-batch may hold only so many messages. Sequences are easy to count and messages are not: some
 are deleted, some have another subject. So the driver searches for its end with the leader's word,
 with few questions, and it is never too far.
+
+Replicas may lag behind; the leader of a stream alone knows which messages there are. So whatever
+ends a range, or says that nothing is left in it, comes from ``Leader``.
 """
 
 from __future__ import annotations
@@ -15,16 +18,121 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from ebbflow.datasource.leader import Facts, Leader
 from ebbflow.datasource.options import LATEST, ReadOptions
-from ebbflow.domain.errors import DataLoss, DataSourceError
+from ebbflow.domain.errors import AccessError, DataLoss, DataSourceError, JetStreamUnavailable
+from ebbflow.nats import api
+from ebbflow.nats.api import ApiError
+from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import NATS_URL
 from ebbflow.nats.login import Addresses
+from ebbflow.nats.pull import LightConsumer
+from ebbflow.nats.stored import read_one
 
+T = TypeVar("T")
+PATIENCE = api.PATIENCE
+"""Seconds without an answer, or without progress, after which a call gives up."""
+
+PERMISSIONS = "Give it those in docs/guides/spark-data-source.md."
+_ATTEMPTS = 20
 _ANEW = "Start the query with a new checkpointLocation."
+_QUESTIONS = 4
+_GOOD_ENOUGH = 0.8
+Count = Callable[[int], Awaitable[int]]
+"""Counts the messages from the start of the batch up to and including a sequence."""
+
+
+# --- asking the leader ----------------------------------------------------------------------------
+
+
+def connect(server: Addresses) -> Link:
+    """Opens a connection, on the driver or on a worker."""
+    return Link(server, f"Start it, or correct the option url or {NATS_URL}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A stream at one moment: when it was made, its first and its last message.
+
+    ``first`` is the sequence behind ``last`` while the stream is empty.
+    """
+
+    stream: str
+    created: str
+    first: int
+    last: int
+
+
+class Leader:
+    """Asks about one stream, and the messages on one subject in it."""
+
+    def __init__(self, client: SecuredClient, stream: str, subject: str | None = None) -> None:
+        self.stream = stream
+        self.subject = subject
+        self._client = client
+
+    async def read_facts(self) -> Facts:
+        """Returns the stream as it is now."""
+        info = await self._translate_errors(
+            api.call(self._client, f"STREAM.INFO.{self.stream}", patience=PATIENCE)
+        )
+        if info["config"]["retention"] == "workqueue":
+            raise DataSourceError(
+                f"{self.stream} is a work queue: its messages are for its own consumer only.",
+                "Read a stream that keeps messages by limits; it may have this one as a source.",
+            )
+        state = info["state"]
+        # A stream that never held a message says 0.
+        return Facts(self.stream, info["created"], state["first_seq"] or 1, state["last_seq"])
+
+    async def find_next_after(self, sequence: int) -> int | None:
+        """Returns the sequence of the next message that matches, if there is one."""
+        return await self._find_sequence(seq=sequence + 1, next_by_subj=self.subject or ">")
+
+    async def find_first_since(self, moment: datetime) -> int | None:
+        """Returns the sequence of the first message stored then or later, on any subject."""
+        return await self._find_sequence(start_time=moment.isoformat(), next_by_subj=">")
+
+    async def _find_sequence(self, **which: Any) -> int | None:
+        message = await self._translate_errors(read_one(self._client, self.stream, **which))
+        return message.seq if message else None
+
+    async def count_after(self, sequence: int) -> int:
+        """Counts the messages that match behind a sequence. A replica may answer this."""
+        consumer, created = await self.consume_after(sequence)
+        await consumer.forget(self._client)
+        return int(created["num_pending"])
+
+    async def consume_after(self, sequence: int) -> tuple[LightConsumer, dict[str, Any]]:
+        """Makes a light consumer, and returns it with its facts."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return await self._consume(sequence)
+            except JetStreamUnavailable:
+                continue
+        return await self._consume(sequence)
+
+    async def _consume(self, sequence: int) -> tuple[LightConsumer, dict[str, Any]]:
+        consumer = LightConsumer(self.stream)
+        making = consumer.make(self._client, self.subject or "", sequence, idle=PATIENCE)
+        return consumer, await self._translate_errors(making)
+
+    async def _translate_errors(self, answer: Awaitable[T]) -> T:
+        """Returns what the server answers; puts what it refuses in words for Spark's users."""
+        try:
+            return await answer
+        except AccessError as error:
+            raise DataSourceError(error.what, PERMISSIONS) from None
+        except ApiError as error:
+            if error.code == api.NOT_FOUND:
+                step = "Make it, or correct the option stream."
+                raise DataSourceError(f"There is no stream {self.stream}.", step) from None
+            raise DataSourceError(f"NATS refused to read {self.stream}: {error}.") from None
+
+
+# --- offsets and ranges ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +238,7 @@ class Range:
             )
 
 
-Count = Callable[[int], Awaitable[int]]
-"""Counts the messages from the start of the batch up to and including a sequence."""
-
-_QUESTIONS = 4
-_GOOD_ENOUGH = 0.8
-
-
-def connect(server: Addresses) -> Link:
-    """Opens a connection, on the driver or on a worker."""
-    return Link(server, f"Start it, or correct the option url or {NATS_URL}.")
+# --- where a read begins and ends -----------------------------------------------------------------
 
 
 async def find_beginning(leader: Leader, options: ReadOptions, now: Facts) -> int:

@@ -17,9 +17,7 @@ from collections.abc import Iterator
 import nats.errors
 import pyarrow as pa
 
-from ebbflow.datasource import columns
-from ebbflow.datasource.leader import PATIENCE, PERMISSIONS, Facts, Leader
-from ebbflow.datasource.planning import Range, connect
+from ebbflow.datasource.planning import PATIENCE, PERMISSIONS, Facts, Leader, Range, connect
 from ebbflow.domain.errors import AccessError, DataSourceError
 from ebbflow.nats.link import Link
 from ebbflow.nats.login import Addresses
@@ -32,6 +30,15 @@ from ebbflow.nats.pull import (
     Word,
 )
 
+_READ_ARROW = pa.schema(
+    [
+        ("subject", pa.string()),
+        ("sequence", pa.int64()),
+        ("time", pa.timestamp("us", tz="UTC")),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("data", pa.binary()),
+    ]
+)
 _BLOCK_BYTES = 8 * 1024 * 1024
 # A request may bring messages from behind the range: the first ones ask for few.
 _FIRST_BLOCK, _LARGEST_BLOCK = 1_000, 16_000
@@ -49,13 +56,29 @@ def read(server: Addresses, wanted: Range) -> Iterator[pa.RecordBatch]:
     try:
         link.run(reader.open())
         while block := link.run(reader.read_block()):
-            yield columns.to_batch(block)
+            yield to_batch(block)
     finally:
         # An interpreter that is ending has stopped the link's thread: nobody would answer.
         if not sys.is_finalizing():
             with contextlib.suppress(TimeoutError):
                 link.run(reader.close(), timeout=5)
             link.close()
+
+
+def to_batch(messages: Deliveries) -> pa.RecordBatch:
+    """Returns messages as Spark takes them."""
+    parcel = messages.parcel
+    headers: list[list[tuple[str, str]]] = [[]] * len(parcel)
+    for row in parcel.rows_with_headers():
+        headers[row] = list((parcel.headers(row) or {}).items())
+    arrays = [
+        pa.array(parcel.subjects, pa.binary()).cast(pa.string()),
+        pa.array(messages.seqs, pa.int64()),
+        messages.times(),
+        pa.array(headers, _READ_ARROW.field("headers").type),
+        parcel.payloads(),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_READ_ARROW)
 
 
 class RangeReader:

@@ -21,9 +21,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ebbflow.datasource import ranges
-from ebbflow.datasource.leader import Leader
 from ebbflow.datasource.options import ReadOptions
 from ebbflow.datasource.planning import (
+    Leader,
     Offset,
     Range,
     connect,

@@ -1,7 +1,8 @@
-"""The data source itself: what Spark makes from the options of a read or a write.
+"""The data source itself: what Spark makes from the options of a read or a write, and its columns.
 
 It is made on the driver. Where NATS is and the login, with the contents of its files, are settled
-there and travel to the workers; nothing of it shows in a plan or in an error.
+there and travel to the workers; nothing of it shows in a plan or in an error. The columns that it
+reads are always the same.
 """
 
 from __future__ import annotations
@@ -9,14 +10,33 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
-from ebbflow.datasource import columns
 from ebbflow.datasource.options import ReadOptions, WriteOptions, check_names, locate_server
 from ebbflow.datasource.readers import BatchReader, StreamReader
 from ebbflow.datasource.writer import BatchWriter, StreamWriter
-from ebbflow.domain.errors import DataSourceError
+from ebbflow.domain.errors import DataSourceError, did_you_mean
 from ebbflow.nats.login import Login
+
+READ = StructType(
+    [
+        StructField("subject", StringType()),
+        StructField("sequence", LongType()),
+        StructField("time", TimestampType()),
+        StructField("headers", MapType(StringType(), StringType())),
+        StructField("data", BinaryType()),
+    ]
+)
+WRITTEN = ("data", "subject", "headers", "msg_id")
 
 
 class JetStreamDataSource(DataSource):
@@ -42,16 +62,16 @@ class JetStreamDataSource(DataSource):
     def schema(self) -> StructType:
         """Returns the columns that are read."""
         self._read_options()  # so that load() refuses what cannot be read
-        return columns.READ
+        return READ
 
     def reader(self, schema: StructType) -> BatchReader:
         """Makes the reader for ``spark.read``."""
-        columns.check_read(schema)
+        check_read(schema)
         return BatchReader(self._server, self._read_options())
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """Makes the reader for ``spark.readStream``."""
-        columns.check_read(schema)
+        check_read(schema)
         return StreamReader(self._server, self._read_options())
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -76,5 +96,53 @@ class JetStreamDataSource(DataSource):
 
     def _write_options(self, schema: StructType) -> WriteOptions:
         options = WriteOptions.of(self.options)
-        columns.check_written(schema, options.subject)
+        check_written(schema, options.subject)
         return options
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+def check_read(schema: StructType) -> None:
+    """Refuses a schema of the user's: what is read has always the same columns."""
+    if [(field.name, field.dataType) for field in schema] != [
+        (field.name, field.dataType) for field in READ
+    ]:
+        raise DataSourceError(
+            f"The columns are always {READ.simpleString()[7:-1]}.",
+            "Leave out schema(...), and select or cast what was read.",
+        )
+
+
+def check_written(schema: StructType, subject: str | None) -> None:
+    """Refuses columns that cannot be published; ``subject`` is that of the option."""
+    for field in schema:
+        _check_column(field.name, field.dataType)
+    if "data" not in schema.names:
+        raise DataSourceError(
+            "There is no column data.", "Name the column with what is to be published data."
+        )
+    if "subject" not in schema.names and subject is None:
+        raise DataSourceError(
+            "It is not said which subject to publish to.",
+            "Set the option subject, or add a column subject.",
+        )
+
+
+def _check_column(name: str, kind: DataType) -> None:
+    if name not in WRITTEN:
+        meant = did_you_mean(name, WRITTEN, "there are")
+        raise DataSourceError(f"Column {name} cannot be published.", f"Drop or rename it; {meant}")
+    if not _fits(name, kind):
+        wanted = {"data": "binary or string", "headers": "map<string,string>"}.get(name, "string")
+        raise DataSourceError(
+            f"Column {name} is {kind.simpleString()}, and has to be {wanted}.", "Cast it."
+        )
+
+
+def _fits(name: str, kind: DataType) -> bool:
+    if name == "headers":
+        return isinstance(kind, MapType) and all(
+            isinstance(part, StringType) for part in (kind.keyType, kind.valueType)
+        )
+    return isinstance(kind, StringType) or (name == "data" and isinstance(kind, BinaryType))

@@ -1,4 +1,4 @@
 """Numaflow's gRPC protocol, through which functions in any language take part in a pipeline.
 
-A function runs in a process of its own beside the task that calls it and listens on a unix socket.
+A function runs in a process of its own next to the task that calls it and listens on a unix socket.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from hpack import Decoder, Encoder, HPACKError
 
@@ -17,8 +18,6 @@ from ebbflow.domain.errors import StreamBroken
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = range(5)
-PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(5, 10)
 ACK = END_STREAM = 0x1
 END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 _TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADER_LIST = 1, 2, 4, 5, 6
@@ -42,6 +41,21 @@ ERRORS = (
 )  # fmt: skip
 
 Headers = list[tuple[str, str]]
+
+
+class FrameType(IntEnum):
+    """The types of frames that HTTP/2 knows; peers may send others, which do not count."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
 
 
 def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
@@ -106,7 +120,8 @@ class Http2:
             (_MAX_HEADER_LIST, _LONGEST_BLOCK),
         ]
         more = _NUMBER.pack(max(1, self._window - _DEFAULT_WINDOW))
-        return frame(SETTINGS, 0, 0, settings(ours)) + frame(WINDOW_UPDATE, 0, 0, more)
+        opening = frame(FrameType.SETTINGS, 0, 0, settings(ours))
+        return opening + frame(FrameType.WINDOW_UPDATE, 0, 0, more)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -119,7 +134,8 @@ class Http2:
         pieces = [block[at : at + self._max_frame] for at in range(0, len(block), self._max_frame)]
         for place, piece in enumerate(pieces):
             flags = END_HEADERS if place == len(pieces) - 1 else 0
-            self._control += frame(CONTINUATION if place else HEADERS, flags, number, piece)
+            kind = FrameType.CONTINUATION if place else FrameType.HEADERS
+            self._control += frame(kind, flags, number, piece)
         return exchange
 
     def _raise_if_unusable(self) -> None:
@@ -131,7 +147,7 @@ class Http2:
     def cancel(self, exchange: Http2Exchange) -> None:
         """Ends an exchange from this side; the peer is told, unless it has ended it."""
         if self._exchanges.pop(exchange.number, None) is not None and not exchange.ended:
-            self._control += frame(RST_STREAM, 0, exchange.number, _NUMBER.pack(_CANCEL))
+            self._control += frame(FrameType.RST_STREAM, 0, exchange.number, _NUMBER.pack(_CANCEL))
             exchange.ended, exchange.broken = True, "cancelled"
 
     def take(self, most: int = 256 * 1024) -> bytes:
@@ -158,7 +174,8 @@ class Http2:
             if size <= 0 and unsent:
                 return
             ends = exchange.finishing and size == len(unsent)
-            yield frame(DATA, END_STREAM if ends else 0, exchange.number, bytes(unsent[:size]))
+            flags = END_STREAM if ends else 0
+            yield frame(FrameType.DATA, flags, exchange.number, bytes(unsent[:size]))
             del unsent[:size]
             exchange.window -= size
             self._send_window -= size
@@ -173,7 +190,7 @@ class Http2:
         arrived: dict[int, list[int]] = {}
         at, end, current = 0, len(buffer), 0
         edges: list[int] = []
-        unpack = _HEAD.unpack_from
+        unpack, data_frame = _HEAD.unpack_from, int(FrameType.DATA)
         while end - at >= _HEAD_SIZE and self.lost is None:
             word, flags, number = unpack(buffer, at)
             start = at + _HEAD_SIZE
@@ -182,7 +199,7 @@ class Http2:
                 if word >> 8 > _OUR_FRAME:
                     self.lose("the function sent a frame that is larger than allowed")
                 break
-            if word & 0xFF == DATA and self._block is None:
+            if word & 0xFF == data_frame and self._block is None:
                 if number != current:
                     current, edges = number, arrived.setdefault(number & _ID, [])
                 if flags:
@@ -231,35 +248,35 @@ class Http2:
         """Lets the peer send on, in large steps."""
         step = self._window // 4
         if self._consumed > step:
-            self._control += frame(WINDOW_UPDATE, 0, 0, _NUMBER.pack(self._consumed))
+            self._control += frame(FrameType.WINDOW_UPDATE, 0, 0, _NUMBER.pack(self._consumed))
             self._consumed = 0
         for exchange in self._exchanges.values():
             if exchange.consumed > step and not exchange.ended:
                 more = _NUMBER.pack(exchange.consumed)
-                self._control += frame(WINDOW_UPDATE, 0, exchange.number, more)
+                self._control += frame(FrameType.WINDOW_UPDATE, 0, exchange.number, more)
                 exchange.consumed = 0
 
     def _take_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if self._block is not None and (kind != CONTINUATION or number != self._block[0]):
+        if self._block is not None and (kind != FrameType.CONTINUATION or number != self._block[0]):
             self.lose("the function cut its headers short")
             return
         try:
             match kind:
-                case 1:
+                case FrameType.HEADERS:
                     self._take_headers(flags, number, payload)
-                case 9:
+                case FrameType.CONTINUATION:
                     self._take_continuation(flags, number, payload)
-                case 4:
+                case FrameType.SETTINGS:
                     self._take_settings(flags, payload)
-                case 6 if not flags & ACK:
-                    self._control += frame(PING, ACK, 0, payload)
-                case 8:
+                case FrameType.PING if not flags & ACK:
+                    self._control += frame(FrameType.PING, ACK, 0, payload)
+                case FrameType.WINDOW_UPDATE:
                     self._take_window_update(number, payload)
-                case 3:
+                case FrameType.RST_STREAM:
                     self._take_reset(number, payload)
-                case 7:
+                case FrameType.GOAWAY:
                     self._take_goaway(payload)
-                case 5:
+                case FrameType.PUSH_PROMISE:
                     self.lose("the function pushed a response that nobody asked for")
         except (struct.error, IndexError, HPACKError, UnicodeDecodeError) as error:
             self.lose(f"the function sent a frame that cannot be read: {error}")
@@ -317,7 +334,7 @@ class Http2:
                 self._max_frame = value
             elif name == _TABLE_SIZE:
                 self._encoder.header_table_size = min(value, 4_096)
-        self._control += frame(SETTINGS, ACK, 0)
+        self._control += frame(FrameType.SETTINGS, ACK, 0)
 
     def _take_window_update(self, number: int, payload: bytes) -> None:
         more = _NUMBER.unpack(payload)[0] & _ID
@@ -356,7 +373,7 @@ class Http2:
         """Ends everything: the connection is gone, or the peer does not speak HTTP/2."""
         if self.lost is None:
             self.lost = why
-            self._control += frame(GOAWAY, 0, 0, _NUMBER.pack(0) + _NUMBER.pack(code))
+            self._control += frame(FrameType.GOAWAY, 0, 0, _NUMBER.pack(0) + _NUMBER.pack(code))
         for exchange in self._exchanges.values():
             self._end(exchange, why)
 

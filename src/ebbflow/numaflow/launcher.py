@@ -163,7 +163,7 @@ def _end_with_launcher(child: int) -> None:
     os._exit(0)
 
 
-# --- in the function's own process ---------------------------------------------------------------
+# --- in the function's own process ----------------------------------------------------------------
 
 
 def _become_function(order: dict[str, Any]) -> None:

@@ -24,24 +24,15 @@ from google.protobuf.message import DecodeError
 from ebbflow.domain.errors import CallTimeout, StreamBroken, Unavailable
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.source import NackOffset, Source
-from ebbflow.numaflow.function import BATCH_ROWS, FunctionPlan, FunctionProcess
-from ebbflow.numaflow.held_nacks import HeldNacks
-from ebbflow.numaflow.nack_options import write_options
+from ebbflow.numaflow.decode import offset_of, read_messages
+from ebbflow.numaflow.grpc import UNAVAILABLE, Arrived, GrpcStream
+from ebbflow.numaflow.nacks import HeldNacks, write_options
+from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan, FunctionProcess
 from ebbflow.numaflow.proto import source_pb2
-from ebbflow.numaflow.readings import offset_of, read_messages
-from ebbflow.numaflow.session import Service, Session
-from ebbflow.numaflow.status import UNAVAILABLE
-from ebbflow.numaflow.stream import Arrived, GrpcStream
+from ebbflow.numaflow.services import service_of
+from ebbflow.numaflow.session import Session
 
 _READ, _ACK = "ReadFn", "AckFn"
-SOURCE_SERVICE = Service(
-    "source.v1.Source",
-    (_READ, _ACK),
-    source_pb2.ReadRequest(handshake={"sot": True}).SerializeToString(),
-    # The answers have their handshakes in fields of different numbers: these bytes follow both.
-    b"\x02\x08\x01",
-)
-
 ACK_LIMIT = 60.0
 """The seconds that a function may take to hear of messages that are settled."""
 
@@ -62,7 +53,7 @@ class RemoteSource(Source):
 
     def __init__(self, plan: FunctionPlan) -> None:
         self._name = plan.name
-        self._session = Session(FunctionProcess(plan), SOURCE_SERVICE)
+        self._session = Session(FunctionProcess(plan), service_of(plan.container))
         self._batch_rows = int(os.environ.get("NUMAFLOW_READ_BATCH_SIZE") or BATCH_ROWS)
         self._asked = 0
         self._ahead = 1

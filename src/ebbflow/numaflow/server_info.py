@@ -1,44 +1,40 @@
-"""Server-info files: what a function says of itself when it is ready to be called.
+"""Server-info files and folders for sockets: where a function says of itself that it can be called.
 
-Every SDK of Numaflow writes one beside its socket, as JSON with an end marker behind it. A function
-whose SDK is too old, or that listens where it cannot be called, is refused here with what to do:
-its stream would only break later, for no reason that anybody could see.
+Every SDK of Numaflow writes such a file next to its socket, as JSON with an end marker behind it. A
+function whose SDK is too old, or that listens where it cannot be called, is refused here with what
+to do: its stream would only break later, for no reason that anybody could see.
+
+The folder of a function's sockets is new for each process, short and private, and none stays
+behind. A launcher removes its function's folder in the end. One whose launcher was killed is
+removed when the next function starts: a lock shows that it is not in use any more.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import re
-from dataclasses import dataclass, field
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, cast, get_args
 
 from ebbflow.domain.errors import SetupError
-
-ContainerType = Literal[
-    "udf", "udsink", "fb-udsink", "ons-udsink", "transformer", "udsource", "udstore"
-]
-"""The part that a function plays, in Numaflow's words (``NUMAFLOW_UD_CONTAINER_TYPE``)."""
-
-MapMode = Literal["unary-map", "batch-map", "stream-map"]
-"""What a map is given at a time, and how it answers, in Numaflow's words (``MAP_MODE``)."""
+from ebbflow.domain.host import LONGEST_SOCKET_PATH
+from ebbflow.numaflow.services import ContainerType, MapMode, Service, service_of
 
 END_MARKER = "U+005C__END__"
+NACK_OPTIONS = "NACK_OPTIONS"
+"""In the metadata of a source that is told the options of nacks whatever its version says."""
 
-_NAMES: dict[ContainerType, tuple[str, str]] = {
-    "udf": ("mapper", "map"),
-    "udsink": ("sinker", "sink"),
-    "fb-udsink": ("fb-sinker", "fb-sink"),
-    "ons-udsink": ("ons-sinker", "ons-sink"),
-    "transformer": ("sourcetransformer", "sourcetransform"),
-    "udsource": ("sourcer", "source"),
-    "udstore": ("serving", "serving"),
-}
-_MAP_SOCKETS: dict[MapMode, str] = {
-    "unary-map": "map",
-    "batch-map": "batchmap",
-    "stream-map": "mapstream",
-}
+_MAP_MODES = get_args(MapMode)
+# The release of Numaflow's own Python SDK whose protocol this is; it has the nack of a source.
+_SDK_VERSION = "0.14.0"
 
 _Version = tuple[int, int, int]
 _OLDEST: dict[str, _Version] = {
@@ -64,9 +60,10 @@ _OLDEST_WITH_NACK_OPTIONS: dict[str, _Version] = {
     "python": (0, 15, 0),
     "rust": (0, 6, 0),
 }
-
-NACK_OPTIONS = "NACK_OPTIONS"
-"""In the metadata of a source that is told the options of nacks whatever its version says."""
+_PREFIX = "ebf-"
+_LONGEST_NAME = len("/sourcetransform.sock")
+# A younger folder may belong to somebody who is about to lock it.
+_OLD = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ class ServerInfo:
     def map_mode(self) -> MapMode:
         """How a map wants to be called; one message at a time if it does not say."""
         mode = self.metadata.get("MAP_MODE", "unary-map")
-        return mode if mode in _MAP_SOCKETS else "unary-map"
+        return cast("MapMode", mode) if mode in _MAP_MODES else "unary-map"
 
     @property
     def takes_nacks(self) -> bool:
@@ -103,17 +100,14 @@ class ServerInfo:
 
 def info_path(folder: Path, container: ContainerType) -> Path:
     """Returns where a function writes its server-info."""
-    return folder / f"{_NAMES[container][0]}-server-info"
+    return service_of(container).info_path(folder)
 
 
 def socket_path(folder: Path, container: ContainerType, info: ServerInfo) -> Path:
     """Returns the socket that a function listens on; of a map its mode decides which one."""
-    name = _NAMES[container][1]
     if "MULTIPROC" in info.metadata:
-        name = "multiproc0"  # one server of those that may be several; see check_server_info
-    elif container == "udf":
-        name = _MAP_SOCKETS[info.map_mode]
-    return folder / f"{name}.sock"
+        return folder / "multiproc0.sock"  # one server of those that may be several
+    return service_of(container, info.map_mode).socket_path(folder)
 
 
 def read_server_info(folder: Path, container: ContainerType) -> ServerInfo | None:
@@ -163,6 +157,23 @@ def check_server_info(info: ServerInfo, container: ContainerType) -> None:
         )
 
 
+def own_server_info(service: Service) -> ServerInfo:
+    """Returns what a function that Ebbflow serves says of itself."""
+    metadata: dict[str, str] = {"MAP_MODE": service.map_mode} if service.map_mode else {}
+    if service.name == "source":
+        metadata[NACK_OPTIONS] = "true"
+    return ServerInfo("uds", "python", _SDK_VERSION, metadata)
+
+
+def write_server_info(folder: Path, service: Service) -> None:
+    """Tells the runtime that a function is ready. The file is complete before it is there."""
+    facts = asdict(own_server_info(service)) | {"minimum_numaflow_version": service.minimum}
+    path = service.info_path(folder)
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(json.dumps(facts) + END_MARKER, encoding="utf-8")
+    os.replace(fresh, path)
+
+
 def _numbers(version: str) -> _Version | None:
     """Returns the first three numbers of a version; ``None`` if it is not one."""
     match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
@@ -171,3 +182,59 @@ def _numbers(version: str) -> _Version | None:
 
 def _texts(metadata: Any) -> dict[str, str]:
     return {str(name): str(value) for name, value in (metadata or {}).items()}
+
+
+# --- the folder of the sockets --------------------------------------------------------------------
+
+
+def make_folder() -> Path:
+    """Makes a folder for sockets, whose paths may not be long; takes away those left behind.
+
+    It lies in a folder that only this user can enter, and is itself open to whatever user a
+    container runs as.
+    """
+    parent = _parent()
+    for outer in _left_behind(parent):
+        shutil.rmtree(outer, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)) / "s"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Takes a folder away, with all that is in it."""
+    shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def lock_folder(folder: Path) -> int:
+    """Returns a descriptor that keeps the folder for as long as any process has it open."""
+    descriptor = os.open(folder.parent, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _parent() -> Path:
+    usual, room = tempfile.gettempdir(), len(f"/{_PREFIX}12345678/s") + _LONGEST_NAME
+    return Path(usual if len(usual) + room <= LONGEST_SOCKET_PATH else "/tmp")  # noqa: S108
+
+
+def _left_behind(parent: Path) -> Iterator[Path]:
+    """Yields the folders of launchers that have died."""
+    for outer in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = outer.stat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > _OLD:
+                with _unlocked(outer):
+                    yield outer
+
+
+@contextlib.contextmanager
+def _unlocked(outer: Path) -> Iterator[None]:
+    """Holds the lock of a folder; raises ``OSError`` if somebody else does."""
+    descriptor = os.open(outer, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

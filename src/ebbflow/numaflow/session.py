@@ -1,42 +1,38 @@
 """A session with a function: its process, a connection, and its streams after their handshake.
 
-A session that cannot be opened is an outage of the function, ``Unavailable``: no message is to
-blame. One that breaks is opened anew, with a new process: Numaflow's SDKs end theirs after any
+A session that cannot be opened is an outage of the function, ``Unavailable``: no message is
+penalised. One that breaks is opened anew, with a new process: Numaflow's SDKs end theirs after any
 failure, and whoever asks the old one meets it while it goes down.
+
+``ask_all`` decides what becomes of messages when the function breaks off in the middle of them.
+Messages that are answered keep their answers. The function is opened anew at once, and the others
+are given to it one at a time, so that the one during which it breaks again is known: it is to
+blame, and fails as if user code had raised. A function that is over its time is ended and opened
+anew in the same way. If it cannot be opened, no message is penalised. It always ends: every message
+is given twice at most, and a function that breaks again and again is left alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from ebbflow.domain.errors import CallTimeout, StreamBroken, Unavailable
-from ebbflow.numaflow.function import FunctionProcess
-from ebbflow.numaflow.stream import GrpcConnection, GrpcStream
+from ebbflow.domain.errors import CallTimeout, SetupError, StreamBroken, Unavailable
+from ebbflow.engine.blame import CALLS_IN_A_ROW, ENOUGH
+from ebbflow.numaflow.grpc import UNAVAILABLE, GrpcConnection, GrpcStream
+from ebbflow.numaflow.process import FunctionProcess
+from ebbflow.numaflow.services import READY, Method, Service
 
 OPEN_LIMIT = 60.0
 """The seconds that a function may take from its server-info to its readiness."""
 
+Failures = dict[int, BaseException | None]
+"""Rows without an answer, each with the reason; ``None`` for one that was not tried."""
+
 _CALL_LIMIT, _PAUSE = 10.0, 0.02
 _EMPTY = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A gRPC service of a function. ``streams`` are the calls that stay open, by their names.
-
-    Each begins with the request ``greeting``, which is answered with ``greeted``.
-    """
-
-    name: str
-    streams: tuple[str, ...]
-    greeting: bytes
-    greeted: bytes
-
-    def method(self, name: str) -> str:
-        """Returns the path of one of its methods."""
-        return f"/{self.name}/{name}"
+_SAID_BY_USER_CODE = "UDF_EXECUTION_ERROR"
 
 
 class Session:
@@ -45,7 +41,7 @@ class Session:
     def __init__(self, process: FunctionProcess, service: Service) -> None:
         self.process = process
         self.streams: dict[str, GrpcStream] = {}
-        self._service = service
+        self.service = service
         self._connection: GrpcConnection | None = None
 
     @property
@@ -86,7 +82,7 @@ class Session:
     def call(self, name: str, request: bytes = _EMPTY, timeout: float | None = None) -> bytes:
         """Returns the answer to a single request."""
         assert self._connection is not None, "open() comes first"
-        return self._connection.call(self._service.method(name), request, timeout)
+        return self._connection.call(self.service.methods[name].path, request, timeout)
 
     def explain(self, error: StreamBroken) -> StreamBroken:
         """Returns the error with what is known about the end of the process, if it has ended."""
@@ -105,8 +101,9 @@ class Session:
     def _open_streams(self) -> None:
         try:
             self._await_readiness()
-            for name in self._service.streams:
-                self.streams[name] = self._greet(name)
+            for method in self.service.methods.values():
+                if method.streamed:
+                    self.streams[method.name] = self._greet(method)
         except (StreamBroken, CallTimeout) as error:
             self._disconnect()
             raise Unavailable(f"the function at {self.process.socket}: {error}") from error
@@ -116,7 +113,7 @@ class Session:
         while True:
             try:
                 self._connection = self._connection or GrpcConnection(self.process.socket)
-                self.call("IsReady", timeout=_CALL_LIMIT)
+                self.call(READY, timeout=_CALL_LIMIT)
                 return
             except StreamBroken:
                 self._disconnect()
@@ -124,13 +121,13 @@ class Session:
                     raise
             time.sleep(_PAUSE)
 
-    def _greet(self, name: str) -> GrpcStream:
+    def _greet(self, method: Method) -> GrpcStream:
         assert self._connection is not None
-        stream = self._connection.open_stream(self._service.method(name))
-        stream.send([self._service.greeting])
+        stream = self._connection.open_stream(method.path)
+        stream.send([method.greeting])
         answer = stream.receive(_CALL_LIMIT)
-        if not answer or self._service.greeted not in answer[0]:
-            raise StreamBroken(f"{name} did not answer the handshake")
+        if not answer or method.greeted not in answer[0]:
+            raise StreamBroken(f"{method.name} did not answer the handshake")
         return stream
 
     def _disconnect(self) -> None:
@@ -138,3 +135,82 @@ class Session:
         self.streams.clear()
         if connection is not None:
             connection.close()
+
+
+# --- when the function breaks ---------------------------------------------------------------------
+
+
+class Asking(Protocol):
+    """A call of the function with the rows of a batch."""
+
+    def ask(self, rows: Sequence[int]) -> None:
+        """Gives the function these rows and keeps its answers until it has given the last one.
+
+        Raises ``StreamBroken`` or ``CallTimeout`` when it does not come to that.
+        """
+
+    def unanswered(self, rows: Sequence[int]) -> list[int]:
+        """Returns those of the rows that have no answer yet."""
+
+
+def ask_all(session: Session, asking: Asking, rows: Sequence[int]) -> Failures:
+    """Has the function answer for all rows; returns those for which it has none."""
+    session.reopen_if_ended()
+    try:
+        asking.ask(rows)
+    except (StreamBroken, CallTimeout) as error:
+        left = asking.unanswered(rows)
+        try:
+            _go_on(session, error)
+        except Unavailable as away:
+            return dict.fromkeys(left, away)
+        return _ask_alone(session, asking, left)
+    return {}
+
+
+def _ask_alone(session: Session, asking: Asking, rows: Sequence[int]) -> Failures:
+    """Gives the function one row after the other, as long as that leads to anything."""
+    failures: Failures = {}
+    in_a_row = 0
+    for place, row in enumerate(rows):
+        try:
+            asking.ask([row])
+            in_a_row = 0
+        except (StreamBroken, CallTimeout) as error:
+            failures[row] = reason = _reason(session, error)
+            in_a_row += 1
+            rest = rows[place + 1 :]
+            try:
+                _go_on(session, error)
+            except Unavailable as away:
+                return failures | dict.fromkeys(rest, away)
+            if in_a_row >= (CALLS_IN_A_ROW if isinstance(reason, Unavailable) else ENOUGH):
+                return failures | dict.fromkeys(rest, None)
+    return failures
+
+
+def _reason(session: Session, error: StreamBroken | CallTimeout) -> BaseException:
+    """Returns what the row failed with; a system that user code says is away is no break."""
+    if isinstance(error, CallTimeout):
+        return error
+    if _means_away(error):
+        return Unavailable(error.said.removeprefix("Unavailable: "), error.wait)
+    return session.explain(error)
+
+
+def _go_on(session: Session, error: StreamBroken | CallTimeout) -> None:
+    """Makes the function ready for the next row; ``Unavailable`` if that cannot be done."""
+    try:
+        if isinstance(error, StreamBroken) and _means_away(error):
+            session.renew_streams()
+        else:
+            session.reopen()
+    except SetupError as refused:
+        away = Unavailable(str(refused))
+        away.tried = False
+        raise away from refused
+
+
+def _means_away(error: StreamBroken) -> bool:
+    """Returns whether user code behind the function has raised ``Unavailable``."""
+    return error.code == UNAVAILABLE and _SAID_BY_USER_CODE in error.what

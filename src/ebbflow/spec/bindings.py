@@ -27,9 +27,9 @@ from ebbflow.connectors.schema.fields import shown
 from ebbflow.connectors.user_code.spec import Bound, CodeSection
 from ebbflow.domain.code import Mode
 from ebbflow.domain.errors import Problem
-from ebbflow.numaflow.function import FunctionPlan
-from ebbflow.numaflow.images.table import find_built_in
-from ebbflow.numaflow.server_info import ContainerType
+from ebbflow.numaflow.images import find_built_in
+from ebbflow.numaflow.process import FunctionPlan
+from ebbflow.numaflow.services import ContainerType
 from ebbflow.spec.document import read
 from ebbflow.spec.model import Spec, Step
 from ebbflow.spec.validate import FieldPath, Finding, validate

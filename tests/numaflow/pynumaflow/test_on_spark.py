@@ -18,7 +18,7 @@ from tests.numaflow.pynumaflow import functions
 
 pytestmark = pytest.mark.slow
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "pynumaflow" / "pipeline.yaml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "pynumaflow" / "pipeline.yaml"
 
 
 @pytest.fixture(scope="module", autouse=True)

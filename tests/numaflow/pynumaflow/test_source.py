@@ -7,8 +7,7 @@ import pytest
 
 from ebbflow import NackOptions
 from ebbflow.domain.source import NackOffset, Source
-from ebbflow.numaflow.pynumaflow.adapters import adapt
-from ebbflow.numaflow.pynumaflow.source import PynumaflowSource
+from ebbflow.numaflow.pynumaflow.adapters import PynumaflowSource, adapt
 from ebbflow.usercode.calling import Handler
 from tests.numaflow.pynumaflow import functions
 
@@ -47,7 +46,7 @@ def test_offsets_come_back_with_their_partitions():
 
 def test_a_nack_is_handed_on_when_its_delay_is_over(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("ebbflow.numaflow.pynumaflow.source.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("ebbflow.numaflow.pynumaflow.adapters.time.monotonic", lambda: clock[0])
     source = Opened(functions.source_server)
     messages = source.call("read", 3, 0.1)
     later, soon = NackOptions(delay="5s", reason="later"), NackOptions()

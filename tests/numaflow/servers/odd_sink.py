@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+from handlers import add_servicer
 
-from ebbflow.numaflow.proto import sink_pb2, sink_pb2_grpc
+from ebbflow.numaflow.proto import sink_pb2
 from ebbflow.numaflow.server_info import END_MARKER
 
 SOCKETS = Path(os.environ["EBBFLOW_SOCKETS"])
@@ -18,7 +19,7 @@ EOT = sink_pb2.SinkResponse(status={"eot": True})
 Result = sink_pb2.SinkResponse.Result
 
 
-class OddSink(sink_pb2_grpc.SinkServicer):
+class OddSink:
     def IsReady(self, request: object, context: grpc.ServicerContext) -> object:
         return sink_pb2.ReadyResponse(ready=True)
 
@@ -79,7 +80,7 @@ def answer(datum: object, batch: list[object], context: grpc.ServicerContext) ->
 def main() -> None:
     kind = sys.argv[1] if len(sys.argv) > 1 else "sink"
     server = grpc.server(ThreadPoolExecutor(8))
-    sink_pb2_grpc.add_SinkServicer_to_server(OddSink(), server)
+    add_servicer(server, OddSink(), "sink")
     server.add_insecure_port(f"unix://{SOCKETS}/{kind}.sock")
     server.start()
     info = '{"protocol": "uds", "language": "go", "version": "v0.12.0"}'

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+from handlers import add_servicer
 
-from ebbflow.numaflow.proto import source_pb2, source_pb2_grpc
+from ebbflow.numaflow.proto import source_pb2
 from ebbflow.numaflow.server_info import END_MARKER
 
 SOCKETS = Path(os.environ["EBBFLOW_SOCKETS"])
@@ -25,7 +26,7 @@ def result(number: int, partition: int = 0) -> object:
     return Result(payload=b"x", offset={"offset": name, "partition_id": partition})
 
 
-class OddSource(source_pb2_grpc.SourceServicer):
+class OddSource:
     def __init__(self) -> None:
         self._unacked = 0
 
@@ -93,7 +94,7 @@ class OddSource(source_pb2_grpc.SourceServicer):
 
 def main() -> None:
     server = grpc.server(ThreadPoolExecutor(8))
-    source_pb2_grpc.add_SourceServicer_to_server(OddSource(), server)
+    add_servicer(server, OddSource(), "source")
     server.add_insecure_port(f"unix://{SOCKETS}/source.sock")
     server.start()
     info = f'{{"protocol": "uds", "language": "go", "version": "{VERSION}"}}'

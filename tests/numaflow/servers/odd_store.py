@@ -6,14 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+from handlers import add_servicer
 
-from ebbflow.numaflow.proto import store_pb2, store_pb2_grpc
+from ebbflow.numaflow.proto import store_pb2
 from ebbflow.numaflow.server_info import END_MARKER
 
 SOCKETS = Path(os.environ["EBBFLOW_SOCKETS"])
 
 
-class OddStore(store_pb2_grpc.ServingStoreServicer):
+class OddStore:
     def __init__(self) -> None:
         self._answers: defaultdict[str, list[object]] = defaultdict(list)
 
@@ -42,7 +43,7 @@ class OddStore(store_pb2_grpc.ServingStoreServicer):
 
 def main() -> None:
     server = grpc.server(ThreadPoolExecutor(8))
-    store_pb2_grpc.add_ServingStoreServicer_to_server(OddStore(), server)
+    add_servicer(server, OddStore(), "store")
     server.add_insecure_port(f"unix://{SOCKETS}/serving.sock")
     server.start()
     (SOCKETS / "serving-server-info").write_text('{"language": "go"}' + END_MARKER)

@@ -14,23 +14,11 @@ from ebbflow.connectors.schema.container import Container, Program
 from ebbflow.connectors.schema.fields import Section
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.domain.code import Code, Mode, SinkMode
-from ebbflow.numaflow.docker import check_docker
-from ebbflow.numaflow.function import BATCH_ROWS, FunctionPlan
+from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan, check_docker
 from ebbflow.numaflow.pynumaflow.recognition import Place
-from ebbflow.numaflow.server_info import ContainerType
+from ebbflow.numaflow.services import service_of
 from ebbflow.usercode import targets
 from ebbflow.usercode.variables import Variables
-
-_CALLERS: dict[ContainerType, str] = {
-    "udf": "ebbflow.numaflow.remote_map:RemoteMap",
-    "transformer": "ebbflow.numaflow.remote_map:RemoteMap",
-    "udsink": "ebbflow.numaflow.remote_sink:RemoteSink",
-    "fb-udsink": "ebbflow.numaflow.remote_sink:RemoteSink",
-    "ons-udsink": "ebbflow.numaflow.remote_sink:RemoteSink",
-    "udsource": "ebbflow.numaflow.remote_source:RemoteSource",
-    "udstore": "ebbflow.numaflow.remote_store:RemoteStore",
-}
-"""The code that calls a function in its own process; imported only where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +75,7 @@ class CodeSection(Section):
         if self.in_process is not None:
             return self._adapt(self.in_process)
         plan = self.plan_function()
-        return partial(targets.resolve(_CALLERS[plan.container]), plan)
+        return partial(targets.resolve(service_of(plan.container).caller), plan)
 
     def _adapt(self, code: Code) -> Code:
         """Returns an object as it is called; a name is looked at where it is imported.

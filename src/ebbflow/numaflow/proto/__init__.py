@@ -5,10 +5,10 @@ numbers are those that Numaflow's SDKs speak. The messages live in a pool of the
 that has loaded an SDK as well, whose messages bear the same names, keeps both apart.
 """
 
-from google.protobuf import descriptor_pool, empty_pb2, timestamp_pb2
+from google.protobuf import any_pb2, descriptor_pool, duration_pb2, empty_pb2, timestamp_pb2
 
 POOL = descriptor_pool.DescriptorPool()
 """Knows the messages of these modules and those of protobuf that they are made of."""
 
-for known in (empty_pb2, timestamp_pb2):
+for known in (any_pb2, duration_pb2, empty_pb2, timestamp_pb2):
     POOL.AddSerializedFile(known.DESCRIPTOR.serialized_pb)

@@ -1,23 +1,262 @@
-"""The one place where code for pynumaflow is found out and given the shape of Ebbflow's code."""
+"""Code for pynumaflow in the shape of Ebbflow's: made once per worker, called by the rules for all
+code.
+
+``adapt`` is the one place where such code is recognised and wrapped; what it raises is handled as
+what any user code raises.
+
+pynumaflow's source hears of a nack without its options, so the adapter waits until the delay is
+over and only then hands the nack on: a delay means the same on every source. Until then the message
+is neither acknowledged nor nacked, so it is not lost if the process ends.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from datetime import UTC
 from functools import partial
 from typing import Any
 
 from ebbflow.domain.code import Mode
-from ebbflow.numaflow.pynumaflow.code import PynumaflowCode
-from ebbflow.numaflow.pynumaflow.maps import (
-    AsyncKeysAndDatum,
-    BatchOfDatums,
-    KeysAndDatum,
-    StreamOfMessages,
+from ebbflow.domain.source import NackOffset, Source, SourceMessage
+from ebbflow.engine.frames import Rows
+from ebbflow.numaflow.nacks import HeldNacks
+from ebbflow.numaflow.pynumaflow.answers import (
+    read_batch,
+    read_message,
+    read_messages,
+    read_metadata,
+    read_responses,
+    read_usual,
 )
+from ebbflow.numaflow.pynumaflow.datum import list_datums
 from ebbflow.numaflow.pynumaflow.recognition import Place, Surface, function_in, recognise
-from ebbflow.numaflow.pynumaflow.sinks import ResponsesSink
-from ebbflow.numaflow.pynumaflow.source import NackablePynumaflowSource, PynumaflowSource
+from ebbflow.usercode.calling import Closable, Interpreter, Openable
+from ebbflow.usercode.targets import is_class
 
+_PARTITION_BYTES = 4
+# Putting a message never waits; without a pause now and then nothing else would ever run.
+_PUTS_IN_A_ROW = 100
+
+
+class PynumaflowCode(Interpreter):
+    """A handler of pynumaflow's, in the shape of Ebbflow's.
+
+    A class is made once per worker. What the handler raises goes on as it is, so the rules about
+    failures are the same as for all user code.
+    """
+
+    def __init__(self, surface: Surface, code: Any) -> None:
+        self._surface = surface
+        self._instance = code() if is_class(code) else code
+        self._handler = entry_of(self._instance)
+
+    def data(self, rows: Rows) -> list[Any]:
+        """Returns the rows as datums of pynumaflow."""
+        return list_datums(rows, self._surface)
+
+    def open(self) -> Any:
+        """Opens the user's object, if it can be opened."""
+        return self._instance.open() if isinstance(self._instance, Openable) else None
+
+    def close(self) -> Any:
+        """Closes the user's object, if it can be closed."""
+        return self._instance.close() if isinstance(self._instance, Closable) else None
+
+    @abstractmethod
+    def __call__(self, given: Any) -> Any:
+        """Calls the handler, and reads its answer."""
+
+
+def entry_of(instance: Any) -> Callable[..., Any]:
+    """Returns what to call: of an object of pynumaflow's classes its handler, without a detour."""
+    call = inspect.getattr_static(type(instance), "__call__", None)
+    from_pynumaflow = getattr(call, "__module__", "").partition(".")[0] == "pynumaflow"
+    return instance.handler if from_pynumaflow else instance  # type: ignore[no-any-return]
+
+
+class Datums:
+    """The datums of one call, to be gone through once, with ``for`` or with ``async for``."""
+
+    def __init__(self, datums: Sequence[Any]) -> None:
+        self._rest = iter(datums)
+
+    def __iter__(self) -> Datums:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._rest)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._go_through()
+
+    async def _go_through(self) -> AsyncIterator[Any]:
+        for datum in self._rest:
+            yield datum
+
+    async def __anext__(self) -> Any:
+        for datum in self._rest:
+            return datum
+        raise StopAsyncIteration
+
+
+# --- maps, transformers and sinks -----------------------------------------------------------------
+
+
+class KeysAndDatum(PynumaflowCode):
+    """A map or transformer that is called with the keys and the datum of each message."""
+
+    def __call__(self, datum: Any) -> Any:
+        """Calls the handler; its answer may have to be waited for."""
+        facts = datum._facts
+        answer = self._handler(facts.keys(datum._index) if facts.has_keys else [], datum)
+        if (usual := read_usual(answer, facts)) is not None:
+            return usual
+        if hasattr(answer, "_messages") or not inspect.isawaitable(answer):
+            return read_messages(answer, facts)
+        return self._wait(answer, datum)
+
+    async def _wait(self, answer: Awaitable[Any], datum: Any) -> Any:
+        return read_messages(await answer, datum._facts)
+
+
+class AsyncKeysAndDatum(PynumaflowCode):
+    """An ``async`` map or transformer: many messages are worked on side by side."""
+
+    async def __call__(self, datum: Any) -> Any:
+        """Calls the handler."""
+        return read_messages(
+            await self._handler(datum._facts.keys(datum._index), datum), datum._facts
+        )
+
+
+class StreamOfMessages(PynumaflowCode):
+    """A stream map: an ``async`` generator of messages."""
+
+    async def __call__(self, datum: Any) -> AsyncIterator[Any]:
+        """Yields each message as the handler yields it."""
+        async with aclosing(self._handler(datum._facts.keys(datum._index), datum)) as messages:
+            async for message in messages:
+                yield read_message(message, datum._facts)
+
+
+class BatchOfDatums(PynumaflowCode):
+    """A batch map: many datums in, a response for each id out."""
+
+    async def __call__(self, datums: list[Any]) -> Any:
+        """Calls the handler with all datums."""
+        return read_batch(await self._handler(Datums(datums)), datums[0]._facts)
+
+
+class ResponsesSink(PynumaflowCode):
+    """A sink that goes through datums, with ``for`` or ``async for``, and answers for each."""
+
+    def __call__(self, datums: list[Any]) -> Any:
+        """Calls the handler with all datums; its answer may have to be waited for."""
+        answer = self._handler(Datums(datums))
+        return self._wait(answer) if inspect.isawaitable(answer) else read_responses(answer)
+
+    async def _wait(self, answer: Awaitable[Any]) -> Any:
+        return read_responses(await answer)
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+class ReadOutput:
+    """Takes what a read handler puts into its output."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    async def put(self, message: Any) -> None:
+        """Takes one message."""
+        self.messages.append(message)
+        if len(self.messages) % _PUTS_IN_A_ROW == 0:
+            await asyncio.sleep(0)
+
+
+class PynumaflowSource(Source):
+    """A ``Sourcer`` of pynumaflow's, in the process of a source."""
+
+    def __init__(self, code: Any) -> None:
+        self._sourcer = code() if is_class(code) else code
+        self._types = sys.modules["pynumaflow.sourcer"]
+
+    async def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+        """Reads once."""
+        request = self._types.ReadRequest(num_records=limit, timeout_in_ms=int(timeout * 1000))
+        output = ReadOutput()
+        await self._sourcer.read_handler(request, output)
+        return [_read_message(message) for message in output.messages]
+
+    async def ack(self, offsets: Sequence[bytes]) -> None:
+        """Acknowledges."""
+        named = [self._offset(offset) for offset in offsets]
+        await self._sourcer.ack_handler(self._types.AckRequest(offsets=named))
+
+    async def pending(self) -> int | None:
+        """Returns how many messages wait; pynumaflow says below zero where that is not known."""
+        count = (await self._sourcer.pending_handler()).count
+        return None if count < 0 else int(count)
+
+    async def partitions(self) -> Sequence[int]:
+        """Returns the partitions."""
+        older = getattr(self._sourcer, "partitions_handler", None)
+        handler = getattr(self._sourcer, "active_partitions_handler", older)
+        return [] if handler is None else list((await handler()).partitions)
+
+    def _offset(self, offset: bytes) -> Any:
+        partition = int.from_bytes(offset[:_PARTITION_BYTES], "big", signed=True)
+        return self._types.Offset(offset[_PARTITION_BYTES:], partition)
+
+
+class NackablePynumaflowSource(PynumaflowSource):
+    """A ``Sourcer`` with a ``nack_handler``: one of pynumaflow 0.11 or newer."""
+
+    def __init__(self, code: Any) -> None:
+        super().__init__(code)
+        self._held = HeldNacks()
+
+    async def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+        """Hands on the nacks whose delays are over, and reads until the next one is due."""
+        now = time.monotonic()
+        await self._nack_now(self._held.take_due(now))
+        return await super().read(limit, min(timeout, self._held.due_in(now)))
+
+    async def nack(self, nacks: Sequence[NackOffset]) -> None:
+        """Nacks what has no delay, and keeps the others until theirs is over."""
+        now = time.monotonic()
+        self._held.hold(nacks, now)
+        await self._nack_now(self._held.take_due(now))
+
+    async def _nack_now(self, nacks: Sequence[NackOffset]) -> None:
+        if nacks:
+            named = [self._offset(nacked.offset) for nacked in nacks]
+            await self._sourcer.nack_handler(self._types.NackRequest(offsets=named))
+
+
+def _read_message(message: Any) -> SourceMessage:
+    """Returns a message whose offset says the partition, too: both together name it."""
+    partition = message.offset.partition_id
+    event_time = message.event_time
+    return SourceMessage(
+        message.payload,
+        partition.to_bytes(_PARTITION_BYTES, "big", signed=True) + message.offset.offset,
+        event_time if event_time.tzinfo else event_time.replace(tzinfo=UTC),  # as pynumaflow does
+        keys=message.keys,
+        headers=message.headers,
+        partition=partition,
+        metadata=read_metadata(getattr(message, "user_metadata", None)),
+    )
+
+
+# --- choosing the adapter -------------------------------------------------------------------------
 _SHAPES: dict[Surface, type[PynumaflowCode]] = {
     Surface.BATCH_MAP: BatchOfDatums,
     Surface.STREAM_MAP: StreamOfMessages,

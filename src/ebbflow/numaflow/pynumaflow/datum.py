@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ebbflow.engine.frames import Rows
 from ebbflow.numaflow.pynumaflow.recognition import Surface
+from ebbflow.numaflow.services import RETRY_COUNT, SINK_GROUP
 
 # The times of pynumaflow are in UTC and do not say so.
 _EPOCH = datetime(1970, 1, 1)
@@ -74,7 +75,7 @@ class RowFacts:
     def system_metadata(self, index: int) -> Any:
         """Returns the platform's metadata: in sinks, how often the message has been retried."""
         retries = b"%d" % self.rows.column("retries")[index]
-        entries = {"sink": {"retry_count": retries}} if self._retries else {}
+        entries = {SINK_GROUP: {RETRY_COUNT: retries}} if self._retries else {}
         return self._metadata and self._metadata.SystemMetadata(entries)
 
 

@@ -18,10 +18,8 @@ from ebbflow.engine.blame import Blame
 from ebbflow.engine.redelivery import describe
 from ebbflow.engine.system_errors import LISTED
 from ebbflow.engine.verdict import Emitter
-from ebbflow.numaflow.serve.failures import FunctionFailure
-from ebbflow.numaflow.serve.kinds import Kind
-from ebbflow.numaflow.serve.replies import Replies, rules_of
-from ebbflow.numaflow.serve.requests import Request, RequestRows
+from ebbflow.numaflow.serve.messages import FunctionFailure, Replies, Request, RequestRows, rules_of
+from ebbflow.numaflow.services import Service
 from ebbflow.usercode import calling
 from ebbflow.usercode.calling import USER_ERRORS, Handler
 
@@ -35,10 +33,10 @@ _NEVER = 2**62
 class ServedFunction:
     """User code behind a socket. All but ``run``, ``open`` and ``close`` runs on its thread."""
 
-    def __init__(self, code: Any, kind: Kind, mode: Mode | None, name: str) -> None:
-        self.container = kind.container
+    def __init__(self, code: Any, service: Service, mode: Mode | None, name: str) -> None:
+        self.container = service.container
         self._code = code
-        self._is_sink = kind.name.endswith("sink")
+        self._is_sink = service.proto == "sink"
         self._mode = mode
         self._rules = rules_of(name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="function")

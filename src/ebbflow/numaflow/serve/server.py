@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,24 +23,12 @@ import grpc
 from ebbflow.domain.code import Mode
 from ebbflow.domain.errors import SetupError
 from ebbflow.numaflow.proto import map_pb2
-from ebbflow.numaflow.serve.conversations import SideBySide
-from ebbflow.numaflow.serve.failures import FunctionFailure
 from ebbflow.numaflow.serve.function import ServedFunction
-from ebbflow.numaflow.serve.kinds import Kind, write_server_info
-from ebbflow.numaflow.serve.replies import LARGEST
-from ebbflow.numaflow.serve.results import MapResults, TransformResults
-from ebbflow.numaflow.serve.sources import ServedSource
-from ebbflow.numaflow.serve.stores import ServedStore
-from ebbflow.numaflow.serve.streams import (
-    MAP,
-    SINK,
-    TRANSFORM,
-    Fail,
-    InBatches,
-    InPieces,
-    OneByOne,
-    StreamShape,
-)
+from ebbflow.numaflow.serve.messages import FunctionFailure
+from ebbflow.numaflow.serve.sources import ServedSource, ServedStore
+from ebbflow.numaflow.serve.streams import Fail, InBatches, InPieces, OneByOne, SideBySide
+from ebbflow.numaflow.server_info import write_server_info
+from ebbflow.numaflow.services import LARGEST, READY, Service
 from ebbflow.usercode.calling import USER_ERRORS
 
 _OPTIONS = (
@@ -50,16 +38,20 @@ _OPTIONS = (
 # The address of a unix socket has room for so many bytes.
 _LONGEST_PATH = 107
 _READY = map_pb2.ReadyResponse(ready=True).SerializeToString()  # the same in every service
+_HANDLERS = {
+    True: grpc.stream_stream_rpc_method_handler,
+    False: grpc.unary_unary_rpc_method_handler,
+}
 # Seconds for the last words of a stream whose function has failed.
 _FAREWELL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What to serve: user code, its kind, how it is called, where, and how long an end may take."""
+    """What to serve: user code, its service, its mode, where, and how long an end may take."""
 
     code: Any
-    kind: Kind
+    service: Service
     mode: Mode | None
     folder: Path
     name: str
@@ -68,7 +60,7 @@ class Serving:
     @property
     def socket(self) -> Path:
         """The path of the socket."""
-        return self.kind.socket(self.folder)
+        return self.service.socket_path(self.folder)
 
 
 def serve(serving: Serving) -> FunctionFailure | None:
@@ -114,7 +106,7 @@ def _prepare(serving: Serving) -> None:
 
 
 def _clean(serving: Serving) -> None:
-    for path in (serving.kind.info_file(serving.folder), serving.socket):
+    for path in (serving.service.info_path(serving.folder), serving.socket):
         path.unlink(missing_ok=True)
 
 
@@ -123,7 +115,7 @@ class FunctionServer:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._function = ServedFunction(serving.code, serving.kind, serving.mode, serving.name)
+        self._function = ServedFunction(serving.code, serving.service, serving.mode, serving.name)
         self._failure: FunctionFailure | None = None
         self._grace = serving.grace
         self._runner = asyncio.Runner()
@@ -156,7 +148,7 @@ class FunctionServer:
             return failure
         server = self._make_server()
         await server.start()
-        write_server_info(self._serving.folder, self._serving.kind)
+        write_server_info(self._serving.folder, self._serving.service)
         await self._ended.wait()
         await server.stop(self._grace)
         await self._function.close()
@@ -164,11 +156,14 @@ class FunctionServer:
 
     def _make_server(self) -> Any:
         server = grpc.aio.server(options=_OPTIONS)
-        methods = services(self._serving.kind, self._function, self._fail)
-        for service, handlers in methods.items():
-            ready: Any = grpc.unary_unary_rpc_method_handler(_is_ready)
-            handler = grpc.method_handlers_generic_handler(service, {**handlers, "IsReady": ready})
-            server.add_generic_rpc_handlers((handler,))
+        methods = self._serving.service.methods
+        handlers = handlers_of(self._serving.service, self._function, self._fail)
+        served: dict[str, Any] = {
+            name: _HANDLERS[methods[name].streamed](handler)
+            for name, handler in {**handlers, READY: _is_ready}.items()
+        }
+        name = methods[READY].service
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, served),))
         server.add_insecure_port(f"unix://{self._serving.socket.absolute()}")
         return server
 
@@ -183,44 +178,21 @@ class FunctionServer:
         await context.abort(failure.code, failure.details, failure.trailers)
 
 
-def services(kind: Kind, function: ServedFunction, fail: Fail) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the methods of a kind by service, but for ``IsReady``."""
-    stream = grpc.stream_stream_rpc_method_handler
-    call = grpc.unary_unary_rpc_method_handler
-    match kind.name:
-        case "map":
-            one_by_one = _answering(function, MAP, MapResults(), fail)
-            return {"map.v1.Map": {"MapFn": stream(one_by_one.serve)}}
-        case "batch-map":
-            return {"map.v1.Map": {"MapFn": stream(InBatches(function, MAP, fail).serve)}}
-        case "stream-map":
-            return {"map.v1.Map": {"MapFn": stream(InPieces(function, fail).serve)}}
-        case "transformer":
-            one_by_one = _answering(function, TRANSFORM, TransformResults(), fail)
-            service = "sourcetransformer.v1.SourceTransform"
-            return {service: {"SourceTransformFn": stream(one_by_one.serve)}}
+def handlers_of(service: Service, function: ServedFunction, fail: Fail) -> dict[str, Any]:
+    """Returns what serves each method of a service, but for ``IsReady``."""
+    match service.name:
         case "source":
-            source = ServedSource(function, fail)
-            methods: dict[str, Any] = {
-                "ReadFn": stream(source.read_stream),
-                "AckFn": stream(source.ack_stream),
-                "NackFn": call(source.nack),
-                "PendingFn": call(source.pending),
-                "PartitionsFn": call(source.partitions),
-            }
-            return {"source.v1.Source": methods}
+            return ServedSource(function, fail).handlers
         case "store":
-            store = ServedStore(function, fail)
-            return {"serving.v1.ServingStore": {"Put": call(store.put), "Get": call(store.get)}}
+            return ServedStore(function, fail).handlers
+        case "stream-map":
+            return InPieces(function, service, fail).handlers
+        case "map" | "transformer" if function.works_side_by_side:
+            return SideBySide(function, service, fail).handlers
+        case "map" | "transformer":
+            return OneByOne(function, service, fail).handlers
         case _:
-            return {"sink.v1.Sink": {"SinkFn": stream(InBatches(function, SINK, fail).serve)}}
-
-
-def _answering(
-    function: ServedFunction, shape: StreamShape, results: MapResults, fail: Fail
-) -> OneByOne | SideBySide:
-    kind = SideBySide if function.works_side_by_side else OneByOne
-    return kind(function, shape, results, fail)
+            return InBatches(function, service, fail).handlers
 
 
 async def _is_ready(_: bytes, __: Any) -> bytes:

@@ -1,9 +1,9 @@
-"""A source that is served: read, acknowledged and nacked by the runtime.
+"""Sources and stores that are served to the runtime.
 
 A source with a ``nack`` of its own hears every nack with its options. For one without, what was
-read and is not settled is kept here: a nacked message is given again when its delay is over, and
-the source hears only of the acknowledgement at the end. If the process ends before that, the
-source gives the message again, as it does in a pipeline.
+read and is not settled is kept here: a nacked message is redelivered when its delay is over, and
+the source hears only of the acknowledgement at the end. If the process ends before that, the source
+redelivers the message, as it does in a pipeline.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ import pyarrow as pa
 
 from ebbflow.domain.source import NackOffset, SourceMessage, redelivers
 from ebbflow.engine.source_columns import check_columns, columns_of
-from ebbflow.numaflow.held_nacks import HeldNacks
-from ebbflow.numaflow.nack_options import read_options
-from ebbflow.numaflow.proto import source_pb2
+from ebbflow.numaflow.nacks import HeldNacks, read_options
+from ebbflow.numaflow.proto import source_pb2, store_pb2
 from ebbflow.numaflow.serve.function import ServedFunction
-from ebbflow.numaflow.serve.results import write_metadata, write_time
+from ebbflow.numaflow.serve.messages import write_metadata, write_time
 from ebbflow.numaflow.serve.streams import EOF, Fail, greet, write_all
+from ebbflow.numaflow.services import SERVICES
 
+_METHODS = SERVICES["source"].methods
 _GREETING = source_pb2.ReadResponse(handshake={"sot": True}, status={}).SerializeToString()
 _ACK_GREETING = source_pb2.AckResponse(
     handshake={"sot": True}, result={"success": {}}
 ).SerializeToString()
 _ACKED = source_pb2.AckResponse(result={"success": {}}).SerializeToString()
 _NACKED = source_pb2.NackResponse(result={"success": {}}).SerializeToString()
-_END = source_pb2.ReadResponse(status={"eot": True}).SerializeToString()
-
+_END = _METHODS["ReadFn"].end_of_responses
+_STORED = store_pb2.PutResponse(success=True).SerializeToString()
 # While something is unsettled the runtime may want to say so soon: all calls share one thread.
 _SETTLE_SOON = 0.25
 # Not zero, which some clients take for "for ever".
@@ -49,11 +50,22 @@ class ServedSource:
         self._unsettled: dict[bytes, bytes] = {}
         self._again = HeldNacks()
 
+    @property
+    def handlers(self) -> dict[str, Any]:
+        """What serves each method of the service."""
+        return {
+            "ReadFn": self.read_stream,
+            "AckFn": self.ack_stream,
+            "NackFn": self.nack,
+            "PendingFn": self.pending,
+            "PartitionsFn": self.partitions,
+        }
+
     # --- streams and calls ----------------------------------------------------------------------
 
     async def read_stream(self, _: Any, context: Any) -> None:
         """Answers read after read with messages and an end mark."""
-        await greet(context, source_pb2.ReadRequest.FromString, _GREETING)
+        await greet(context, _METHODS["ReadFn"], _GREETING)
         while (raw := await context.read()) is not EOF:
             asked = source_pb2.ReadRequest.FromString(raw).request
             messages = await self._try(context, self._read, asked.num_records, asked.timeout_in_ms)
@@ -62,7 +74,7 @@ class ServedSource:
 
     async def ack_stream(self, _: Any, context: Any) -> None:
         """Tells the source what is settled, and answers each time."""
-        await greet(context, source_pb2.AckRequest.FromString, _ACK_GREETING)
+        await greet(context, _METHODS["AckFn"], _ACK_GREETING)
         while (raw := await context.read()) is not EOF:
             asked = source_pb2.AckRequest.FromString(raw).request
             offsets = [offset.offset for offset in asked.offsets]
@@ -181,3 +193,41 @@ def _list_given(given: Any) -> Iterator[SourceMessage]:
             row["partition"],
             metadata={group: dict(entries) for group, entries in row["metadata"] or ()},
         )
+
+
+# --- stores ---------------------------------------------------------------------------------------
+
+
+class ServedStore:
+    """The calls of a store. What it raises fails the call, which the runtime repeats."""
+
+    def __init__(self, function: ServedFunction, fail: Fail) -> None:
+        self._function = function
+        self._fail = fail
+
+    @property
+    def handlers(self) -> dict[str, Any]:
+        """What serves each method of the service."""
+        return {"Put": self.put, "Get": self.get}
+
+    async def put(self, raw: bytes, context: Any) -> bytes:
+        """Stores the answers to one request."""
+        asked = store_pb2.PutRequest.FromString(raw)
+        payloads = [payload.value for payload in asked.payloads]
+        await self._try(context, "put", asked.id, payloads)
+        return _STORED
+
+    async def get(self, raw: bytes, context: Any) -> bytes:
+        """Returns the answers to one request."""
+        asked = store_pb2.GetRequest.FromString(raw)
+        answers = await self._try(context, "get", asked.id)
+        response = store_pb2.GetResponse(
+            id=asked.id, payloads=[{"value": answer} for answer in answers]
+        )
+        return response.SerializeToString()
+
+    async def _try(self, context: Any, *call: Any) -> Any:
+        try:
+            return await self._function.run(self._function.call, *call)
+        except (Exception, SystemExit) as error:
+            await self._fail(context, self._function.failure_of(error))

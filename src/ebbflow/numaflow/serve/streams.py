@@ -1,38 +1,39 @@
 """The streams of maps, transformers and sinks, as the runtime opens them.
 
-A stream begins with a handshake of both sides. Requests to a map or transformer are answered one
-by one. Those that wait are gathered and answered together; an ``async`` function works on all of
-them side by side, and answers each when it is done (see ``conversations``). Requests to a batch map
-or sink come as a batch with an end mark, and the answers end with one as well. A stream map answers
-in pieces, each sent as it is yielded.
+A stream begins with a handshake of both sides. Requests to a map or transformer are answered one by
+one. Those that wait are gathered and answered together; an ``async`` function works on all of them
+side by side, and answers each when it is done. Requests to a batch map or sink come as a batch with
+an end mark, and the answers end with one as well. A stream map answers in pieces, each sent as it
+is yielded.
 
-When the function fails on some of the requests, the answers for the others are sent first; then
-the stream ends with the failure. Nobody waits for an answer that does not come.
+When the function fails on some of the requests, the answers for the others are sent first; then the
+stream ends with the failure. The runtime never waits for an answer that does not come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 
 from ebbflow.engine.verdict import Verdict
-from ebbflow.numaflow.proto import map_pb2, sink_pb2
-from ebbflow.numaflow.proto import sourcetransform_pb2 as transform_pb2
-from ebbflow.numaflow.serve.failures import FunctionFailure
 from ebbflow.numaflow.serve.function import ServedFunction
-from ebbflow.numaflow.serve.requests import Request
-from ebbflow.numaflow.serve.results import MapResults, sink_responses
+from ebbflow.numaflow.serve.messages import FunctionFailure, MapResults, Request, responses_of
+from ebbflow.numaflow.services import Method, Service
+from ebbflow.usercode.calling import USER_ERRORS
 
 Fail = Callable[[Any, FunctionFailure], Awaitable[None]]
 """Ends a stream with a failure, by an exception; it never returns."""
 
-EOF = grpc.aio.EOF
+Answer = Callable[[bytes], Awaitable[tuple[list[bytes], FunctionFailure | None]]]
+"""Answers one request; returns the responses, and the failure if there is one."""
 
+EOF = grpc.aio.EOF
 # Requests that may wait here; what is beyond waits in the client, by gRPC's flow control.
 _MOST_WAITING = 4_096
 # Seconds that the calls for one gathering should take, so that the first answers are not held up.
@@ -40,50 +41,13 @@ _GATHER_FOR = 0.05
 _MOST_GATHERED = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class StreamShape:
-    """The messages of one service: how requests are read, and what begins and ends a stream."""
-
-    parse: Callable[[bytes], Any]
-    request_of: Callable[[Any], Request]
-    greeting: bytes
-    end: bytes = b""
-
-
-def _by_own_id(message: Any) -> Request:
-    return Request(message.id, message.request)
-
-
-def _by_inner_id(message: Any) -> Request:
-    return Request(message.request.id, message.request)
-
-
-MAP = StreamShape(
-    map_pb2.MapRequest.FromString,
-    _by_own_id,
-    map_pb2.MapResponse(handshake={"sot": True}).SerializeToString(),
-    map_pb2.MapResponse(status={"eot": True}).SerializeToString(),
-)
-TRANSFORM = StreamShape(
-    transform_pb2.SourceTransformRequest.FromString,
-    _by_inner_id,
-    transform_pb2.SourceTransformResponse(handshake={"sot": True}).SerializeToString(),
-)
-SINK = StreamShape(
-    sink_pb2.SinkRequest.FromString,
-    _by_inner_id,
-    sink_pb2.SinkResponse(handshake={"sot": True}).SerializeToString(),
-    sink_pb2.SinkResponse(status={"eot": True}).SerializeToString(),
-)
-
-
-async def greet(context: Any, parse: Callable[[bytes], Any], greeting: bytes) -> None:
+async def greet(context: Any, method: Method, greeting: bytes | None = None) -> None:
     """Exchanges handshakes; ends the stream if it begins otherwise."""
     first = await context.read()
-    if first is EOF or not parse(first).handshake.sot:
+    if first is EOF or not method.request.FromString(first).handshake.sot:
         code = grpc.StatusCode.INVALID_ARGUMENT
         await context.abort(code, "a stream begins with a handshake: sot must be true")
-    await context.write(greeting)
+    await context.write(greeting or method.greeted)
 
 
 async def write_all(context: Any, responses: Iterable[bytes]) -> None:
@@ -132,18 +96,41 @@ class WaitingRequests:
         self._reading.cancel()
 
 
-class OneByOne:
-    """Serves a map or transformer whose requests are answered one by one."""
+class ServedStream(ABC):
+    """The stream of a map, a transformer or a sink. Subclasses differ in when they answer."""
 
-    def __init__(
-        self, function: ServedFunction, shape: StreamShape, results: MapResults, fail: Fail
-    ) -> None:
-        self._function, self._shape, self._results = function, shape, results
-        self._fail = fail
+    def __init__(self, function: ServedFunction, service: Service, fail: Fail) -> None:
+        self._function, self._fail = function, fail
+        self._method = service.stream
+        self._respond = responses_of(service)
+
+    @property
+    def handlers(self) -> dict[str, Any]:
+        """What serves each method of the service."""
+        return {self._method.name: self.serve}
 
     async def serve(self, _: Any, context: Any) -> None:
         """Serves one stream to its end."""
-        await greet(context, self._shape.parse, self._shape.greeting)
+        await greet(context, self._method)
+        await self._answer_all(context)
+
+    @abstractmethod
+    async def _answer_all(self, context: Any) -> None:
+        """Answers the requests behind the handshake."""
+
+    def _read(self, raw: bytes) -> Request:
+        return Request.of(self._method.request.FromString(raw))
+
+    def _reply_to(self, requests: Sequence[Request]) -> tuple[list[bytes], FunctionFailure | None]:
+        """Calls the function; returns its responses, and why some requests have none."""
+        reply = self._function.reply_to(requests)
+        return list(self._respond(reply)), self._function.failure_in(reply)
+
+
+class OneByOne(ServedStream):
+    """Serves a map or transformer whose requests are answered one by one."""
+
+    async def _answer_all(self, context: Any) -> None:
         waiting = WaitingRequests(context)
         sending: asyncio.Future[None] | None = None
         try:
@@ -164,57 +151,41 @@ class OneByOne:
             waiting.close()
 
     def _answer(self, messages: Sequence[bytes]) -> tuple[list[bytes], FunctionFailure | None]:
-        shape = self._shape
-        reply = self._function.reply_to([shape.request_of(shape.parse(m)) for m in messages])
-        return list(self._results.responses(reply)), self._function.failure_in(reply)
+        return self._reply_to([self._read(message) for message in messages])
 
 
-class InBatches:
+class InBatches(ServedStream):
     """Serves a batch map or a sink, whose requests come in batches."""
 
-    def __init__(self, function: ServedFunction, shape: StreamShape, fail: Fail) -> None:
-        self._function, self._shape = function, shape
-        self._respond = sink_responses if shape is SINK else MapResults().responses
-        self._fail = fail
-
-    async def serve(self, _: Any, context: Any) -> None:
-        """Serves one stream to its end."""
-        await greet(context, self._shape.parse, self._shape.greeting)
+    async def _answer_all(self, context: Any) -> None:
         batch: list[Request] = []
         while (raw := await context.read()) is not EOF:
-            message = self._shape.parse(raw)
+            message = self._method.request.FromString(raw)
             if not message.status.eot:
-                batch.append(self._shape.request_of(message))
+                batch.append(Request.of(message))
                 continue
-            responses, failure = await self._function.run(self._answer, batch)
-            await write_all(context, responses)
-            if failure is not None:
-                await self._fail(context, failure)
-            await context.write(self._shape.end)
+            if batch:
+                responses, failure = await self._function.run(self._reply_to, batch)
+                await write_all(context, responses)
+                if failure is not None:
+                    await self._fail(context, failure)
+            await context.write(self._method.end_of_responses)
             batch = []
 
-    def _answer(self, batch: Sequence[Request]) -> tuple[list[bytes], FunctionFailure | None]:
-        if not batch:
-            return [], None
-        reply = self._function.reply_to(batch)
-        return list(self._respond(reply)), self._function.failure_in(reply)
 
-
-class InPieces:
+class InPieces(ServedStream):
     """Serves a stream map: one request at a time, each output sent when it is yielded."""
 
-    def __init__(self, function: ServedFunction, fail: Fail) -> None:
-        self._function = function
-        self._fail = fail
+    def __init__(self, function: ServedFunction, service: Service, fail: Fail) -> None:
+        super().__init__(function, service, fail)
+        self._results = MapResults(service)
 
-    async def serve(self, _: Any, context: Any) -> None:
-        """Serves one stream to its end."""
-        await greet(context, MAP.parse, MAP.greeting)
+    async def _answer_all(self, context: Any) -> None:
         waiting = WaitingRequests(context)
         try:
             while messages := await waiting.take(1):
-                request = MAP.request_of(MAP.parse(messages[0]))
-                pieces = _Pieces(request, context, asyncio.get_running_loop())
+                request = self._read(messages[0])
+                pieces = _Pieces(request, self._results, context)
                 rest, failure = await self._function.run(self._answer, request, pieces)
                 if failure is not None:
                     await self._fail(context, failure)
@@ -226,17 +197,19 @@ class InPieces:
         self, request: Request, pieces: _Pieces
     ) -> tuple[list[bytes], FunctionFailure | None]:
         reply = self._function.reply_to([request], pieces)
-        rest = [packed for packed in MapResults().responses(reply) if packed != pieces.nothing]
-        return [*rest, pieces.end], self._function.failure_in(reply)
+        response = self._method.response
+        nothing = response(id=request.id).SerializeToString()
+        end = response(id=request.id, status={"eot": True}).SerializeToString()
+        rest = [packed for packed in self._respond(reply) if packed != nothing]
+        return [*rest, end], self._function.failure_in(reply)
 
 
 class _Pieces:
     """Sends what a stream map yields, from the function's thread, at the pace of the client."""
 
-    def __init__(self, request: Request, context: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._request, self._context, self._loop = request, context, loop
-        self.nothing = map_pb2.MapResponse(id=request.id).SerializeToString()
-        self.end = map_pb2.MapResponse(id=request.id, status={"eot": True}).SerializeToString()
+    def __init__(self, request: Request, results: MapResults, context: Any) -> None:
+        self._request, self._results, self._context = request, results, context
+        self._loop = asyncio.get_running_loop()
 
     def is_due(self) -> bool:
         """Returns that each output is to be sent at once."""
@@ -244,7 +217,136 @@ class _Pieces:
 
     def emit(self, part: Verdict) -> int:
         """Sends the outputs of the part; returns how many there were."""
-        responses = MapResults().pieces([self._request], part.outputs)
+        responses = self._results.pieces([self._request], part.outputs)
         for response in responses:
             asyncio.run_coroutine_threadsafe(self._context.write(response), self._loop).result()
         return len(responses)
+
+
+_MOST_IN_FLIGHT = 1_000
+"""Requests that are worked on at once; those beyond wait in the client."""
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Takes things over to an event loop from another thread; many of them wake it up once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._put: deque[T] = deque()
+        self._there: asyncio.Queue[T] = asyncio.Queue()
+        self._woken = False
+
+    def put(self, thing: T) -> None:
+        """Sends it; nothing happens if the loop is closed, for nobody takes it any more."""
+        self._put.append(thing)
+        if not self._woken and not self._loop.is_closed():
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # before looking: what is put from now on wakes the loop again
+        while self._put:
+            self._there.put_nowait(self._put.popleft())
+
+    async def get(self) -> T:
+        """Waits for the next one, in the loop."""
+        return await self._there.get()
+
+
+class SideBySide(ServedStream):
+    """Serves an ``async`` map or transformer: every request is answered when its call is done.
+
+    The function's event loop runs on the function's own thread, the server's on another: a call
+    that blocks by mistake keeps the other calls waiting, but not the server. Requests go over to
+    the function's loop one by one, and answers come back.
+    """
+
+    async def _answer_all(self, context: Any) -> None:
+        conversation = _Exchanges(self._function, self._answer)
+        calling = asyncio.ensure_future(self._function.run(conversation.hold))
+        reading = asyncio.ensure_future(self._read_all(context, conversation))
+        try:
+            while (answer := await conversation.answers.get()) is not None:
+                if isinstance(answer, FunctionFailure):
+                    await self._fail(context, answer)
+                else:
+                    await context.write(answer)
+                    conversation.room.release()
+            await calling
+        finally:
+            reading.cancel()
+            conversation.end()
+
+    async def _answer(self, raw: bytes) -> tuple[list[bytes], FunctionFailure | None]:
+        reply = await self._function.reply_to_one(self._read(raw))
+        return list(self._respond(reply)), self._function.failure_in(reply)
+
+    async def _read_all(self, context: Any, conversation: _Exchanges) -> None:
+        await conversation.begun.wait()
+        await conversation.room.acquire()
+        while (message := await context.read()) is not EOF:
+            conversation.ask(message)
+            await conversation.room.acquire()
+        conversation.end()
+
+
+class _Exchanges:
+    """One stream's requests and answers, between the loop of the server and the function's."""
+
+    def __init__(self, function: ServedFunction, answer: Answer) -> None:
+        self._function, self._answer = function, answer
+        self._failure: FunctionFailure | None = None
+        self._requests: Mailbox[bytes | None] | None = None
+        self._over = False
+        self._server = asyncio.get_running_loop()
+        self.begun = asyncio.Event()
+        self.room = asyncio.Semaphore(_MOST_IN_FLIGHT)
+        self.answers: Mailbox[bytes | FunctionFailure | None] = Mailbox(self._server)
+
+    # --- for the server's loop ------------------------------------------------------------------
+
+    def ask(self, message: bytes | None) -> None:
+        """Gives the function a request; ``None`` is the last one. After ``begun``."""
+        assert self._requests is not None
+        self._requests.put(message)
+
+    def end(self) -> None:
+        """Asks for nothing more; may be said twice, before it has begun and when it is over."""
+        self._over = True
+        if self._requests is not None:
+            self._requests.put(None)
+
+    # --- on the function's thread ---------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Answers requests to the end; the last answer is ``None``, or why the stream ends."""
+        try:
+            self._function.renew()
+        except USER_ERRORS as error:
+            self._failure = self._function.failure_of(error)
+        self._function.converse(self._answer_all())
+
+    async def _answer_all(self) -> None:
+        # Before looking whether the client has gone: whoever ends it from now on finds a mailbox.
+        self._requests = requests = Mailbox[bytes | None](asyncio.get_running_loop())
+        if self._over:
+            return
+        self._server.call_soon_threadsafe(self.begun.set)
+        running: set[asyncio.Task[None]] = set()
+        while self._failure is None and (message := await requests.get()) is not None:
+            task = asyncio.ensure_future(self._answer_one(message))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        if running:
+            await asyncio.wait(running)
+        self.answers.put(self._failure)
+
+    async def _answer_one(self, message: bytes) -> None:
+        responses, failure = await self._answer(message)
+        for response in responses:
+            self.answers.put(response)
+        if self._failure is None and failure is not None:
+            self._failure = failure
+            self.ask(None)

@@ -1,0 +1,358 @@
+"""The code that is bound to the images of Numaflow's examples: maps, transformers, sinks, sources.
+
+Most maps and all sinks take columns. Those that read JSON or keep counts are called with single
+messages, so that one message on which they fail does not affect the others.
+
+An output of an image says all about itself: without keys it has none, without metadata it has none.
+Outputs of Ebbflow's own code would have those of their input, so they are told to have none.
+
+The lines that sinks print begin with the name of their vertex. Sources count, and keep in memory
+what they gave, as the images do: a process that takes the place of a lost one begins to count anew,
+under offsets of its own. They have no ``nack``, so Ebbflow keeps what is nacked and redelivers it
+itself, with its delay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbflow.domain.message import Datum, Message, Metadata, RowResponse
+from ebbflow.domain.source import Source, SourceMessage
+from ebbflow.engine.frames import TIME
+from ebbflow.usercode.columns import TYPES
+
+RowResponses = dict[int, RowResponse]
+"""The answers for the rows that are not simply written."""
+
+_PARITY_KEYS = pa.array([["even"], ["odd"]], TYPES["keys"])
+_PARITY_TAGS = pa.array([["even-tag"], ["odd-tag"]], TYPES["tags"])
+_WHOLE_NUMBER, _ODD_NUMBER = r"^[+-]?[0-9]+$", r"^[+-]?[0-9]*[13579]$"
+_ROUNDS = 3
+"""So many times ``RetryRounds`` sees a value before it lets it pass."""
+
+_BYPASS_WORDS = {
+    "fallback": (b"fallback", b"Fallback"),
+    "onSuccess": (b"onSuccess", b"OnSuccess", b"on_success", b"on-success"),
+    "sink": (b"primary",),
+}
+_STARTS = pa.array([datetime(2022, 1, 1, tzinfo=UTC), datetime(2023, 1, 1, tzinfo=UTC)], TIME)
+_YEAR_TAGS = pa.array([["within_year_2022"], ["after_year_2022"]], TYPES["tags"])
+_NAMES = ("NUMAFLOW_VERTEX_NAME", "NUMAFLOW_MONO_VERTEX_NAME")
+_FALLBACK = RowResponse.fallback()
+_ON_SUCCESS = RowResponse.on_success(Message(b"on-success-message", keys=[], metadata={}))
+_SUCCESS = RowResponse.on_success()
+_FAILURE = RowResponse.failure("this sink fails for every message, so that retries can be seen")
+
+
+# --- maps -----------------------------------------------------------------------------------------
+
+
+def without(rows: int, *names: str) -> dict[str, pa.Array]:
+    """Returns columns that say of so many outputs that they have no keys, or no metadata."""
+    return {name: pa.array([[]] * rows, TYPES[name]) for name in names}
+
+
+def cat(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Forwards every message with its keys."""
+    values = batch.column("value")
+    return pa.RecordBatch.from_pydict({"value": values, **without(len(values), "metadata")})
+
+
+def even_odd(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Gives whole numbers the key and the tag of their parity; drops everything else."""
+    numbers = batch.filter(pc.match_substring_regex(batch.column("value"), _WHOLE_NUMBER))
+    parity = pc.match_substring_regex(numbers.column("value"), _ODD_NUMBER).cast(pa.int8())
+    columns = {
+        "id": numbers.column("id"),
+        "value": numbers.column("value"),
+        "keys": _PARITY_KEYS.take(parity),
+        "tags": _PARITY_TAGS.take(parity),
+        **without(numbers.num_rows, "metadata"),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def even_odd_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Gives every message the key of its parity and no tag; what is no number counts as even."""
+    values = batch.column("value")
+    parity = pc.match_substring_regex(values, _ODD_NUMBER).cast(pa.int8())
+    columns = {"value": values, "keys": _PARITY_KEYS.take(parity)}
+    return pa.RecordBatch.from_pydict(columns | without(len(values), "metadata"))
+
+
+def even_odd_bytes(datum: Datum) -> Message:
+    """Takes the bytes for a number, lowest first; gives it the key and the tag of its parity."""
+    word = "odd" if datum.value[:1] and datum.value[0] % 2 else "even"
+    return Message(datum.value, keys=[word], tags=[f"{word}-tag"], metadata={})
+
+
+def flatmap(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Splits every message at its commas; the parts have no keys."""
+    parts = _split(batch)
+    return pa.RecordBatch.from_pydict(parts | without(len(parts["id"]), "keys", "metadata"))
+
+
+def flatmap_with_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Splits every message at its commas; the parts have its keys."""
+    parts = _split(batch)
+    return pa.RecordBatch.from_pydict(parts | without(len(parts["id"]), "metadata"))
+
+
+def _split(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    parts = pc.split_pattern(batch.column("value"), ",")
+    ids = batch.column("id").take(pc.list_parent_indices(parts))
+    return {"id": ids, "value": pc.list_flatten(parts)}
+
+
+def has_small_id(value: bytes) -> bool:
+    """Returns whether the ``id`` in a JSON object is below 100; raises if there is no such id."""
+    return int(_read_object(value)["id"]) < 100
+
+
+def is_good_greeting(value: bytes) -> bool:
+    """Returns whether a JSON object has a small id, ``msg`` "hello" and "good" in its ``desc``."""
+    record = _read_object(value)
+    greets = record.get("msg") == "hello" and "good" in str(record.get("desc"))
+    return int(record["id"]) < 100 and greets
+
+
+def _read_object(value: bytes) -> dict[str, Any]:
+    record = json.loads(value)
+    if not isinstance(record, dict):
+        raise ValueError(f"the payload is no JSON object but a {type(record).__name__}")
+    return record
+
+
+def filter_small_ids(datum: Datum) -> Message:
+    """Forwards JSON objects whose ``id`` is below 100, without keys; drops the others."""
+    return _bare(datum) if has_small_id(datum.value) else Message.to_drop()
+
+
+def filter_greetings(datum: Datum) -> Message:
+    """Forwards JSON objects that are a good greeting, without keys; drops the others.
+
+    Such a one has an ``id`` below 100, "hello" as ``msg`` and "good" in its ``desc``.
+    """
+    return _bare(datum) if is_good_greeting(datum.value) else Message.to_drop()
+
+
+def _bare(datum: Datum, *tags: str) -> Message:
+    return Message(datum.value, keys=[], tags=tags, metadata={})
+
+
+class RetryRounds:
+    """Tags a value ``retry`` the first two times that it comes, and lets it pass the third time.
+
+    For a map that an edge with this tag leads back to. It counts in memory, for one partition.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: Counter[bytes] = Counter()
+
+    def __call__(self, datum: Datum) -> Message:
+        """Returns the message, to be sent round again or not."""
+        self._rounds[datum.value] += 1
+        if self._rounds[datum.value] < _ROUNDS:
+            return _bare(datum, "retry")
+        del self._rounds[datum.value]
+        return _bare(datum)
+
+
+def add_metadata(datum: Datum) -> Message:
+    """Forwards the message with ``map-key`` in the group ``map-group`` of its metadata."""
+    print(f"Groups of metadata: {sorted(datum.metadata)}")
+    group = {**datum.metadata.get("map-group", {}), "map-key": b"map-value"}
+    return Message(datum.value, metadata={**datum.metadata, "map-group": group})
+
+
+def tags_by_words(value: bytes) -> list[str]:
+    """Returns the sinks whose words are in the payload, as tags for a MonoVertex's ``bypass``."""
+    return [tag for tag, words in _BYPASS_WORDS.items() if any(word in value for word in words)]
+
+
+def tag_for_bypass(datum: Datum) -> Message:
+    """Forwards the message with the tags of the sinks that its payload speaks of."""
+    return Message(datum.value, tags=tags_by_words(datum.value), metadata={})
+
+
+# --- transformers ---------------------------------------------------------------------------------
+
+
+def assign_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Gives every message the present time as its event time."""
+    now = pa.repeat(pa.scalar(datetime.now(UTC), TIME), batch.num_rows)
+    columns = {"value": batch.column("value"), "event_time": now}
+    return pa.RecordBatch.from_pydict(columns | without(batch.num_rows, "metadata"))
+
+
+def filter_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Drops what happened before 2022; tags the rest by year and moves it to a first of January.
+
+    What is of 2022 moves to the beginning of 2022, what is later to that of 2023. Keys are gone.
+    """
+    kept = batch.filter(pc.greater_equal(batch.column("event_time"), _STARTS[0]))
+    later = pc.greater_equal(kept.column("event_time"), _STARTS[1]).cast(pa.int8())
+    columns = {
+        "id": kept.column("id"),
+        "value": kept.column("value"),
+        "tags": _YEAR_TAGS.take(later),
+        "event_time": _STARTS.take(later),
+        **without(kept.num_rows, "keys", "metadata"),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def filter_keyed_greetings(datum: Datum) -> Message:
+    """Forwards JSON objects that are a good greeting, with their keys; drops the others."""
+    good = is_good_greeting(datum.value)
+    return Message(datum.value, metadata={}) if good else Message.to_drop()
+
+
+def add_event_time(datum: Datum) -> Message:
+    """Gives the message the present time, also in its metadata, in ``event-time-group``."""
+    now = datetime.now(UTC)
+    text = now.isoformat(timespec="seconds").encode()
+    group = {**datum.metadata.get("event-time-group", {}), "event-time": text}
+    metadata = {**datum.metadata, "event-time-group": group}
+    return Message(datum.value, event_time=now, metadata=metadata)
+
+
+def tag_for_bypass_now(datum: Datum) -> Message:
+    """Forwards the message, as of now, with the tags of the sinks that its payload speaks of."""
+    tags, now = tags_by_words(datum.value), datetime.now(UTC)
+    return Message(datum.value, tags=tags, event_time=now, metadata={})
+
+
+# --- sinks ----------------------------------------------------------------------------------------
+
+
+def log(batch: pa.RecordBatch) -> None:
+    """Prints every payload; bytes that are no text are shown escaped."""
+    _print_payloads(batch)
+
+
+def log_metadata(batch: pa.RecordBatch) -> None:
+    """Prints the metadata of every message."""
+    groups = batch.column("metadata").to_pylist()
+    _print_lines(f"metadata={_write_metadata(own)}" for own in groups)
+
+
+def _write_metadata(groups: list[tuple[str, list[tuple[str, bytes]]]] | None) -> str:
+    return str({group: dict(entries) for group, entries in groups or ()})
+
+
+def send_to_fallback(batch: pa.RecordBatch) -> RowResponses:
+    """Prints every payload and sends the message to the fallback sink."""
+    _print_payloads(batch, "to the fallback sink, ")
+    return dict.fromkeys(range(batch.num_rows), _FALLBACK)
+
+
+def send_to_on_success(batch: pa.RecordBatch) -> RowResponses:
+    """Prints every payload and sends a message of its own to the on-success sink."""
+    _print_payloads(batch, "to the on-success sink, ")
+    return dict.fromkeys(range(batch.num_rows), _ON_SUCCESS)
+
+
+def send_to_either(batch: pa.RecordBatch) -> RowResponses:
+    """Sends every message, by chance, to the on-success sink or to the fallback sink."""
+    written = (random.getrandbits(1) for _ in range(batch.num_rows))
+    return {row: _SUCCESS if success else _FALLBACK for row, success in enumerate(written)}
+
+
+def serve(batch: pa.RecordBatch) -> RowResponses:
+    """Answers every request with the payload of its message."""
+    payloads = batch.column("value").to_pylist()
+    return {row: RowResponse.serve(payload) for row, payload in enumerate(payloads)}
+
+
+def fail(batch: pa.RecordBatch) -> RowResponses:
+    """Fails for every message, so that the sink's ``retryStrategy`` can be seen at work."""
+    return dict.fromkeys(range(batch.num_rows), _FAILURE)
+
+
+def panic(batch: pa.RecordBatch) -> None:
+    """Raises for every call, as a sink does that ends with its first message."""
+    raise RuntimeError(f"this sink takes no message, and it was given {batch.num_rows}")
+
+
+def _print_payloads(batch: pa.RecordBatch, before: str = "") -> None:
+    payloads = batch.column("value").to_pylist()
+    _print_lines(before + _write_payload(payload) for payload in payloads)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    """Prints all at once, as each print of user code is handed on by itself."""
+    names = (os.environ.get(name) for name in _NAMES)
+    place = next((f"({name}) " for name in names if name), "")
+    print("\n".join(place + line for line in lines))
+
+
+def _write_payload(payload: bytes) -> str:
+    return "payload=" + payload.decode("utf-8", "backslashreplace").replace("\n", "\\n")
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+class CountingSource(Source):
+    """Gives 0, 1, 2, … with a header ``x-txn-id``, and no more while one of them is unsettled.
+
+    A read gives as many as it is asked for, and the next one nothing until all are acknowledged.
+    """
+
+    _end = sys.maxsize
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._open: set[bytes] = set()
+        self._start = time.time_ns()
+
+    def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+        """Returns the next numbers if all that were given are settled, else nothing."""
+        if self._open:
+            return []
+        first, self._count = self._count, min(self._count + limit, self._end)
+        messages = [self._message(number) for number in range(first, self._count)]
+        self._open = {message.offset for message in messages}
+        return messages
+
+    def _message(self, number: int) -> SourceMessage:
+        offset, headers = b"%d-%d" % (self._start, number), {"x-txn-id": str(uuid.uuid4())}
+        return SourceMessage(b"%d" % number, offset, headers=headers, metadata=self._metadata())
+
+    def _metadata(self) -> Metadata | None:
+        return None
+
+    def ack(self, offsets: Sequence[bytes]) -> None:
+        """Forgets the messages."""
+        self._open.difference_update(offsets)
+
+    def pending(self) -> int:
+        """Returns how many of the messages are not settled."""
+        return len(self._open)
+
+
+class CountingMetadataSource(CountingSource):
+    """Gives 0 to 99, each with a ``txn-id`` in the group ``simple-source`` of its metadata."""
+
+    _end = 100
+
+    def _metadata(self) -> Metadata:
+        return {"simple-source": {"txn-id": str(uuid.uuid4()).encode()}}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all have been given and acknowledged."""
+        return self._count >= self._end and not self._open

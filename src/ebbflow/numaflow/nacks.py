@@ -1,0 +1,70 @@
+"""Nacks in the protocol: their options, and those that wait until their delay is over.
+
+Sources of SDKs that are told no options, as those of pynumaflow, would redeliver a nacked message
+at once. ``HeldNacks`` keeps such a nack until its time has come. Until then the source counts the
+message as in flight; if its process ends before, it redelivers the message anyway. Times are
+seconds of any clock that only rises.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ebbflow.domain.message import NackOptions
+from ebbflow.domain.source import NackOffset
+
+if TYPE_CHECKING:
+    from ebbflow.numaflow.proto import nack_options_pb2
+
+_LONGEST_DELAY = 2**53 - 1
+"""Milliseconds: longer than any delay that means something, and all that a delay can hold."""
+
+
+OPTIONS = ("delay", "max_deliveries", "reason")
+"""The options of a nack: the same names in the protocol and in ``NackOptions``."""
+
+
+def read_option(said: nack_options_pb2.NackOptions, name: str) -> Any:
+    """Returns one option that a function asked for, ``None`` if it said nothing of it."""
+    return getattr(said, name) if said.HasField(name) else None
+
+
+def read_options(said: nack_options_pb2.NackOptions) -> NackOptions:
+    """Returns what a function asked for."""
+    delay, most, reason = (read_option(said, name) for name in OPTIONS)
+    return NackOptions(None if delay is None else min(delay, _LONGEST_DELAY), most, reason)
+
+
+def write_options(options: NackOptions) -> dict[str, Any]:
+    """Returns options as the fields that a function reads; what is not set stays unset."""
+    return {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
+
+
+class HeldNacks:
+    """The nacks of one source, by the time when the source is to hear of them."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, bytes]] = []
+
+    def hold(self, nacks: Sequence[NackOffset], now: float) -> None:
+        """Holds nacks until their delays are over, from now on."""
+        for nack in nacks:
+            heapq.heappush(self._waiting, (now + (nack.options.delay or 0) / 1000, nack.offset))
+
+    def take_due(self, now: float, most: int = sys.maxsize) -> list[NackOffset]:
+        """Returns the nacks whose time has come, ``most`` of them, without options."""
+        due: list[NackOffset] = []
+        while self._waiting and self._waiting[0][0] <= now and len(due) < most:
+            due.append(NackOffset(heapq.heappop(self._waiting)[1], NackOptions()))
+        return due
+
+    def forget(self) -> None:
+        """Forgets all: the source has been started anew and gives the messages again."""
+        self._waiting.clear()
+
+    def due_in(self, now: float) -> float:
+        """Returns the seconds until the next one is due."""
+        return max(0.0, self._waiting[0][0] - now) if self._waiting else float("inf")
