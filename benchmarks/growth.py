@@ -13,7 +13,7 @@ from benchmarks.broker import Ground, jvm, spark_workers, wait_until
 from benchmarks.ours import NAMES, SINKS, counts, lay_out, mapping, running, vertex, worked
 from benchmarks.work import each, payloads, work
 from ebbflow import Datum, Message, NackOptions
-from ebbflow.connectors.generator.source import GeneratorPlan
+from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.runtime.plan import Forward, UserMap, VertexPlan
 
 SIZE = 100

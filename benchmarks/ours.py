@@ -13,7 +13,7 @@ from benchmarks import contest
 from benchmarks.broker import Ground, spark_processes
 from benchmarks.contest import Round, Watched, watched
 from benchmarks.work import MAPS, payloads, write
-from ebbflow.connectors.generator.source import GeneratorPlan
+from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import UserSink
 from ebbflow.domain.code import Mode
 from ebbflow.domain.durations import DEFAULT_ON_ERROR

@@ -33,9 +33,10 @@ import ebbflow.publishing
 import ebbflow.testing
 from ebbflow.cli.conventions import EXIT_CODES
 from ebbflow.cli.main import app
-from ebbflow.connectors.jetstream import spec as jetstream_fields
+from ebbflow.connectors import registry
 from ebbflow.connectors.kafka import spec as kafka_fields
 from ebbflow.connectors.listening import section
+from ebbflow.connectors.nats import spec as jetstream_fields
 from ebbflow.connectors.nats import spec as nats_fields
 from ebbflow.connectors.schema import fields as kinds
 from ebbflow.connectors.schema.container import (
@@ -343,7 +344,10 @@ def spec_fields(
         path = f"{prefix}{field.alias}"
         if not runs(path, ignored):
             continue
-        inside, listed = section_in(field.annotation)
+        shipped = registry.section_in(field)
+        if shipped is not None and shipped.section is None:
+            continue
+        inside, listed = (shipped.section, False) if shipped else section_in(field.annotation)
         if inside is None:
             yield f"`{path}`", value_text(field), default_text(field), meaning(path, field)
         elif inside in folded:

@@ -7,6 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
+from ebbflow.connectors import registry
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.link import Link
 from tests.nats.securing import address
 
@@ -81,3 +83,13 @@ def test_a_login_is_tried_and_a_file_that_all_can_read_is_mentioned(
     result = CliRunner().invoke(app, ["doctor"], env=environment)
     assert result.exit_code == 3
     assert "check that" in result.stdout
+
+
+def test_a_connector_of_another_package_that_is_broken_is_told_and_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    problem = SetupError("The connector x of the package y cannot be loaded.", "Correct it.")
+    monkeypatch.setattr(registry, "find_problems", lambda: iter([problem]))
+    result = CliRunner().invoke(app, ["doctor", "--state", str(tmp_path / "state")])
+    assert result.exit_code == 0
+    assert "✓ The connector x of the package y cannot be loaded.\n  → Correct it." in result.stdout

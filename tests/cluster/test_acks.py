@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ebbflow.connectors.jetstream.durable import Durable
-from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
+from ebbflow.connectors.nats.durable import Durable
+from ebbflow.connectors.nats.jetstream_source import JetStreamSettings, JetStreamSource
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.source import NackOffset
 from ebbflow.nats import api

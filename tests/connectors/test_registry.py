@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import Field, StrictStr
 
 import ebbflow.connectors
+from ebbflow.connectors.base import ConnectorSection, Settings, SinkSection, sink
 from ebbflow.connectors.registry import SINKS, SOURCES
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import Section
+from ebbflow.connectors.schema.secret import SecretRef
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.secrets import Secret
 from ebbflow.spec.sections import SinkTarget, SourceSpec
 
 NATS = {"url": "nats://localhost"}
@@ -44,8 +53,12 @@ GIVEN_SINKS: dict[str, dict[str, Any]] = {
 def test_every_folder_is_registered_by_the_sections_of_its_spec() -> None:
     kinds = [*SOURCES.values(), *SINKS.values()]
     registered = {kind.section.__module__ for kind in kinds}
-    folders = Path(ebbflow.connectors.__file__).parent.glob("*/spec.py")
-    assert registered == {f"ebbflow.connectors.{path.parent.name}.spec" for path in folders}
+    folder = Path(ebbflow.connectors.__file__).parent
+    files = {path: path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
+    defining = [path for path, text in files.items() if re.search(r"^@(source|sink)\(", text, re.M)]
+    modules = {".".join(path.relative_to(folder).with_suffix("").parts) for path in defining}
+    assert registered == {f"ebbflow.connectors.{module}" for module in modules}
+    assert {f"{path.parent.name}.spec" for path in folder.glob("*/spec.py")} <= modules
 
 
 def test_the_samples_here_are_of_all_kinds() -> None:
@@ -76,7 +89,7 @@ def test_workers_read_the_plan_of_a_sink_without_the_spec(kind: str) -> None:
     if kind == "kafka":
         pytest.importorskip("confluent_kafka")
     sink = SinkTarget.model_validate({kind: GIVEN_SINKS[kind]})
-    loaded = loaded_with(sink.section.plan(retried=False))
+    loaded = loaded_with(sink.section.plan())
     assert not loaded & {"pydantic", "pyspark"}
 
 
@@ -85,3 +98,75 @@ def test_lint_imports_no_client() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert not loaded & {"nats", "pyspark", "aiohttp", "httptools", "confluent_kafka"}
+
+
+# --- settings for workers -----------------------------------------------------------------------
+
+
+class Login(Section):
+    """A user and a password."""
+
+    user: StrictStr
+    password: SecretRef
+
+
+class Sample(ConnectorSection):
+    """A section with a field of each kind that settings have in another form."""
+
+    url: StrictStr
+    timeout: fields.Wait = 1_500
+    pause: fields.Millis | None = None
+    login: Login | None = None
+    headers: dict[str, str] = Field(default={})
+    topics: tuple[StrictStr, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSettings:
+    url: str
+    timeout: float
+    pause: float | None = None
+
+
+def test_settings_have_secrets_read_and_durations_in_seconds(monkeypatch) -> None:
+    monkeypatch.setenv("PASSWORD", "sesame")
+    login = {"user": "me", "password": {"env": "PASSWORD"}}
+    section = Sample(url="x", pause="2s", login=login, headers={"a": "b"}, topics=("t",))
+    settings = section.freeze("the sample sink", url="y")
+    assert settings == Settings(
+        timeout=1.5,
+        pause=2.0,
+        login=Settings(user="me", password=Secret("sesame")),
+        headers=(("a", "b"),),
+        topics=("t",),
+        url="y",
+    )
+    assert "sesame" not in repr(settings)
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert loaded_with(settings).isdisjoint({"pydantic"})
+    assert section.freeze("it", SampleSettings) == SampleSettings("x", 1.5, 2.0)
+
+
+def test_settings_do_not_change() -> None:
+    settings = Sample(url="x").freeze("the sample sink")
+    with pytest.raises(AttributeError, match="settings do not change; url cannot be set"):
+        settings.url = "y"
+    with pytest.raises(AttributeError, match="there is no setting uri"):
+        _ = settings.uri
+
+
+def test_a_secret_that_is_not_there_is_told_with_whose_it_is(monkeypatch) -> None:
+    monkeypatch.delenv("PASSWORD", raising=False)
+    section = Sample(url="x", login={"user": "me", "password": {"env": "PASSWORD"}})
+    with pytest.raises(SetupError, match="the password of the login of the sample sink"):
+        section.freeze("the sample sink")
+
+
+def test_two_kinds_of_one_name_are_refused_with_both_named() -> None:
+    with pytest.raises(SetupError, match=r"Two sinks are called log: ebbflow\..* and tests\."):
+
+        @sink("log")
+        class _OtherLog(SinkSection):
+            pass
+
+    assert SINKS["log"].section.__module__.startswith("ebbflow.")

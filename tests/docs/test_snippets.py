@@ -14,13 +14,14 @@ from typer.main import get_command
 
 from ebbflow import MonoVertex, Pipeline
 from ebbflow.cli.main import app
+from ebbflow.connectors.registry import SINKS, SOURCES
 from ebbflow.domain.outcome import Counts
 from ebbflow.runtime.run import RunOptionNames, RunOptions
 from ebbflow.spec.lint import lint
 from ebbflow.status.run_report import Summary, Watcher
 from tests.docs.pages import BLOCKS, PAGES, ROOT, Block, Page, commands
 
-LANGUAGES = {"python", "yaml", "console", "text"}
+LANGUAGES = {"python", "yaml", "toml", "console", "text"}
 # Programs that are there anyway, beside ebbflow and make.
 OTHERS = {"mkdir", "cd", ".", "pip", "python3", "curl"}
 
@@ -31,6 +32,15 @@ def of(*languages: str) -> list[Block]:
 
 def test_every_block_says_what_it_is() -> None:
     assert [str(block) for block in BLOCKS if block.language not in LANGUAGES] == []
+
+
+@pytest.fixture(autouse=True)
+def _connectors_of_snippets_go() -> Iterator[None]:
+    kinds = dict(SOURCES), dict(SINKS)
+    yield
+    for table, before in zip((SOURCES, SINKS), kinds, strict=True):
+        for name in table.keys() - before.keys():
+            del table[name]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from ebbflow import Message, Nack, Pipeline
-from ebbflow.connectors.spark.settings import Format
+from ebbflow.connectors.plans import Format
 from ebbflow.domain.errors import EbbflowError, SetupError, SparkError
 from ebbflow.domain.outcome import Counts
 from ebbflow.nats.locate import open_link, start_embedded

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ebbflow import Message, Nack, Pipeline, Response
-from ebbflow.connectors.registry import SOURCES
+from ebbflow.connectors.base import SOURCES
 from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.streams.answers import read_trail_after

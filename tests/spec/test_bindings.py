@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
-from ebbflow.connectors.user_code.spec import CodeSection
+from ebbflow.connectors.user_code import CodeSection
 from ebbflow.spec.bindings import Binding, Bindings, split_image
 from ebbflow.spec.lint import load, read_specs
 from ebbflow.spec.model import PipelineSpec
@@ -112,7 +112,7 @@ def test_arguments_of_the_binding_replace_those_of_the_spec(file: Path) -> None:
     sink = spec.vertex("out").sink
     assert sink is not None
     assert sink.udsink.plan_function().folder == str(file.parent / "d")  # type: ignore[attr-defined]
-    written = sink.section.plan(retried=False)
+    written = sink.section.plan()
     # As many messages at a time as functions are written for.
     assert (written.mode, written.rows) == ("columnar", 500)  # type: ignore[union-attr]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.connectors.user_code.spec import CodeSection
+from ebbflow.connectors.user_code import CodeSection
 from ebbflow.domain.errors import SetupError
 from ebbflow.spec.bindings import code_places
 from ebbflow.spec.lint import load, read_specs

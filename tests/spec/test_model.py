@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from pyspark import cloudpickle
 
-from ebbflow.connectors.generator.spec import GeneratorSpec
+from ebbflow.connectors.builtin import GeneratorSpec
 from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.domain.errors import Problem, SpecError
 from ebbflow.spec.kubernetes import NO_EFFECT

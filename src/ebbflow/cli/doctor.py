@@ -76,6 +76,7 @@ def examine(state: Path, nats: str | None) -> Iterator[Checkup]:
         yield _state(state)
     yield _memory()
     yield _disk(state)
+    yield from _connectors()
 
 
 def _try(check: Callable[[], Checkup]) -> Checkup:
@@ -162,6 +163,14 @@ def _secrets() -> Iterator[Checkup]:
         if path.is_file() and path.stat().st_mode & 0o004:
             text = f"the file of {variable} can be read by every user of this machine"
             yield Checkup(True, text, "If that is not meant, run chmod 600 on it.")
+
+
+def _connectors() -> Iterator[Checkup]:
+    """Yields what is wrong with connectors of other packages; pipelines without them can run."""
+    from ebbflow.connectors.registry import find_problems
+
+    for problem in find_problems():
+        yield Checkup(True, problem.what, problem.next_step)
 
 
 def _state(state: Path) -> Checkup:

@@ -12,7 +12,7 @@ errors too.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.connectors.section import require_extra
+from ebbflow.connectors.base import require_extra
 from ebbflow.domain.errors import (
     AnswerPending,
     RequestError,

@@ -1,9 +1,10 @@
-"""Sources and sinks, one folder for each system on the other side.
+"""Sources and sinks: one module, or one folder, for each system on the other side.
 
-    registry   the table of kinds, which the rest of the engine reads
-    section    what a connector has to give: sections of a spec that become plans
-    plans      such plans, as plain data for workers
+    base       what a connector is made of: sections, ``@source`` and ``@sink``, settings
+    registry   all connectors, also those that other packages ship
+    plans      what sections become, as plain data for workers
+    builtin    the sections of log, blackhole, generator and file
 
-In a folder ``spec`` has the sections, ``source`` and ``sink`` what runs, and ``settings``, where it
-is there, what both ends know. CONTRIBUTING shows how to add one.
+In a folder ``spec`` has the sections, ``source`` and ``sink`` what runs. CONTRIBUTING shows how to
+add one.
 """

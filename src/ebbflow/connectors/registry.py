@@ -1,93 +1,229 @@
-"""The table of connectors: every kind of source and sink, with what the engine must know of it.
+"""All connectors: those of this package, and those that other packages ship.
 
-Lint, planner, provisioning, permissions, builders and reference pages read these tables and name no
-kind themselves. A new connector is a folder beside this module and a line in each table that it
-belongs to.
+A package ships connectors with entry points of the group ``ebbflow.connectors``. The name of an
+entry point is that of the connector in a spec. It leads to the module that has the connector's
+``@source`` or ``@sink``.
+
+The names are known without importing anything. A module is imported when a spec uses its connector,
+when ``ebbflow doctor`` looks at all of them, and for what has to list them: the JSON schema, the
+reference, the message about a name that does not exist. A package that cannot be imported is named
+by the error of the spec that uses it, and harms no other.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, Literal
 
-from ebbflow.connectors.blackhole.spec import BlackholeSpec
-from ebbflow.connectors.file.spec import FileSinkSpec
-from ebbflow.connectors.generator.spec import GeneratorSpec
-from ebbflow.connectors.http.spec import HttpSinkSpec, HttpSourceSpec
-from ebbflow.connectors.jetstream.spec import JetStreamSinkSpec, JetStreamSourceSpec
-from ebbflow.connectors.kafka.spec import KafkaSinkSpec, KafkaSourceSpec
-from ebbflow.connectors.log.spec import LogSpec
-from ebbflow.connectors.nats.spec import NatsSinkSpec, NatsSourceSpec
-from ebbflow.connectors.section import SinkSection, SourceSection
-from ebbflow.connectors.serving.spec import ServeSinkSpec, ServingSourceSpec
-from ebbflow.connectors.spark.spec import SparkSinkSpec, SparkSourceSpec
-from ebbflow.connectors.user_code.spec import UserSinkSpec, UserSourceSpec
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from ebbflow.connectors.base import SINKS, SOURCES, SinkKind, SourceKind
+from ebbflow.connectors.schema.fields import Section
+from ebbflow.domain.errors import SetupError
+
+_BUILT_IN = tuple(
+    f"ebbflow.connectors.{module}"
+    for module in (
+        "builtin",
+        "user_code",
+        "http.spec",
+        "nats.spec",
+        "kafka.spec",
+        "spark.spec",
+        "serving.spec",
+    )
+)
+"""The modules with the connectors of this package, in the order in which people read of them."""
+
+
+def _sort(table: dict[str, Any]) -> None:
+    """Brings the kinds into that order, whichever module happened to be imported first."""
+    modules = {name: kind.section.__module__ for name, kind in table.items()}
+    order = {module: number for number, module in enumerate(_BUILT_IN)}
+    for name in sorted(table, key=lambda name: order.get(modules[name], len(order))):
+        table[name] = table.pop(name)
+
+
+for _module in _BUILT_IN:
+    import_module(_module)
+for _table in (SOURCES, SINKS):
+    _sort(_table)
+
+GROUP = "ebbflow.connectors"
+"""The group of the entry points."""
+
+Role = Literal["source", "sink"]
+
+_NAME = re.compile(r"[a-z][A-Za-z0-9]*")
+_TAKEN = frozenset(
+    {"transformer", "fallback", "onSuccess", "retryStrategy", "kind", "kinds", "section", "batched"}
+)
 
 
 @dataclass(frozen=True, slots=True)
-class SourceKind:
-    """A kind of source: its section, and how its messages come to the vertex.
+class Shipped:
+    """The connector of this name that a package ships; with several packages it is unusable."""
 
-    ``feeds`` if a feed on the driver stores them in the vertex's own buffer first. ``returns`` if
-    nacked messages may go back to the outside system, which a ledger then records. ``remembers`` if
-    the ids that senders gave are written down, to recognise copies. ``serves`` if each message is a
-    request whose caller waits for answers: all vertices of the pipeline then write down what became
-    of every message. With none of these the vertex's task makes the messages itself.
-    """
+    name: str
+    points: tuple[EntryPoint, ...]
 
-    section: type[SourceSection]
-    feeds: bool = False
-    returns: bool = False
-    remembers: bool = False
-    serves: bool = False
+    @property
+    def packages(self) -> str:
+        """The packages that ship it, as people know them."""
+        return " and ".join(point.dist.name if point.dist else point.value for point in self.points)
+
+    def load(self) -> None:
+        """Imports it, which registers it; ``SetupError`` names the package if that fails."""
+        if len(self.points) > 1:
+            raise SetupError(
+                f"Several packages ship a connector called {self.name}: {self.packages}.",
+                "Uninstall all but one of them.",
+            )
+        try:
+            self.points[0].load()
+        except (Exception, SystemExit) as error:
+            why = str(error).rstrip(".") or "it ends"
+            raise SetupError(
+                f"The connector {self.name} of the package {self.packages} cannot be loaded: "
+                f"{type(error).__name__}: {why}.",
+                "Correct, update or uninstall that package.",
+            ) from error
+        if self.name not in SOURCES and self.name not in SINKS:
+            raise SetupError(
+                f"The package {self.packages} ships no connector called {self.name}, though its "
+                "entry point says so.",
+                f'Its module needs @source("{self.name}") or @sink("{self.name}").',
+            )
+
+    def kind(self, role: Role) -> SourceKind | SinkKind:
+        """Returns it as a source or as a sink; ``SetupError`` if it cannot be used as one."""
+        self.load()
+        table: Mapping[str, SourceKind | SinkKind] = SOURCES if role == "source" else SINKS
+        if self.name not in table:
+            other = "sink" if role == "source" else "source"
+            raise SetupError(
+                f"The connector {self.name} of the package {self.packages} is not a {role}.",
+                f"Use it as a {other}.",
+            )
+        return table[self.name]
+
+
+@cache
+def find_shipped() -> dict[str, Shipped]:
+    """Returns what other packages ship, by its name in a spec; nothing of it is imported."""
+    return {
+        name: Shipped(name, points) for name, points in _entry_points().items() if _is_usable(name)
+    }
+
+
+def _entry_points() -> dict[str, tuple[EntryPoint, ...]]:
+    found = sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value))
+    return {
+        name: tuple(point for point in found if point.name == name)
+        for name in dict.fromkeys(point.name for point in found)
+    }
+
+
+def _is_usable(name: str) -> bool:
+    free = name not in _TAKEN and not hasattr(Section, name)
+    return free and _NAME.fullmatch(name) is not None
+
+
+def find_problems() -> Iterator[SetupError]:
+    """Yields what is wrong with the connectors of other packages; imports all of them."""
+    for name, points in _entry_points().items():
+        shipped = Shipped(name, points)
+        if not _is_usable(name):
+            yield SetupError(
+                f"The package {shipped.packages} ships a connector called {name}, which cannot be "
+                "the name of one.",
+                "A name has letters and digits, begins with a small letter, and is not taken.",
+            )
+            continue
+        try:
+            shipped.load()
+        except SetupError as error:
+            yield error
+
+
+# --- in a spec ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class SinkKind:
-    """A kind of sink: its section. ``batched`` if Spark writes whole batches of its messages.
+class ShippedSection:
+    """Says of a field that it has the section of a shipped connector, imported when it is read."""
 
-    ``answers`` if it can answer a request.
-    """
+    shipped: Shipped
+    role: Role
 
-    section: type[SinkSection]
-    batched: bool = False
-    answers: bool = False
+    @property
+    def section(self) -> type[Section] | None:
+        """The section; ``None`` if the connector cannot be used here."""
+        try:
+            return self.shipped.kind(self.role).section
+        except SetupError:
+            return None
+
+    def _read(self, value: Any, info: ValidationInfo) -> Section:
+        try:
+            section = self.shipped.kind(self.role).section
+        except SetupError as error:
+            what, step = error.what.rstrip("."), error.next_step
+            raise PydanticCustomError("EB212", "{why}", {"why": f"{what}. {step}"}) from None
+        # Builders, which give no context, may also use Python's names.
+        return section.model_validate(
+            value, by_alias=True, by_name=info.context is None, context=info.context
+        )
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        section = self.section
+        if section is None:
+            return {"type": "null"}
+        return {"anyOf": [handler(section.__pydantic_core_schema__), {"type": "null"}]}
 
 
-SOURCES: dict[str, SourceKind] = {
-    "generator": SourceKind(GeneratorSpec),
-    "udsource": SourceKind(UserSourceSpec, returns=True),
-    "http": SourceKind(HttpSourceSpec, feeds=True, remembers=True),
-    "jetstream": SourceKind(JetStreamSourceSpec, returns=True),
-    "nats": SourceKind(NatsSourceSpec, feeds=True),
-    "kafka": SourceKind(KafkaSourceSpec, returns=True),
-    "spark": SourceKind(SparkSourceSpec, feeds=True),
-    "serving": SourceKind(ServingSourceSpec, feeds=True, serves=True),
-}
+def shipped_fields(role: Role) -> dict[str, tuple[Any, None]]:
+    """Returns a field for each shipped connector that may be a source, or a sink."""
+    there: Mapping[str, Any] = SOURCES if role == "source" else SINKS
+    return {
+        name: (Annotated[Any, ShippedSection(shipped, role)], None)
+        for name, shipped in find_shipped().items()
+        if name not in there
+    }
 
-SINKS: dict[str, SinkKind] = {
-    "log": SinkKind(LogSpec),
-    "blackhole": SinkKind(BlackholeSpec),
-    "serve": SinkKind(ServeSinkSpec, answers=True),
-    "udsink": SinkKind(UserSinkSpec, answers=True),
-    "http": SinkKind(HttpSinkSpec),
-    "file": SinkKind(FileSinkSpec),
-    "jetstream": SinkKind(JetStreamSinkSpec),
-    "nats": SinkKind(NatsSinkSpec),
-    "kafka": SinkKind(KafkaSinkSpec),
-    "spark": SinkKind(SparkSinkSpec, batched=True),
-}
+
+def section_in(field: FieldInfo) -> ShippedSection | None:
+    """Returns what a field says about a shipped connector, if it is for one."""
+    return next((each for each in field.metadata if isinstance(each, ShippedSection)), None)
+
+
+def unusable(role: Role) -> frozenset[str]:
+    """Returns the shipped connectors that cannot be used as a source, or as a sink."""
+    kinds = {name: ShippedSection(shipped, role) for name, shipped in find_shipped().items()}
+    return frozenset(name for name, kind in kinds.items() if kind.section is None)
+
+
+# --- what is missing ----------------------------------------------------------------------------
 
 _OWN_SOURCE = "write a udsource with a client of your choice"
 _OWN_SINK = "write a udsink with a client of your choice"
+_NUMAFLOW = ("pulsar", "sqs")
 
-SOURCES_NOT_YET = {
-    "pulsar": _OWN_SOURCE,
-    "sqs": _OWN_SOURCE,
-}
+SOURCES_NOT_YET = {name: _OWN_SOURCE for name in _NUMAFLOW if name not in find_shipped()}
 """Numaflow's sources that are not here: a spec may name them, and lint says what to do instead."""
 
-SINKS_NOT_YET = {
-    "pulsar": _OWN_SINK,
-    "sqs": _OWN_SINK,
-}
+SINKS_NOT_YET = {name: _OWN_SINK for name in _NUMAFLOW if name not in find_shipped()}
 """Numaflow's sinks that are not here."""

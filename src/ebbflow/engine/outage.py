@@ -3,11 +3,6 @@
 A vertex waits for an unavailable system, longer each time and visibly, until a call succeeds. Its
 ``Breaker`` stops it when too large a share of its messages ends as dead letters: that is a bug in
 the code or its settings, and no message is to pay for it.
-
-``away`` is the answer of built-in sinks for a message whose target is away at the moment. Trouble
-that is over by itself, an outage or a full disk, is not the message's fault: the vertex waits. A
-sink with a ``retryStrategy`` reports a failure instead, because the strategy then says what to do,
-for example to use the fallback sink.
 """
 
 from __future__ import annotations
@@ -20,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.domain.durations import Backoff
-from ebbflow.domain.message import Datum, Response, RowResponse
 from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
 from ebbflow.engine.blame import POSTPONED, Outage, is_answer
 
@@ -90,16 +84,6 @@ class Patience:
         seconds = self._clock() - self._since
         outage = self._outage
         return Waiting(outage.what, seconds, self.ready_in(), outage.certain, outage.named)
-
-
-def away(datum: Datum, why: str, *, retried: bool) -> Response:
-    """Returns the answer for a message whose target is away; ``retried`` with a retry strategy."""
-    return Response.failure(datum.id, why) if retried else Response.unavailable(datum.id, why)
-
-
-def away_row(why: str, *, retried: bool) -> RowResponse:
-    """Returns the same answer for rows of a columnar sink."""
-    return RowResponse.failure(why) if retried else RowResponse.unavailable(why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from nats.aio.msg import Msg
 
-from ebbflow.connectors.generator.source import GeneratorInlet, GeneratorPlan
+from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
 from ebbflow.engine.inlet import Inlet
 from ebbflow.engine.position import Mark, Position, Span, known_of_moved
 from ebbflow.engine.publications import Place, Publication

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
-from ebbflow.connectors.blackhole import sink as blackhole
-from ebbflow.connectors.log import sink as log
 from ebbflow.connectors.plans import (
     BlackholeSink,
     LogSink,
@@ -205,10 +203,11 @@ class Operators:
 
     def sinks(self, role: SinksPlan) -> Sinks:
         """Returns a sink, its fallback and its on-success sink."""
+        sink = partial(self._sink, retried=role.strategy is not None)
         return Sinks(
-            primary=self._sink(role.primary, "sink"),
-            fallback=self._sink(role.fallback, "fallback") if role.fallback else None,
-            on_success=self._sink(role.on_success, "on_success") if role.on_success else None,
+            primary=sink(role.primary, "sink"),
+            fallback=sink(role.fallback, "fallback") if role.fallback else None,
+            on_success=sink(role.on_success, "on_success") if role.on_success else None,
             strategy=role.strategy,
             serves=role.serves,
             store=self._store(role.store, role.store_env) if role.store else None,
@@ -220,24 +219,36 @@ class Operators:
             return self._plan.calls.rows_of(role)
         return self._plan.calls.batch_size
 
-    def _sink(self, role: SinkPlan, name: str) -> Operator:
+    def _sink(self, role: SinkPlan, name: str, retried: bool) -> Operator:
+        """Returns one sink; ``retried`` if there is a retry strategy."""
         match role:
-            case UserSink(code, mode):
-                handler = self._handler(name, code, role.env)
-                if mode == "batch":
-                    call = partial(run_sink, handler, batch_size=self._plan.calls.batch_size)
-                else:
-                    rows, pandas = self._plan.calls.rows_of(role), mode == "pandas"
-                    call = partial(run_columnar_sink, handler, batch_size=rows, pandas=pandas)
-                return _in_its_environment(handler, call)
+            case UserSink():
+                return self._user_sink(role, name, retried)
             case LogSink():
-                return partial(log.write, emit=self._emit, role=name)
+                return partial(role.write, emit=self._emit, role=name)
             case ServeSink():
                 return serve.write
-            case BlackholeSink() | SparkSink():  # what Spark has written is just as done
-                return blackhole.write
+            case BlackholeSink() | SparkSink():
+                return role.write
             case never:
                 assert_never(never)
+
+    def _user_sink(self, role: UserSink, name: str, retried: bool) -> Operator:
+        """Returns a sink that is called. A retry strategy decides about outages of connectors."""
+        handler = self._handler(name, role.code, role.env)
+        fails = retried and role.strategy_decides
+        if role.mode == "batch":
+            size = self._plan.calls.batch_size
+            call = partial(run_sink, handler, batch_size=size, fail_unavailable=fails)
+        else:
+            call = partial(
+                run_columnar_sink,
+                handler,
+                batch_size=self._plan.calls.rows_of(role),
+                pandas=role.mode == "pandas",
+                fail_unavailable=fails,
+            )
+        return _in_its_environment(handler, call)
 
     def _store(self, code: Code, env: Variables) -> Store:
         handler = self._handler("store", code, env)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ebbflow.connectors.generator.source import GeneratorPlan
+from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import SinkPlan, UserSink
 from ebbflow.domain.code import Code, Mode
 from ebbflow.domain.durations import Backoff

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from ebbflow.connectors.generator.source import GeneratorPlan
+from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
@@ -274,11 +274,11 @@ def _map(
 
 
 def _sinks(sink: sections.SinkSpec, store: sections.ServingStoreSpec | None) -> SinksPlan:
-    retried, own = sink.retry_strategy is not None, _own_store(store)
+    own = _own_store(store)
     return SinksPlan(
-        primary=sink.section.plan(retried),
-        fallback=sink.fallback.section.plan(retried) if sink.fallback else None,
-        on_success=sink.on_success.section.plan(retried) if sink.on_success else None,
+        primary=sink.section.plan(),
+        fallback=sink.fallback.section.plan() if sink.fallback else None,
+        on_success=sink.on_success.section.plan() if sink.on_success else None,
         strategy=_strategy(sink.retry_strategy),
         serves=store is not None,
         store=own.code if own else None,

@@ -164,7 +164,7 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    from ebbflow.connectors.spark.errors import trouble
+    from ebbflow.connectors.spark.session import root_cause
     from ebbflow.spark import jvm
 
     conf = SparkConf().setAll(list(settings.items()))
@@ -174,7 +174,7 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
             quieten_accumulators(SparkContext.getOrCreate(conf))
         return SparkSession.builder.config(conf=conf).getOrCreate()
     except (Py4JError, PySparkException, ValueError) as error:
-        why = trouble(error).text
+        why = root_cause(error).text
         jvm.end()
         raise jvm.startup_error(why, log) from error
     except BaseException:

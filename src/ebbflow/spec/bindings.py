@@ -24,7 +24,7 @@ from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.cluster_values import ClusterValues
 from ebbflow.connectors.schema.container import Container, Program
 from ebbflow.connectors.schema.fields import shown
-from ebbflow.connectors.user_code.spec import Bound, CodeSection
+from ebbflow.connectors.user_code import Bound, CodeSection
 from ebbflow.domain.code import Mode
 from ebbflow.domain.errors import Problem
 from ebbflow.numaflow.images import find_built_in

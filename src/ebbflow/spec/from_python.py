@@ -86,6 +86,13 @@ def kinds_of(options: Mapping[str, Any], names: Iterable[str]) -> Part:
     return {name: fields_of(options[name]) for name in names if name in options}
 
 
+def _shipped() -> Iterable[str]:
+    """Returns the connectors that other packages ship."""
+    from ebbflow.connectors.registry import find_shipped  # ``import ebbflow`` needs no pydantic
+
+    return find_shipped()
+
+
 def code_fields(code: CodeChoice | None) -> Part:
     """Returns how a section says what its code is."""
     if isinstance(code, Function):
@@ -101,7 +108,7 @@ def source(
     on_failure: OnFailure | None,
 ) -> Part:
     """Returns a source; the retries are its transformer's."""
-    part = kinds_of(kinds, SourceKinds.__annotations__)
+    part = kinds_of(kinds, (*SourceKinds.__annotations__, *_shipped()))
     if code is not None:
         part["udsource"] = code_fields(code)
     retried = _retry_strategy(retry, on_failure)
@@ -149,7 +156,8 @@ def sink(
     on_failure: OnFailure | None,
 ) -> Part:
     """Returns a sink with those behind it."""
-    part = _retry_strategy(retry, on_failure) | kinds_of(kinds, SinkKinds.__annotations__)
+    part = _retry_strategy(retry, on_failure)
+    part |= kinds_of(kinds, (*SinkKinds.__annotations__, *_shipped()))
     if code is not None or mode != "batch":
         part["udsink"] = code_fields(code) | ({} if mode == "batch" else {"mode": mode})
     if log:
@@ -251,7 +259,10 @@ def _names(method: Callable[..., object]) -> tuple[str, ...]:
             names.append(name)
             continue
         (options,) = get_args(get_type_hints(method)[name])
-        names += get_type_hints(options)
+        hints = get_type_hints(options)
+        names += hints
+        if any(kinds.__annotations__.keys() <= hints.keys() for kinds in (SourceKinds, SinkKinds)):
+            names += _shipped()
     return tuple(names)
 
 

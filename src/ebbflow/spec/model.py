@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
-from ebbflow.connectors.registry import SOURCES
+from ebbflow.connectors.base import SOURCES
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section
 from ebbflow.spec.kubernetes import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ebbflow.connectors.user_code.spec import CodeSection
+from ebbflow.connectors.user_code import CodeSection
 from ebbflow.spec.graph.shape import PipelineShape, ShapeEdge, ShapeVertex
 from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec, Step
 from ebbflow.spec.sections import EdgeSpec, SinkSpec, SourceSpec, Udf

@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictStr, create_model
 
-from ebbflow.connectors.registry import SINKS, SINKS_NOT_YET, SOURCES, SOURCES_NOT_YET
+from ebbflow.connectors.base import SINKS, SOURCES, SinkSection, SourceSection
+from ebbflow.connectors.registry import (
+    SINKS_NOT_YET,
+    SOURCES_NOT_YET,
+    Role,
+    shipped_fields,
+    unusable,
+)
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section
-from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.connectors.spark.spec import FormatSection, Options
-from ebbflow.connectors.user_code.spec import CodeSection
+from ebbflow.connectors.user_code import CodeSection
 from ebbflow.domain import code as words
 from ebbflow.domain.durations import DEFAULT_ON_ERROR, SERVED_ON_ERROR, Backoff
 from ebbflow.engine.outage import DEFAULT_LIMIT, DEFAULT_ON_UNAVAILABLE, BreakerLimit
@@ -162,8 +168,6 @@ class OneOf(Section):
     """A section in which exactly one of several kinds is to be given."""
 
     KINDS: ClassVar[tuple[str, ...]]
-    NOT_YET: ClassVar[Collection[str]] = ()
-    """Those of the kinds that are known and not supported."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -174,6 +178,11 @@ class OneOf(Section):
     def kind(self) -> str:
         """The kind that is given."""
         return self.kinds[0]
+
+    @classmethod
+    def unusable(cls) -> Collection[str]:
+        """Returns those of the kinds that are known and cannot be used."""
+        return ()
 
 
 # --- sources and sinks --------------------------------------------------------------------------
@@ -188,22 +197,26 @@ if TYPE_CHECKING:
 
 else:
 
-    def _one_of(sections: Mapping[str, type[Section]], not_yet: Iterable[str]) -> type[OneOf]:
+    def _one_of(role: Role, kinds: Mapping[str, Any], not_yet: Iterable[str]) -> type[OneOf]:
         """Returns a model that has a field for each kind, in the order of the registry."""
-        fields_of = {name: (section | None, None) for name, section in sections.items()}
-        later = dict.fromkeys(not_yet, (Any, None))
-        return create_model("OneOfKinds", __base__=OneOf, **fields_of, **later)
+        fields_of = {name: (kind.section | None, None) for name, kind in kinds.items()}
+        fields_of |= shipped_fields(role) | dict.fromkeys(not_yet, (Any, None))
+        return create_model("OneOfKinds", __base__=OneOf, **fields_of)
 
-    SourceFields = _one_of({name: kind.section for name, kind in SOURCES.items()}, SOURCES_NOT_YET)
-    SinkFields = _one_of({name: kind.section for name, kind in SINKS.items()}, SINKS_NOT_YET)
+    SourceFields = _one_of("source", SOURCES, SOURCES_NOT_YET)
+    SinkFields = _one_of("sink", SINKS, SINKS_NOT_YET)
 
 
 class SourceSpec(SourceFields):
     """Where messages come from: one of the kinds in the registry of connectors."""
 
-    KINDS = (*SOURCES, *SOURCES_NOT_YET)
-    NOT_YET = SOURCES_NOT_YET
+    KINDS = tuple(SourceFields.model_fields)
     transformer: Transformer | None = None
+
+    @classmethod
+    def unusable(cls) -> Collection[str]:
+        """Returns Numaflow's that are missing, and what other packages ship only as sinks."""
+        return {*SOURCES_NOT_YET, *unusable("source")}
 
     @property
     def section(self) -> SourceSection:
@@ -214,8 +227,12 @@ class SourceSpec(SourceFields):
 class SinkTarget(SinkFields):
     """A place to write messages to: one of the kinds in the registry of connectors."""
 
-    KINDS = (*SINKS, *SINKS_NOT_YET)
-    NOT_YET = SINKS_NOT_YET
+    KINDS = tuple(SinkFields.model_fields)
+
+    @classmethod
+    def unusable(cls) -> Collection[str]:
+        """Returns Numaflow's that are missing, and what other packages ship only as sources."""
+        return {*SINKS_NOT_YET, *unusable("sink")}
 
     @property
     def section(self) -> SinkSection:

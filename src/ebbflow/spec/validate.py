@@ -7,13 +7,15 @@ only echoes of a field that has been reported already.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from ebbflow.connectors.registry import section_in
 from ebbflow.connectors.schema.cluster_values import ClusterSection, ClusterValues
 from ebbflow.connectors.schema.fields import shown
 from ebbflow.domain.errors import did_you_mean
@@ -45,6 +47,7 @@ CODES: dict[str, str] = {
     "EB209": "a bypass leads to a sink that is not there",
     "EB210": "SQL, a DataFrame function or a Spark sink where it cannot be",
     "EB211": "a serve sink without a serving store, or beside another sink",
+    "EB212": "a connector of another package that cannot be loaded or used here",
     "EB301": "an edge names a vertex that does not exist",
     "EB302": "the same edge is written twice",
     "EB303": "a tag condition has no values",
@@ -164,12 +167,12 @@ def _is_secret(section: type[BaseModel]) -> bool:
 
     Whoever writes something else in its place may have written the secret.
     """
-    held = [_class_in(field.annotation) for field in section.model_fields.values()]
+    held = [_class_of(field) for field in section.model_fields.values()]
     return any(_names_secrets(part) for part in [section, *filter(None, held)])
 
 
 def _names_secrets(section: type[BaseModel]) -> bool:
-    held = [_class_in(field.annotation) for field in section.model_fields.values()]
+    held = [_class_of(field) for field in section.model_fields.values()]
     return any(issubclass(part, ClusterSection) for part in [section, *filter(None, held)])
 
 
@@ -183,7 +186,8 @@ def _unknown(model: type[BaseModel], path: FieldPath) -> str:
     name = str(path[-1])
     section = _section(model, path[:-1])
     known = [str(field.alias) for field in section.model_fields.values()]
-    names = [field for field in known if field not in getattr(section, "NOT_YET", ())]
+    unusable: Collection[str] = getattr(section, "unusable", tuple)()
+    names = [field for field in known if field not in unusable]
     return f"unknown field {name!r}; {did_you_mean(name, names, 'valid here:')}"
 
 
@@ -192,8 +196,13 @@ def _section(section: type[BaseModel], path: FieldPath) -> type[BaseModel]:
     for part in path:
         for name, field in section.model_fields.items():
             if part in (name, field.alias):
-                section = _class_in(field.annotation) or section
+                section = _class_of(field) or section
     return section
+
+
+def _class_of(field: FieldInfo) -> type[BaseModel] | None:
+    shipped = section_in(field)
+    return _class_in(field.annotation) if shipped is None else shipped.section
 
 
 def _class_in(annotation: Any) -> type[BaseModel] | None:

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from ebbflow.connectors.section import require_extra
+from ebbflow.connectors.base import require_extra
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import LoopThread

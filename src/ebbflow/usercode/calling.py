@@ -24,6 +24,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow.compute as pc
@@ -297,24 +298,34 @@ def _record_results(
             yield index, error
 
 
-def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
+def run_sink(
+    handler: Handler, verdict: Verdict, batch_size: int, fail_unavailable: bool = False
+) -> None:
     """Gives the rows to the sink in batches and records its responses.
 
-    The list is the user's own, to sort or to empty; here and in batch maps.
+    The list is the user's own, to sort or to empty; here and in batch maps. ``fail_unavailable``
+    if UNAVAILABLE counts as FAILURE, because a retry strategy decides about outages.
     """
     data = handler.data(verdict.rows)
 
     def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         batch = data[start:end]
         answers = handler.finish(handler.call(list(batch)))
-        return record_answers(verdict, start, batch, answers)
+        return record_answers(verdict, start, batch, answers, fail_unavailable)
 
     _in_batches(handler, verdict, batch_size, give)
 
 
-def run_columnar_sink(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
+def run_columnar_sink(
+    handler: Handler,
+    verdict: Verdict,
+    batch_size: int,
+    pandas: bool,
+    fail_unavailable: bool = False,
+) -> None:
     """Gives the rows to the sink as record batches, or as data frames, and records its answers."""
-    _give_columns(handler, verdict, batch_size, pandas, record_rows)
+    record = partial(record_rows, fail_unavailable=fail_unavailable)
+    _give_columns(handler, verdict, batch_size, pandas, record)
 
 
 def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:

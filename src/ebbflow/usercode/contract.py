@@ -35,11 +35,16 @@ SENT_TO_FALLBACK = DeadLetter("sent to the fallback sink")
 
 
 def record_answers(
-    verdict: Verdict, start: int, batch: Sequence[Datum], answers: Any
+    verdict: Verdict,
+    start: int,
+    batch: Sequence[Datum],
+    answers: Any,
+    fail_unavailable: bool = False,
 ) -> list[tuple[int, BaseException]]:
     """Records the responses to ``batch``, whose first message is the input at ``start``.
 
-    Returns the rows for which a system is away, each with the error that says so.
+    Returns the rows for which a system is unavailable, each with the error that says so. With
+    ``fail_unavailable`` these rows are recorded as failed instead.
     """
     if _all_done(batch, answers):
         return []
@@ -56,20 +61,19 @@ def record_answers(
     for index, datum in enumerate(batch, start):
         if datum.id not in kept:
             verdict.record_error(index, violation)
-        elif (response := by_id[datum.id].popleft()).status is Status.UNAVAILABLE:
-            away.append((index, Unavailable(response.error or "its system", response.retry_after)))
-        else:
-            _record(verdict, index, response)
+        elif error := _record(verdict, index, by_id[datum.id].popleft(), fail_unavailable):
+            away.append((index, error))
     return away
 
 
 def record_rows(
-    verdict: Verdict, start: int, count: int, answers: Any
+    verdict: Verdict, start: int, count: int, answers: Any, fail_unavailable: bool = False
 ) -> list[tuple[int, BaseException | None]]:
     """Records what a columnar sink answered for ``count`` rows from the one at ``start`` on.
 
-    Returns the rows that failed or for which a system is away, each with the error that says so,
-    and those that the sink left ``UNTRIED``, with none.
+    Returns the rows that failed or for which a system is unavailable, each with the error that says
+    so, and those that the sink left ``UNTRIED``, with none. With ``fail_unavailable`` an
+    unavailable system is recorded as a failure of the row instead.
     """
     if answers is None:
         return []
@@ -81,11 +85,8 @@ def record_rows(
         response: Any = answers[row]
         if not isinstance(response, RowResponse):
             failed.append((start + row, None if response is UNTRIED else response))
-        elif response.status is Status.UNAVAILABLE:
-            error = Unavailable(response.error or "its system", response.retry_after)
+        elif (error := _record(verdict, start + row, response, fail_unavailable)) is not None:
             failed.append((start + row, error))
-        else:
-            _record(verdict, start + row, response)
     _record_wrong(verdict, start, count, answers, wrong)
     return sorted(failed, key=itemgetter(0))
 
@@ -230,7 +231,10 @@ def _violation(
     )
 
 
-def _record(verdict: Verdict, index: int, response: Response | RowResponse) -> None:
+def _record(
+    verdict: Verdict, index: int, response: Response | RowResponse, fail_unavailable: bool
+) -> Unavailable | None:
+    """Records a response; returns the error if the system behind the sink is unavailable."""
     match response.status:
         case Status.OK:
             pass
@@ -248,10 +252,13 @@ def _record(verdict: Verdict, index: int, response: Response | RowResponse) -> N
             verdict.decisions.serve(index, response.payload or b"")
         case Status.ON_SUCCESS:
             verdict.hand_on(index, response.message)
+        case Status.UNAVAILABLE if fail_unavailable:
+            verdict.fail(index, response.error or "its system")
         case Status.UNAVAILABLE:
-            raise AssertionError("no decision about the message; the callers see to it")
+            return Unavailable(response.error or "its system", response.retry_after)
         case never:
             assert_never(never)
+    return None
 
 
 _NEEDS = {

@@ -14,13 +14,16 @@ from ebbflow.connectors.http import sink as answers
 from ebbflow.connectors.http.client import LONGEST_WAIT, HttpAnswer, parse_retry_after
 from ebbflow.connectors.http.sink import decide
 from ebbflow.domain.message import RowResponse, Status
+from ebbflow.engine.decisions import Failure
+from ebbflow.usercode.contract import record_rows
+from tests.engine.sample_rows import some, verdict_on
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 
-def decide_each(ids: Sequence[str], answer: HttpAnswer, retried: bool = False) -> list[RowResponse]:
+def decide_each(ids: Sequence[str], answer: HttpAnswer) -> list[RowResponse]:
     """The answer for each message; what is not answered for is written."""
-    responses = answers.decide_each(ids, answer, retried)
+    responses = answers.decide_each(ids, answer)
     assert responses.keys() <= set(range(len(ids)))
     return [responses.get(row, RowResponse.ok()) for row in range(len(ids))]
 
@@ -69,7 +72,7 @@ def test_no_retry_after_breaks_anything(text):
     ],
 )
 def test_the_status_decides(answer, status, text):
-    response = decide(answer, retried=False) or RowResponse.ok()
+    response = decide(answer) or RowResponse.ok()
 
     assert response.status is status
     if status is Status.NACK:
@@ -108,8 +111,10 @@ def test_a_batch_without_statuses_is_decided_by_the_status_of_the_answer(body):
 
 
 def test_a_strategy_decides_what_an_outage_means():
-    (response,) = decide_each(["a"], HttpAnswer(504), retried=True)
-    assert (response.status, response.error) == (Status.FAILURE, "HTTP 504")
+    verdict = verdict_on(some("a"))
+    answers = {0: decide(HttpAnswer(504))}
+    assert record_rows(verdict, 0, 1, answers, fail_unavailable=True) == []
+    assert verdict.decisions.failed == {0: Failure("HTTP 504", 0)}
 
 
 @pytest.mark.guarantee("http-each-message-has-its-answer")

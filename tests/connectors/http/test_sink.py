@@ -131,30 +131,28 @@ def test_each_message_gets_the_outcome_of_its_own_answer(receiver, opened):
 def test_without_an_answer_the_other_side_is_away_or_the_strategy_decides(opened):
     with Receiver() as gone:
         pass
-    (patient,) = opened(gone.url)(some(1))
-    (retried,) = opened(gone.url, retried=True)(some(1))
+    (response,) = opened(gone.url)(some(1))
 
-    assert retried.status is Status.FAILURE
-    assert retried.error.startswith("no answer: Cannot connect to host 127.0.0.1")
-    assert (patient.status, patient.error) == (Status.UNAVAILABLE, f"{gone.url}: {retried.error}")
+    assert response.status is Status.UNAVAILABLE
+    assert response.error.startswith(f"{gone.url}: no answer: Cannot connect to host 127.0.0.1")
 
 
 def test_an_answer_that_takes_too_long_is_none(receiver, opened):
     receiver.answer = lambda request: time.sleep(1) or Reply()
-    (response,) = opened(receiver.url, timeout=0.1, retried=True)(some(1))
+    (response,) = opened(receiver.url, timeout=0.1)(some(1))
 
-    assert response.error == "no answer within 0.1 s"
+    assert response.error == f"{receiver.url}: no answer within 0.1 s"
 
 
 def test_waiting_for_a_free_connection_does_not_count_as_waiting_for_an_answer(receiver, opened):
     receiver.answer = lambda request: time.sleep(0.2) or Reply()
-    responses = opened(receiver.url, timeout=1.0, concurrency=1, retried=True)(some(8))
+    responses = opened(receiver.url, timeout=1.0, concurrency=1)(some(8))
 
     assert set(statuses(responses)) == {Status.OK}
 
 
 def test_a_connection_that_was_closed_meanwhile_is_no_failure(receiver, opened):
-    sink = opened(receiver.url, retried=True)
+    sink = opened(receiver.url)
     receiver.hangs_up = True
     for _ in range(5):
         assert set(statuses(sink(some(20)))) == {Status.OK}
@@ -165,8 +163,8 @@ def test_a_connection_that_was_closed_meanwhile_is_no_failure(receiver, opened):
 
 def test_a_request_that_a_new_connection_cuts_off_is_left_to_the_retry_strategy(receiver, opened):
     receiver.answer = lambda request: None
-    (response,) = opened(receiver.url, retried=True)(some(1))
-    assert response.error == "no answer: Server disconnected"
+    (response,) = opened(receiver.url)(some(1))
+    assert response.error == f"{receiver.url}: no answer: Server disconnected"
     assert len(receiver.requests) == 1, "whoever closes a new connection may have seen the request"
 
 
@@ -177,7 +175,7 @@ def test_a_request_that_a_new_connection_cuts_off_is_left_to_the_retry_strategy(
 @pytest.mark.parametrize("form", ["ndjson", "json"])
 def test_a_batch_has_everything_of_each_message_and_is_answered_one_by_one(receiver, opened, form):
     receiver.refuse([b"1"])
-    sink = opened(receiver.url, batch=BatchSettings(form), retried=True)
+    sink = opened(receiver.url, batch=BatchSettings(form))
     data = [
         Datum("wäre".encode(), id="a", keys=["k"], headers={"h": "v"}, event_time=TIME),
         Datum(b"\xff\x00", id="b"),
@@ -221,7 +219,7 @@ def test_a_batch_is_sent_in_parts_that_are_not_too_large(receiver, opened):
 @pytest.mark.guarantee("http-each-message-has-its-answer")
 def test_parts_of_a_call_are_answered_for_each_on_its_own(receiver, opened):
     receiver.refuse([b"3", b"9"])
-    sink = opened(receiver.url, batch=BatchSettings(size=4), retried=True)
+    sink = opened(receiver.url, batch=BatchSettings(size=4))
 
     failed = [row for row, status in enumerate(statuses(sink(some(10)))) if status != Status.OK]
 
@@ -230,12 +228,12 @@ def test_parts_of_a_call_are_answered_for_each_on_its_own(receiver, opened):
 
 def test_an_answer_that_never_ends_is_not_read_to_its_end(receiver, opened):
     receiver.answer = lambda request: Reply(200, b" " * 5_000_000)
-    sink = opened(receiver.url, batch=BatchSettings(), retried=True)
+    sink = opened(receiver.url, batch=BatchSettings())
 
     assert [r.error for r in sink(some(1))] == [
         "HTTP 200, with an answer that could not be read as a whole"
     ]
-    assert set(statuses(opened(receiver.url, retried=True)(some(1)))) == {Status.OK}
+    assert set(statuses(opened(receiver.url)(some(1)))) == {Status.OK}
 
 
 # --- logins and TLS -----------------------------------------------------------------------------
@@ -265,8 +263,8 @@ def test_only_a_server_that_is_trusted_gets_anything(receiver, opened):
         for name, issuer in {"right": authority, "wrong": stranger}.items()
     }
 
-    (trusted,) = opened(url, tls=ClientTls(ca["right"]), retried=True)(some(1))
-    (refused,) = opened(url, tls=ClientTls(ca["wrong"]), retried=True)(some(1))
+    (trusted,) = opened(url, tls=ClientTls(ca["right"]))(some(1))
+    (refused,) = opened(url, tls=ClientTls(ca["wrong"]))(some(1))
 
     assert trusted.status is Status.OK
     assert "certificate verify failed" in refused.error

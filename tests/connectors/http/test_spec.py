@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from ebbflow import Pipeline
-from ebbflow.connectors.file.sink import FileSettings
+from ebbflow.connectors.file import FileSettings
 from ebbflow.connectors.http.sink import BatchSettings, HttpSinkSettings
 from ebbflow.connectors.http.source import HttpSourceSettings
 from ebbflow.domain.errors import SetupError
@@ -220,10 +220,10 @@ def test_the_settings_of_sinks(monkeypatch, tmp_path):
 
     (sink,) = sinks.primary.code.args
     assert sink == HttpSinkSettings(
-        "http://a", headers=(("X-A", "b"),), timeout=3.0, batch=BatchSettings(size=7), retried=True
+        "http://a", headers=(("X-A", "b"),), timeout=3.0, batch=BatchSettings(size=7)
     )
     (aside,) = sinks.fallback.code.args
-    assert aside == FileSettings(str(tmp_path / "x"), retried=True)
+    assert aside == FileSettings(str(tmp_path / "x"))
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.connectors.kafka.progress import Progress, read_offsets, write_offsets
+from ebbflow.connectors.kafka.source import Progress, read_offsets, write_offsets
 
 numbers = st.lists(st.integers(0, 500), unique=True, max_size=60).map(sorted)
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSinkSettings
+from ebbflow.connectors.kafka.client import KafkaAccess, KafkaSinkSettings
 from ebbflow.connectors.kafka.sink import KafkaSink
 from ebbflow.connectors.kafka.source import columns_of
 from ebbflow.domain.errors import SetupError
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def sink_to(kafka):
-    def make(topic, access=None, set_key=False, retried=False, **config):
+    def make(topic, access=None, set_key=False, **config):
         access = access or KafkaAccess((kafka.address,), tuple(config.items()))
-        sink = KafkaSink(KafkaSinkSettings(access, topic, set_key, retried))
+        sink = KafkaSink(KafkaSinkSettings(access, topic, set_key))
         sink.open()
         return sink
 
@@ -156,15 +156,6 @@ def test_brokers_that_do_not_take_it_in_time_are_away(kafka, sink_to):
     assert [answers[row].status for row in range(2)] == [Status.UNAVAILABLE] * 2
     assert answers[0].error == "_MSG_TIMED_OUT: Local: Message timed out"
     assert time.monotonic() - began < 10
-
-
-def test_with_a_retry_strategy_it_is_a_failure_instead(kafka, sink_to):
-    topic = kafka.topic()
-    sink = sink_to(topic, retried=True, **{"message.timeout.ms": "1000"})
-    kafka.delete(topic)
-    answers = sink(rows_of(b"1"))
-    assert answers[0].status is Status.FAILURE
-    assert answers[0].error == "_MSG_TIMED_OUT: Local: Message timed out"
 
 
 class Silent:

@@ -11,9 +11,8 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from ebbflow.connectors.kafka import client
-from ebbflow.connectors.kafka.member import Member
-from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
-from ebbflow.connectors.kafka.source import KafkaSource
+from ebbflow.connectors.kafka.client import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
+from ebbflow.connectors.kafka.source import KafkaSource, Member
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.domain.source import SourceMessage

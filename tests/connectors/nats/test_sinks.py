@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from ebbflow import Datum, Response
-from ebbflow.connectors.jetstream import spec
-from ebbflow.connectors.jetstream.sink import JetStreamSink
+from ebbflow.connectors.nats import spec
 from ebbflow.connectors.nats.messages import PublishSettings, read_headers, write_headers
-from ebbflow.connectors.nats.sink import NatsSink
+from ebbflow.connectors.nats.sinks import JetStreamSink, NatsSink
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import Status
 from ebbflow.engine import frames
@@ -60,8 +59,8 @@ class Answering:
 def opened():
     with ExitStack() as stack:
 
-        def make(kind, server, subject="a.b", header=None, retried=False, ack_wait=5.0):
-            sink = Answering(kind(PublishSettings(server, subject, header, retried, ack_wait)))
+        def make(kind, server, subject="a.b", header=None, ack_wait=5.0):
+            sink = Answering(kind(PublishSettings(server, subject, header, ack_wait)))
             sink.open()
             stack.callback(sink.close)
             return sink
@@ -178,20 +177,15 @@ def test_what_the_server_refuses_for_good_is_a_failure_in_its_words(outside, ope
     assert "message of 2,000,0" in str(longest.error)
 
 
-@pytest.mark.parametrize("retried", [False, True])
-def test_a_full_stream_is_waited_for_and_then_comes_another_time(outside, opened, retried):
+def test_a_full_stream_is_waited_for_and_then_comes_another_time(outside, opened):
     stream = outside.stream(max_msgs=1, discard="new")
-    sink = opened(JetStreamSink, outside.server, stream.subject, retried=retried, ack_wait=0.5)
+    sink = opened(JetStreamSink, outside.server, stream.subject, ack_wait=0.5)
     assert sink(data(b"1")) == [Response.ok("m0")]
 
     (answer,) = sink([Datum(b"2", id="two", deliveries=3)])
 
-    if retried:
-        assert answer.status is Status.FAILURE
-        assert "found it full" in str(answer.error)
-    else:
-        assert answer.status is Status.UNAVAILABLE
-        assert "found it full" in str(answer.error)
+    assert answer.status is Status.UNAVAILABLE
+    assert "found it full" in str(answer.error)
     stream.outside.api(f"STREAM.PURGE.{stream.name}")
     assert sink([Datum(b"2", id="two", deliveries=4)]) == [Response.ok("two")]
 
@@ -299,14 +293,11 @@ def test_without_a_connection_messages_come_another_time(tmp_path, opened):
     with Outside.running(tmp_path) as outside:
         port = int(outside.url.rpartition(":")[2])
         sink = opened(NatsSink, outside.server, "plain.a")
-        retried = opened(NatsSink, outside.server, "plain.a", retried=True)
         assert sink(data(b"1")) == [Response.ok("m0")]
     until(lambda: not sink._link.client.is_connected)
-    until(lambda: not retried._link.client.is_connected)
     (answer,) = sink(data(b"2"))
     assert answer.status is Status.UNAVAILABLE
     assert "there is no connection" in str(answer.error)
-    assert retried(data(b"2"))[0].status is Status.FAILURE
     with Outside.running(tmp_path, port) as outside:
         heard, _ = listening(outside, "plain.a")
         until(lambda: sink(data(b"3")) == [Response.ok("m0")])
@@ -342,7 +333,7 @@ def test_a_server_that_is_not_there_is_named_with_what_to_correct(kind):
     section = spec.JetStreamSinkSpec(url="nats://127.0.0.1:1", subject="a")
     began = time.monotonic()
     with pytest.raises(SetupError, match=r"whether url, auth and tls of the .* sink are right"):
-        kind(section.settings(retried=False)).open()
+        kind(section.settings()).open()
     assert time.monotonic() - began < 10
 
 

@@ -223,16 +223,6 @@ def test_builders_report_what_is_wrong():
         _ = Pipeline("shop").source("in", jetstream={"url": "nats://x"}).sink("out", log=True).spec
 
 
-def test_a_sink_knows_whether_it_has_a_retry_strategy():
-    def sink(**options):
-        target = {"url": "nats://127.0.0.1:4222", "subject": "a"}
-        pipeline = Pipeline("shop").source("in", generator={})
-        return settings_of(plans_of(pipeline.sink("out", jetstream=target, **options))[1])
-
-    assert not sink().retried
-    assert sink(retry={"steps": 3}).retried
-
-
 def test_secrets_are_read_when_plans_are_made_and_show_nowhere(monkeypatch, tmp_path):
     monkeypatch.setenv("NATS_USER", "me")
     (tmp_path / "password").write_text("hunter2\n")

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from ebbflow import MonoVertex, Pipeline, Response
-from ebbflow.connectors.spark.storing import SCHEMA, Storing, store_on_worker
+from ebbflow.connectors.spark.source import SCHEMA, Storing, store_on_worker
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded

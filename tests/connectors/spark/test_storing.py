@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.connectors.spark.storing import _content
+from ebbflow.connectors.spark.source import _content
 from ebbflow.engine import frames
 from tests.engine.sample_rows import texts, times
 

@@ -8,7 +8,7 @@ import pytest
 from pynumaflow.reducer import Reducer
 
 from ebbflow import Datum, Message, Response
-from ebbflow.connectors.user_code.spec import UserSinkSpec
+from ebbflow.connectors.user_code import UserSinkSpec
 from ebbflow.numaflow.pynumaflow.adapters import ResponsesSink, adapt, mode_of
 from ebbflow.numaflow.pynumaflow.recognition import Surface, recognise, take_off_server
 from tests.numaflow.pynumaflow import functions

@@ -5,8 +5,7 @@ again are a NACK with that delay; any other answer is a FAILURE, for the ``retry
 may be answered with a JSON array of ``{"id": …, "status": 503, "retry_after": 2}``, one entry for
 each message; ``error`` may say why. Any other answer is for all messages alike.
 
-No answer at all, and 502, 503 and 504, mean that the other side is away: the vertex waits for it,
-unless there is a strategy, for which they are a FAILURE as well.
+No answer at all, and 502, 503 and 504, mean that the other side is UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Answers = dict[int, RowResponse]
 """The answers for those rows that are not simply written."""
 
 _AGAIN_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-_AWAY = (
+_UNAVAILABLE = (
     HTTPStatus.BAD_GATEWAY,
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
@@ -57,8 +56,7 @@ class BatchSettings:
 class HttpSinkSettings:
     """An address to send messages to, and how. ``timeout`` is in seconds, for one request.
 
-    ``concurrency`` is the number of requests at a time, ``login`` a user and a password,
-    ``retried`` whether the sink has a retry strategy.
+    ``concurrency`` is the number of requests at a time, ``login`` a user and a password.
     """
 
     url: str
@@ -70,28 +68,24 @@ class HttpSinkSettings:
     timeout: float = 10.0
     concurrency: int = 32
     batch: BatchSettings | None = None
-    retried: bool = False
 
 
-def decide(answer: HttpAnswer, retried: bool) -> RowResponse | None:
-    """Returns the response for a message that the whole answer is about; none if it is written.
-
-    ``retried`` says that the sink has a retry strategy.
-    """
-    return _respond(answer.status, answer.wait, answer.words, retried)
+def decide(answer: HttpAnswer) -> RowResponse | None:
+    """Returns the response for a message that the whole answer is about; none if it is written."""
+    return _respond(answer.status, answer.wait, answer.words)
 
 
-def decide_each(ids: Sequence[str], answer: HttpAnswer, retried: bool) -> Answers:
+def decide_each(ids: Sequence[str], answer: HttpAnswer) -> Answers:
     """Returns the responses for the messages of a batch that are not simply written."""
     if not 200 <= answer.status < 300:
-        return _to_all(ids, decide(answer, retried))
+        return _to_all(ids, decide(answer))
     if not answer.whole:
         why = f"HTTP {answer.status}, with an answer that could not be read as a whole"
         return _to_all(ids, RowResponse.failure(why))
     entries = _entries(answer.body)
     if entries is None:
         return {}
-    responses = (_read_entry(entries.get(message_id), retried) for message_id in ids)
+    responses = (_read_entry(entries.get(message_id)) for message_id in ids)
     return {row: response for row, response in enumerate(responses) if response is not None}
 
 
@@ -111,22 +105,22 @@ def _entries(body: bytes) -> dict[Any, Mapping[str, Any]] | None:
     return {entry["id"]: entry for entry in entries if isinstance(entry.get("id"), str)}
 
 
-def _read_entry(entry: Mapping[str, Any] | None, retried: bool) -> RowResponse | None:
+def _read_entry(entry: Mapping[str, Any] | None) -> RowResponse | None:
     status = entry.get("status") if entry is not None else None
     if entry is None or not isinstance(status, int):
         return RowResponse.failure("the answer has no status for this message")
     wait = entry.get("retry_after")
     seconds = bound_wait(float(wait)) if isinstance(wait, int | float) else None
-    return _respond(status, seconds, str(entry.get("error") or ""), retried)
+    return _respond(status, seconds, str(entry.get("error") or ""))
 
 
-def _respond(status: int, wait: float | None, words: str, retried: bool) -> RowResponse | None:
+def _respond(status: int, wait: float | None, words: str) -> RowResponse | None:
     if 200 <= status < 300:
         return None
     why = f"HTTP {status}: {words}" if words else f"HTTP {status}"
     if status in _AGAIN_LATER and wait is not None:
         return RowResponse.nack(NackOptions(wait * 1000, reason=why))
-    if status in _AWAY and not retried:
+    if status in _UNAVAILABLE:
         return RowResponse.unavailable(why)
     return RowResponse.failure(why)
 
@@ -200,9 +194,9 @@ class HttpSink:
     ) -> None:
         try:
             answer = await self._client.send(*message, _LONGEST_ANSWER)
-            response = decide(answer, self._settings.retried)
+            response = decide(answer)
         except NoAnswer as error:
-            response = self._respond_away(str(error))
+            response = self._respond_unavailable(str(error))
         if response is not None:
             answers[row] = response
 
@@ -214,9 +208,9 @@ class HttpSink:
         longest = _LONGEST_ANSWER + len(part) * _ANSWER_PER_MESSAGE
         try:
             answer = await self._client.send(self._body(own_lines), {}, longest)
-            responses = decide_each(own_ids, answer, self._settings.retried)
+            responses = decide_each(own_ids, answer)
         except NoAnswer as error:
-            responses = _to_all(own_ids, self._respond_away(str(error)))
+            responses = _to_all(own_ids, self._respond_unavailable(str(error)))
         for row, response in responses.items():
             answers[part.start + row] = response
 
@@ -226,10 +220,8 @@ class HttpSink:
             return b"\n".join(lines) + b"\n"
         return b"[%b]" % b",".join(lines)
 
-    def _respond_away(self, why: str) -> RowResponse:
+    def _respond_unavailable(self, why: str) -> RowResponse:
         """Returns the answer for messages that the other side may take later."""
-        if self._settings.retried:
-            return RowResponse.failure(why)
         return RowResponse.unavailable(f"{self._settings.url}: {why}")
 
 

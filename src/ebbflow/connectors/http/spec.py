@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.base import SinkSection, require_extra, sink, source
 from ebbflow.connectors.listening.section import ListeningSection, check_header_name
 from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.connectors.schema.secret import SecretRef, Tls
-from ebbflow.connectors.section import SinkSection, require_extra
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 
@@ -82,6 +82,7 @@ class SinkAuth(Section):
         return self
 
 
+@source("http", feeds=True, remembers=True)
 class HttpSourceSpec(ListeningSection):
     """Takes messages by POST. ``service`` is for Kubernetes only.
 
@@ -126,6 +127,7 @@ class BatchSpec(Section):
     )
 
 
+@sink("http")
 class HttpSinkSpec(SinkSection):
     """Sends messages on, one request each, or many in a ``batch``."""
 
@@ -140,15 +142,15 @@ class HttpSinkSpec(SinkSection):
     )
     batch: BatchSpec | None = None
 
-    def plan(self, retried: bool) -> UserSink:
+    def plan(self) -> UserSink:
         """Returns the sink, with all secrets read."""
         from ebbflow.connectors.http.sink import HttpSink
 
         # A call with a batch sends many requests; one that sends messages alone must not take long.
         rows = WHOLE_CHUNK if self.batch else _ALONE_A_CALL
-        return UserSink(partial(HttpSink, self.settings(retried)), mode="columnar", rows=rows)
+        return UserSink(partial(HttpSink, self.settings()), mode="columnar", rows=rows)
 
-    def settings(self, retried: bool) -> HttpSinkSettings:
+    def settings(self) -> HttpSinkSettings:
         """Returns where and how to send, with all secrets read."""
         from ebbflow.connectors.http.sink import BatchSettings, HttpSinkSettings
 
@@ -165,7 +167,6 @@ class HttpSinkSpec(SinkSection):
             self.timeout / 1000,
             self.concurrency,
             BatchSettings(**self.batch.model_dump()) if self.batch else None,
-            retried,
         )
 
 

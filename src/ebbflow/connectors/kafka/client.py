@@ -1,4 +1,7 @@
-"""Making Kafka clients, and saying in words what keeps them from their topics.
+"""The settings of Kafka clients, making clients, and saying what keeps them from their topics.
+
+Settings are plain data that the driver makes for workers. They hold the contents of files and the
+secrets themselves, none of which shows in any text.
 
 A client reconnects by itself for as long as it takes. Only at its start its brokers and topics
 have to be there: what is wrong then is most likely a mistake, and is told as a ``SetupError``.
@@ -10,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import (
@@ -21,9 +25,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from ebbflow.connectors.kafka.progress import Partition
-from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSourceSettings
 from ebbflow.domain.errors import SetupError
+from ebbflow.domain.secrets import Secret
 
 _ANSWER_WITHIN = 10.0
 _TRY_FOR = 1.0
@@ -72,8 +75,88 @@ _silent = logging.getLogger("ebbflow.kafka")
 _silent.addHandler(logging.NullHandler())
 _silent.propagate = False
 
+Partition = tuple[str, int]
+"""A topic and the number of one of its partitions."""
 
-class Complaints:
+
+@dataclass(frozen=True, slots=True)
+class KafkaTls:
+    """Certificates in PEM form; ``ca`` are those to trust instead of the system's."""
+
+    ca: Secret | None = None
+    cert: Secret | None = None
+    key: Secret | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings of a client that uses them, in librdkafka's words."""
+        pem = {"ssl.ca.pem": self.ca, "ssl.certificate.pem": self.cert, "ssl.key.pem": self.key}
+        return {name: secret.reveal() for name, secret in pem.items() if secret is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaLogin:
+    """A user and password, and the mechanism that they are checked with."""
+
+    mechanism: str
+    user: Secret
+    password: Secret
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings of a client that logs in so, in librdkafka's words."""
+        return {
+            "sasl.mechanism": self.mechanism,
+            "sasl.username": self.user.reveal(),
+            "sasl.password": self.password.reveal(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaAccess:
+    """The brokers, what protects the connection, and librdkafka settings of the user's own."""
+
+    brokers: tuple[str, ...]
+    config: tuple[tuple[str, str], ...] = ()
+    tls: KafkaTls | None = None
+    login: KafkaLogin | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(self.brokers)
+
+    def settings(self, defaults: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
+        """Returns a client's settings: the user's win over ``defaults``, ``fixed`` over both."""
+        protocol = f"{'SASL_' if self.login else ''}{'SSL' if self.tls else 'PLAINTEXT'}"
+        return {
+            "client.id": "ebbflow",
+            "security.protocol": protocol,
+            "reconnect.backoff.max.ms": 2_000,
+            **defaults,
+            **dict(self.config),
+            **(self.tls.settings() if self.tls else {}),
+            **(self.login.settings() if self.login else {}),
+            "bootstrap.servers": ",".join(self.brokers),
+            **fixed,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSourceSettings:
+    """The topics to read, and the consumer group."""
+
+    access: KafkaAccess
+    topics: tuple[str, ...]
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSinkSettings:
+    """The topic to write to."""
+
+    access: KafkaAccess
+    topic: str
+    set_key: bool = False
+
+
+class ClientErrors:
     """The errors that a client has reported about its connections: why it does not get on.
 
     ``tell`` hears when no broker can be reached or one refuses us, now and then.
@@ -116,10 +199,10 @@ def consumer_settings(settings: KafkaSourceSettings) -> dict[str, Any]:
     return settings.access.settings(defaults, FIXED | {"group.id": settings.group})
 
 
-def make_client(kind: type[Any], settings: dict[str, Any], complaints: Complaints) -> Any:
+def make_client(kind: type[Any], settings: dict[str, Any], errors_seen: ClientErrors) -> Any:
     """Returns a producer or consumer; ``SetupError`` if it does not know a setting."""
     try:
-        return kind(settings | {"error_cb": complaints}, logger=_silent)
+        return kind(settings | {"error_cb": errors_seen}, logger=_silent)
     except KafkaException as error:
         raise SetupError(
             f"Kafka's client does not take its settings: {error.args[0].str()}.",
@@ -131,7 +214,7 @@ def find_topics(
     client: Any,
     topics: Iterable[str],
     access: KafkaAccess,
-    complaints: Complaints,
+    errors_seen: ClientErrors,
     made_by_asking: bool = False,
 ) -> None:
     """Makes sure that every topic is there; ``SetupError`` says what is wrong.
@@ -142,9 +225,9 @@ def find_topics(
     deadline = time.monotonic() + _ANSWER_WITHIN
     for topic in topics:
         while (error := _ask(client, topic)) is not None:
-            client.poll(0)  # what went wrong is told to ``complaints``
-            if error.code() in final or complaints.refused or time.monotonic() > deadline:
-                raise explain_unreachable(access, topic, error, complaints)
+            client.poll(0)  # what went wrong is told to ``errors_seen``
+            if error.code() in final or errors_seen.refused or time.monotonic() > deadline:
+                raise explain_unreachable(access, topic, error, errors_seen)
             time.sleep(0.1)
 
 
@@ -158,13 +241,13 @@ def _ask(client: Any, topic: str) -> KafkaError | None:
 
 
 def explain_unreachable(
-    access: KafkaAccess, topic: str, error: KafkaError, complaints: Complaints
+    access: KafkaAccess, topic: str, error: KafkaError, errors_seen: ClientErrors
 ) -> SetupError:
     """Returns why a topic cannot be used, and what to do."""
     where = f"Kafka at {access}"
-    if complaints.refused is not None:
-        what, next_step = _REFUSED[complaints.refused.code()]
-        return SetupError(f"{where} {what}: {describe(complaints.refused)}.", next_step)
+    if errors_seen.refused is not None:
+        what, next_step = _REFUSED[errors_seen.refused.code()]
+        return SetupError(f"{where} {what}: {describe(errors_seen.refused)}.", next_step)
     if error.code() in _MISSING:
         return SetupError(f"{where} has no topic {topic!r}.", "Create it, or correct topic:.")
     if error.code() in _FORBIDDEN:
@@ -172,7 +255,7 @@ def explain_unreachable(
             f"{where} does not let this login use topic {topic!r}: {describe(error)}.",
             "Give it the rights, or use another login.",
         )
-    why = complaints.text if error.code() < 0 else describe(error)
+    why = errors_seen.text if error.code() < 0 else describe(error)
     return SetupError(
         f"{where} did not answer within {_ANSWER_WITHIN:.0f} s: {why}.",
         "See whether it is up, and whether brokers:, tls: and sasl: are right.",
@@ -192,7 +275,7 @@ def commit_for_certain(consumer: Consumer, offsets: list[TopicPartition]) -> Non
             time.sleep(0.1)
 
 
-class Lookup:
+class GroupOffsets:
     """Asks brokers how far a group is, without being a member. Used by one thread.
 
     It has a connection of its own: on the one that fetches, every question waits for half a second
@@ -201,7 +284,7 @@ class Lookup:
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self._client: Consumer = make_client(Consumer, settings, Complaints())
+        self._client: Consumer = make_client(Consumer, settings, ClientErrors())
 
     def close(self) -> None:
         """Ends the connection."""

@@ -18,9 +18,14 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ebbflow.connectors.kafka.client import Complaints, describe, find_topics, make_client
+from ebbflow.connectors.kafka.client import (
+    ClientErrors,
+    KafkaSinkSettings,
+    describe,
+    find_topics,
+    make_client,
+)
 from ebbflow.connectors.kafka.records import write_records
-from ebbflow.connectors.kafka.settings import KafkaSinkSettings
 from ebbflow.domain.message import RowResponse
 
 _MARGIN = 2.0
@@ -63,9 +68,9 @@ class Outbox:
     """
 
     def __init__(self, settings: KafkaSinkSettings) -> None:
-        self.complaints = Complaints()
+        self.errors_seen = ClientErrors()
         options = producer_settings(settings)
-        self.producer: Any = make_client(Producer, options, self.complaints)
+        self.producer: Any = make_client(Producer, options, self.errors_seen)
         longest = options.get("delivery.timeout.ms", options["message.timeout.ms"])
         self._longest = (int(longest) or DEFAULTS["message.timeout.ms"]) / 1000 + _MARGIN
         self._settings = settings
@@ -142,7 +147,7 @@ class KafkaSink:
     def open(self) -> None:
         """Connects; ``SetupError`` if the brokers or the topic are not there."""
         outbox, access, topic = Outbox(self._settings), self._settings.access, self._settings.topic
-        find_topics(outbox.producer, [topic], access, outbox.complaints, made_by_asking=True)
+        find_topics(outbox.producer, [topic], access, outbox.errors_seen, made_by_asking=True)
         self._outbox = outbox
 
     def close(self) -> None:
@@ -153,14 +158,14 @@ class KafkaSink:
         """Sends all, waits for all, and returns an answer for each that is not written."""
         if self._outbox is None:  # after an error that the last one does not get over
             self._outbox = Outbox(self._settings)
-        complaints = self._outbox.complaints
-        complaints.last = None
+        errors_seen = self._outbox.errors_seen
+        errors_seen.last = None
         errors = self._send(messages)
         if messages.num_rows > 1:
             self._send_refused_alone(messages, errors)
         if any(error.fatal() for error in errors.values()):
             self.close()
-        return {row: self._response(error, complaints) for row, error in errors.items()}
+        return {row: self._response(error, errors_seen) for row, error in errors.items()}
 
     def _send(self, messages: pa.RecordBatch) -> Errors:
         if self._outbox is None:
@@ -183,11 +188,11 @@ class KafkaSink:
             if not _is_refusal(error):
                 trouble = error  # the others need not wait for brokers that are gone
 
-    def _response(self, error: KafkaError, complaints: Complaints) -> RowResponse:
+    def _response(self, error: KafkaError, errors_seen: ClientErrors) -> RowResponse:
         why = describe(error)
-        if error.code() == KafkaError._MSG_TIMED_OUT and complaints.last is not None:
-            why = f"{why} ({complaints.text})"
-        if _is_refusal(error) or self._settings.retried:
+        if error.code() == KafkaError._MSG_TIMED_OUT and errors_seen.last is not None:
+            why = f"{why} ({errors_seen.text})"
+        if _is_refusal(error):
             return RowResponse.failure(why)
         return RowResponse.unavailable(why)
 

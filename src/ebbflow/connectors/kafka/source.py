@@ -7,20 +7,470 @@ code of ours runs for a single one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
-from ebbflow.connectors.kafka.member import Member
-from ebbflow.connectors.kafka.progress import write_offsets
+from ebbflow.connectors.kafka.client import (
+    ClientErrors,
+    GroupOffsets,
+    KafkaSourceSettings,
+    Partition,
+    commit_for_certain,
+    consumer_settings,
+    describe,
+    find_topics,
+    make_client,
+)
 from ebbflow.connectors.kafka.records import Headers, read_columns
-from ebbflow.connectors.kafka.settings import KafkaSourceSettings
+from ebbflow.domain.errors import SetupError
 from ebbflow.domain.source import Source
 
 _TIME = pa.timestamp("us", tz="UTC")
+_AHEAD = 8_000
+_AHEAD_BYTES = 32 * 1024 * 1024
+_AT_ONCE = 2_000
+_POLL = 0.1
+_COMMIT_EVERY = 0.1
+_QUIET = 1.0
+_HAND_OVER = 3.0
+_LOOK_EVERY = 1.0
+
+_PASSING = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError._MAX_POLL_EXCEEDED,
+        KafkaError._WAIT_COORD,
+    }
+)
+"""Errors that the client gets over by itself."""
+
+_AT_THE_END = frozenset({"latest", "largest", "end"})
+
+
+class Progress:
+    """Messages of a partition, fetched in their order and settled in any.
+
+    What may be committed is everything before the first message that is not settled: a message is
+    never skipped, however many behind it are done. Offsets that nothing is at (compaction,
+    transactions) do not hold it up.
+    """
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        self.next: int | None = None
+        """The offset to be read next, or ``None`` while nothing is known."""
+        self.ended = False
+        """True when everything that was there has been fetched."""
+        self.committed: int | None = None
+        """The offset that was last committed, or is being committed."""
+
+    def fetch(self, numbers: Sequence[int]) -> None:
+        """Notes that these messages are in hand; the last of them is the last that was read."""
+        self._open.update(numbers)
+        self.next = numbers[-1] + 1
+        self.ended = False
+
+    def reach(self, end: int) -> None:
+        """Notes that there is nothing more before ``end``, and nothing at it yet."""
+        self.next = end
+        self.ended = True
+
+    def settle(self, numbers: Sequence[int]) -> None:
+        """Notes that these messages are done with; those that are not in hand do not matter."""
+        self._open.difference_update(numbers)
+
+    @property
+    def unsettled(self) -> int:
+        """The number of messages in hand."""
+        return len(self._open)
+
+    @property
+    def committable(self) -> int | None:
+        """The first offset that a successor has to read, or ``None`` while nothing is known."""
+        # The smallest, not the one that was fetched first: a topic that was made anew, or a place
+        # that was set back, gives small numbers after large ones.
+        return min(self._open, default=self.next)
+
+
+def write_offsets(
+    topics: Sequence[str], partitions: Sequence[int], numbers: Sequence[int]
+) -> pa.Array:
+    """Returns the offset of each message."""
+    places = list(zip(topics, partitions, strict=True))
+    starts = {place: "{}:{}:".format(*place) for place in set(places)}
+    digits = pa.array(numbers, pa.int64()).cast(pa.string())
+    if len(starts) == 1:
+        return pc.binary_join_element_wise(*starts.values(), digits, "").cast(pa.binary())
+    every = pa.array(map(starts.__getitem__, places), pa.string())
+    return pc.binary_join_element_wise(every, digits, "").cast(pa.binary())
+
+
+def read_offsets(offsets: pa.Array) -> Iterator[tuple[Partition, list[int]]]:
+    """Yields the partitions that offsets name, each with the numbers of the messages there."""
+    texts = offsets.cast(pa.string())
+    while len(texts):
+        topic, partition, _ = texts[0].as_py().rsplit(":", 2)
+        start = f"{topic}:{partition}:"
+        here = pc.starts_with(texts, start)
+        numbers = pc.utf8_slice_codeunits(texts.filter(here), len(start)).cast(pa.int64())
+        yield (topic, int(partition)), numbers.to_pylist()
+        texts = texts.filter(pc.invert(here))
+
+
+class Member:
+    """The partitions that the group has given to us, for as long as it does.
+
+    Kafka's callbacks come on the thread that follows. It alone uses the client, and it alone
+    changes what we have.
+    """
+
+    def __init__(self, settings: KafkaSourceSettings) -> None:
+        self._settings = settings
+        self._consumer: Any = None
+        self._partitions: dict[Partition, Progress] = {}
+        self._ahead: list[Message] = []
+        self._ahead_bytes = 0
+        self._failure: Exception | None = None
+        self._behind: int | None = None
+        self._assigned = self._paused = self._all_done = self._leaving = False
+        self._looked = self._committed = 0.0
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._follow, name="kafka-member", daemon=True)
+
+    def join(self) -> None:
+        """Joins the group; ``SetupError`` if the brokers or a topic are not there."""
+        self._consumer = self._join_group()
+        self._lookup = GroupOffsets(consumer_settings(self._settings))
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Commits what is settled and leaves the group."""
+        with self._change:
+            self._leaving = True
+            self._change.notify_all()
+        self._thread.join()
+        self._close()
+        self._lookup.close()
+
+    # --- for those who read and settle ----------------------------------------------------------
+
+    def take(self, limit: int, timeout: float) -> list[Message]:
+        """Returns what has come; ``SetupError`` for what the client does not get over by itself."""
+        with self._change:
+            self._change.wait_for(lambda: self._ahead or self._failure, timeout)
+            taken, self._ahead = self._ahead[:limit], self._ahead[limit:]
+            self._ahead_bytes -= _size(taken)
+            if not taken and self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            self._change.notify_all()
+            return taken
+
+    def settle(self, offsets: pa.Array) -> None:
+        """Notes that these are done with. Of partitions that have gone, others say so."""
+        settled = list(read_offsets(offsets))
+        with self._change:
+            for partition, numbers in settled:
+                if partition in self._partitions:
+                    self._partitions[partition].settle(numbers)
+            self._change.notify_all()
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions that this member has at the moment."""
+        with self._change:
+            return sorted(self._partitions)
+
+    @property
+    def done(self) -> bool:
+        """True when the whole group has read its topics to their ends and settled everything."""
+        with self._change:
+            return self._all_done and self._has_finished()
+
+    def behind(self) -> int | None:
+        """Returns how many messages of our partitions wait to be taken; ``None`` while unknown."""
+        with self._change:
+            return None if self._behind is None else self._behind + len(self._ahead)
+
+    # --- following ------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        while not self._leaving:
+            try:
+                if self._consumer is None:
+                    self._consumer = self._join_group()
+                self._fetch()
+                self._commit()
+                self._look()
+            except (SetupError, KafkaException) as error:
+                self._fail(error)
+
+    def _join_group(self) -> Consumer:
+        settings, errors_seen = self._settings, ClientErrors()
+        own = consumer_settings(settings) | {"on_commit": self._on_commit}
+        consumer: Consumer = make_client(Consumer, own, errors_seen)
+        try:
+            find_topics(consumer, settings.topics, settings.access, errors_seen)
+        except SetupError:
+            consumer.close()
+            raise
+        errors_seen.tell = lambda text: print(
+            f"Kafka at {settings.access} cannot be reached: {text}; waiting for it"
+        )
+        consumer.subscribe(
+            list(settings.topics),
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+        return consumer
+
+    def _close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()  # gives all partitions back, which commits them
+        self._consumer, self._assigned = None, False
+
+    def _fail(self, error: Exception) -> None:
+        with self._change:
+            self._failure = error
+            self._change.notify_all()
+            self._change.wait_for(lambda: self._leaving, _QUIET)
+
+    def _fetch(self) -> None:
+        """Gets more, or only answers the group while there is no room."""
+        with self._change:
+            has_room = self._change.wait_for(self._has_room, _QUIET)
+        if not has_room:
+            self._pause()
+        elif self._paused:
+            self._resume()
+        if events := self._consumer.consume(1, _POLL):
+            # Noted before anything else is asked for: what comes next may take its partition away.
+            # Told of only with the rest: a batch of one message costs as much as a large one.
+            self._take_in(events)
+            self._take_in(self._consumer.consume(_AT_ONCE, 0))
+            with self._change:
+                self._change.notify_all()
+
+    def _has_room(self) -> bool:
+        small = len(self._ahead) < _AHEAD and self._ahead_bytes < _AHEAD_BYTES
+        return self._leaving or small
+
+    def _pause(self) -> None:
+        self._consumer.pause(self._consumer.assignment())
+        self._paused = True
+
+    def _resume(self) -> None:
+        self._consumer.resume(self._consumer.assignment())
+        self._paused = False
+
+    def _take_in(self, events: list[Message]) -> None:
+        with self._change:
+            for partition, has_failed, run in _runs(events):
+                progress = self._partitions.get(partition)
+                if progress is not None and has_failed:
+                    _reach_ends(progress, run)
+                elif progress is not None:
+                    self._take_in_records(progress, run)
+        for error in filter(None, map(Message.error, events)):
+            self._raise_unless_passing(error)
+
+    def _take_in_records(self, progress: Progress, records: list[Message]) -> None:
+        progress.fetch(cast("list[int]", list(map(Message.offset, records))))
+        self._ahead += records
+        self._ahead_bytes += _size(records)
+        self._all_done = False
+
+    def _raise_unless_passing(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            return
+        if error.fatal():
+            self._close()
+        if error.fatal() or error.code() not in _PASSING:
+            raise SetupError(
+                f"Kafka at {self._settings.access} does not go on: {describe(error)}.",
+                "See whether topic:, consumerGroup: and config: are right.",
+            )
+
+    # --- committing -----------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        if time.monotonic() - self._committed < _COMMIT_EVERY:
+            return
+        self._committed = time.monotonic()
+        if moved := self._to_commit(list(self._partitions)):
+            try:
+                self._consumer.commit(offsets=moved, asynchronous=True)
+            except KafkaException as error:
+                self._on_commit(error.args[0], moved)
+
+    def _to_commit(self, partitions: list[Partition]) -> list[TopicPartition]:
+        """Returns what there is to commit, each only once."""
+        moved = []
+        with self._change:
+            for partition in partitions:
+                progress = self._partitions[partition]
+                offset = progress.committable
+                if offset is not None and offset != progress.committed:
+                    progress.committed = offset
+                    moved.append(TopicPartition(*partition, offset))
+        return moved
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Has what was not committed be committed the next time."""
+        with self._change:
+            for partition in partitions:
+                progress = self._partitions.get((partition.topic, partition.partition))
+                if progress is not None and (error or partition.error):
+                    progress.committed = None
+
+    # --- the group ------------------------------------------------------------------------------
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        with self._change:
+            self._partitions |= {
+                (partition.topic, partition.partition): Progress() for partition in partitions
+            }
+            self._assigned, self._all_done = True, False
+        self._paused = True  # what was paused when it went is still so when it comes back
+        own = dict(self._settings.access.config)
+        if partitions and own.get("auto.offset.reset") in _AT_THE_END:
+            self._pin(consumer, partitions)
+
+    def _pin(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Commits the end as the start of partitions that are read for the first time.
+
+        Otherwise what comes before the first commit would be skipped if this member died.
+        """
+        with contextlib.suppress(KafkaException):
+            committed = self._lookup.find_committed(self._ours(partitions))
+            ends = self._lookup.find_ends(
+                partition for partition, offset in committed.items() if offset is None
+            )
+            if ends:
+                offsets = [TopicPartition(*partition, end) for partition, end in ends.items()]
+                commit_for_certain(consumer, offsets)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        gone = self._ours(partitions)
+        self._await_settling(gone)
+        for partition in gone:
+            self._partitions[partition].committed = None
+        if moved := self._to_commit(gone):
+            commit_for_certain(consumer, moved)
+        self._forget(gone)
+
+    def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._forget(self._ours(partitions))
+
+    def _ours(self, partitions: list[TopicPartition]) -> list[Partition]:
+        named = [(partition.topic, partition.partition) for partition in partitions]
+        return [partition for partition in named if partition in self._partitions]
+
+    def _await_settling(self, gone: list[Partition]) -> None:
+        """Takes nothing more of these, and waits a moment for what was taken."""
+        with self._change:
+            untaken = Counter(_partition_of(record) for record in self._ahead)
+            self._keep_ahead(
+                [record for record in self._ahead if _partition_of(record) not in gone]
+            )
+
+            def is_settled() -> bool:
+                left = {
+                    partition: self._partitions[partition].unsettled - untaken[partition]
+                    for partition in gone
+                }
+                return self._leaving or not any(left.values())
+
+            self._change.wait_for(is_settled, _HAND_OVER)
+
+    def _forget(self, gone: list[Partition]) -> None:
+        with self._change:
+            for partition in gone:
+                del self._partitions[partition]
+            self._keep_ahead(
+                [record for record in self._ahead if _partition_of(record) in self._partitions]
+            )
+            self._all_done = False
+
+    def _keep_ahead(self, records: list[Message]) -> None:
+        self._ahead, self._ahead_bytes = records, _size(records)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _has_finished(self) -> bool:
+        every = self._partitions.values()
+        return self._assigned and all(
+            progress.ended and not progress.unsettled for progress in every
+        )
+
+    def _look(self) -> None:
+        """Sees how far we are, and whether the group is done.
+
+        It may not be though we are: partitions may be on their way to a member who has read
+        nothing of them yet.
+        """
+        if time.monotonic() - self._looked < _LOOK_EVERY:
+            return
+        self._looked = time.monotonic()
+        with contextlib.suppress(KafkaException):
+            self._behind = self._measure_lag()
+            if not self._all_done and self._has_finished():
+                self._all_done = self._lookup.has_committed_all(self._settings.topics)
+
+    def _measure_lag(self) -> int | None:
+        with self._change:
+            nexts = {partition: progress.next for partition, progress in self._partitions.items()}
+        ends = self._lookup.find_ends(nexts)
+        behind = [ends[partition] - at for partition, at in nexts.items() if at is not None]
+        return sum(behind) if self._assigned and len(behind) == len(nexts) else None
+
+
+def _partition_of(record: Message) -> Partition:
+    return record.topic() or "", record.partition() or 0
+
+
+def _size(records: Sequence[Message]) -> int:
+    return sum(map(len, records))
+
+
+def _runs(events: list[Message]) -> Iterator[tuple[Partition, bool, list[Message]]]:
+    """Yields the events, as many at once as are of one partition and alike: records, or errors."""
+    errors = (error is not None for error in map(Message.error, events))
+    places = zip(map(Message.topic, events), map(Message.partition, events), errors, strict=True)
+    for (topic, number, has_failed), run in groupby(
+        zip(places, events, strict=True), key=itemgetter(0)
+    ):
+        yield (topic or "", number or 0), has_failed, [event for _, event in run]
+
+
+def _reach_ends(progress: Progress, events: list[Message]) -> None:
+    for event in events:
+        error, offset = event.error(), event.offset()
+        if error is not None and error.code() == KafkaError._PARTITION_EOF and offset is not None:
+            progress.reach(offset)
+
+
 _YEAR_1, _YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000
 """In milliseconds since 1970, the bounds of the times that a calendar has."""
 

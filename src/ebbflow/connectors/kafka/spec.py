@@ -9,29 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from ebbflow.connectors.kafka.settings import (
-    KafkaAccess,
-    KafkaLogin,
-    KafkaSinkSettings,
-    KafkaSourceSettings,
-    KafkaTls,
-)
+from ebbflow.connectors.base import SinkSection, SourceSection, require_extra, sink, source
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.connectors.schema.secret import SecretRef, Tls
-from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.domain.secrets import Secret
+
+if TYPE_CHECKING:
+    from ebbflow.connectors.kafka.client import KafkaAccess, KafkaLogin, KafkaTls
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
-OWN = {
+RESERVED_SETTINGS = {
     "bootstrap.servers": "brokers:",
     "metadata.broker.list": "brokers:",
     "group.id": "consumerGroup:",
@@ -73,8 +69,9 @@ def _write_value(value: Any) -> str:
 
 def _refuse_own(config: dict[str, str]) -> dict[str, str]:
     for name in config:
-        if name in OWN:
-            instead = f"write {OWN[name]}" if OWN[name] else "what is promised rests on it"
+        if name in RESERVED_SETTINGS:
+            field = RESERVED_SETTINGS[name]
+            instead = f"write {field}" if field else "what is promised rests on it"
             raise PydanticCustomError(
                 "EB104",
                 "{name} is not to be set here: {instead}",
@@ -182,6 +179,8 @@ class Sasl(Section):
 
     def read(self) -> KafkaLogin:
         """Returns the login, with the user and the password themselves."""
+        from ebbflow.connectors.kafka.client import KafkaLogin
+
         user: SaslUser = getattr(self, self._section)
         return KafkaLogin(
             self.mechanism,
@@ -205,6 +204,8 @@ class KafkaSection(Section):
 
     def access(self) -> KafkaAccess:
         """Returns the brokers and the login, with all secrets as they are now."""
+        from ebbflow.connectors.kafka.client import KafkaAccess
+
         return KafkaAccess(
             self.brokers,
             tuple(self.config.items()),
@@ -214,9 +215,12 @@ class KafkaSection(Section):
 
 
 def _read_tls(tls: Tls) -> KafkaTls:
+    from ebbflow.connectors.kafka.client import KafkaTls
+
     return KafkaTls(**{name: Secret(text) for name, text in tls.contents("Kafka").items()})
 
 
+@source("kafka", returns=True)
 class KafkaSourceSpec(KafkaSection, SourceSection):
     """Records of topics, read as a member of a consumer group."""
 
@@ -234,15 +238,21 @@ class KafkaSourceSpec(KafkaSection, SourceSection):
         require_extra("Kafka", "kafka", "confluent_kafka")
         from confluent_kafka import Consumer
 
-        from ebbflow.connectors.kafka.client import Complaints, consumer_settings, make_client
+        from ebbflow.connectors.kafka.client import (
+            ClientErrors,
+            KafkaSourceSettings,
+            consumer_settings,
+            make_client,
+        )
         from ebbflow.connectors.kafka.source import KafkaSource
 
         group = self.consumer_group or "-".join(dict.fromkeys((pipeline, vertex)))
         settings = KafkaSourceSettings(self.access(), self.topic, group)
-        make_client(Consumer, consumer_settings(settings), Complaints()).close()
+        make_client(Consumer, consumer_settings(settings), ClientErrors()).close()
         return Pulled(partial(KafkaSource, settings))
 
 
+@sink("kafka")
 class KafkaSinkSpec(KafkaSection, SinkSection):
     """Records for a topic."""
 
@@ -251,7 +261,7 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
         default=False, description="a record has the message's keys as its key, with `:` in between"
     )
 
-    def plan(self, retried: bool) -> UserSink:
+    def plan(self) -> UserSink:
         """Returns the sink, with all secrets read.
 
         A producer is made once, to see that it takes its settings.
@@ -259,9 +269,9 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
         require_extra("Kafka", "kafka", "confluent_kafka")
         from confluent_kafka import Producer
 
-        from ebbflow.connectors.kafka.client import Complaints, make_client
+        from ebbflow.connectors.kafka.client import ClientErrors, KafkaSinkSettings, make_client
         from ebbflow.connectors.kafka.sink import KafkaSink, producer_settings
 
-        settings = KafkaSinkSettings(self.access(), self.topic, self.set_key, retried)
-        make_client(Producer, producer_settings(settings), Complaints())
+        settings = self.freeze("Kafka", KafkaSinkSettings, access=self.access())
+        make_client(Producer, producer_settings(settings), ClientErrors())
         return UserSink(partial(KafkaSink, settings), "columnar", WHOLE_CHUNK)

@@ -9,10 +9,10 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.base import SourceSection
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.connectors.schema.secret import SecretRef
-from ebbflow.connectors.section import SourceSection
 from ebbflow.domain.secrets import Secret
 from ebbflow.web.server import Certificate, Endpoint
 

@@ -6,23 +6,30 @@ those of a message that came from one stream are not meant for the next.
 
 A message that is sent has an id that is the same however often it is given to the sink, and that no
 other run of a pipeline has which was started over: JetStream stores it once.
+
+Below are the connections that carry them, to servers of the user's own.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import nats.errors
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.domain.errors import MessageTooLarge
+from ebbflow.domain.errors import AccessError, MessageTooLarge, SetupError
 from ebbflow.domain.message import RowResponse
 from ebbflow.engine.position import LINEAGE
 from ebbflow.nats import wire
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.link import Link, connect
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import Outgoing, check_size
 from ebbflow.nats.wire import Parcel, Publishes
@@ -122,12 +129,11 @@ def _carry_nothing(rows: pa.RecordBatch) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PublishSettings:
-    """A server and a subject to publish to; ``retried`` with a retry strategy. Times in seconds."""
+    """A server and a subject to publish to. Times in seconds."""
 
     server: Addresses
     subject: str | None
     subject_header: str | None
-    retried: bool
     ack_wait: float
 
     def outgoing(self, rows: pa.RecordBatch, largest: int) -> Outbound:
@@ -177,6 +183,45 @@ class PublishSettings:
             raise ValueError(f"it has no header {self.subject_header}, and there is no subject")
         return subject
 
-    def away(self, why: str) -> RowResponse:
-        """Returns the answer for a message that may be taken later."""
-        return RowResponse.failure(why) if self.retried else RowResponse.unavailable(why)
+
+_LEAVE = 5.0
+
+
+def outside_link(server: Addresses, what: str) -> Link:
+    """Returns a link; an error names ``what`` it is for, as in "source in"."""
+    try:
+        return Link(server)
+    except SetupError as error:
+        raise _unreached(error, what) from None
+
+
+def renew_link(link: Link, what: str) -> Link:
+    """Returns the link, or another one in its place if the server has ended it for good."""
+    if link.client.ended is None:
+        return link
+    link.close()
+    return outside_link(link.server, what)
+
+
+async def outside_client(server: Addresses, what: str) -> SecuredClient:
+    """Returns a connection on the loop that this is called on."""
+    try:
+        return await connect(server, "ebbflow")
+    except SetupError as error:
+        raise _unreached(error, what) from None
+
+
+async def leave(client: SecuredClient) -> None:
+    """Ends a connection, whatever state it is in."""
+    with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+        await asyncio.wait_for(client.close(), _LEAVE)
+
+
+def _unreached(error: SetupError, what: str) -> SetupError:
+    step = f"See that it is up, and whether url, auth and tls of the {what} are right."
+    return SetupError(error.what, step)
+
+
+def not_allowed(error: AccessError) -> SetupError:
+    """Returns the denial of something on such a server."""
+    return SetupError(error.what, "Allow it there; the guide on NATS lists what is needed.")

@@ -21,8 +21,7 @@ from itertools import islice
 import nats.errors
 import pyarrow as pa
 
-from ebbflow.connectors.nats.connection import leave, outside_client
-from ebbflow.connectors.nats.messages import to_source_columns
+from ebbflow.connectors.nats.messages import leave, outside_client, to_source_columns
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine import frames
 from ebbflow.nats.login import Addresses

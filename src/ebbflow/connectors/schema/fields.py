@@ -11,7 +11,7 @@ import binascii
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -161,6 +161,19 @@ Millis = Annotated[
     PlainSerializer(lambda value: f"{value}ms", return_type=str, when_used="unless-none"),
 ]
 """A duration such as ``"5s"``, kept as whole milliseconds."""
+
+DURATION = Millis.__metadata__[0]  # type: ignore[attr-defined]
+
+
+def is_duration(field: Any) -> bool:
+    """Returns whether a field of a model, or a type, is a duration in milliseconds."""
+    if any(each is DURATION for each in getattr(field, "metadata", ())):
+        return True
+    annotation = getattr(field, "annotation", field)
+    if any(each is DURATION for each in getattr(annotation, "__metadata__", ())):
+        return True
+    return any(map(is_duration, get_args(annotation)))
+
 
 Wait = Annotated[Millis, AfterValidator(_some_time)]
 """A duration above 0."""

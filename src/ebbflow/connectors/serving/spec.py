@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StrictStr
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.base import SinkSection, require_extra, sink, source
 from ebbflow.connectors.listening.section import HeaderName, ListeningSection
 from ebbflow.connectors.plans import ServeSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import shown
-from ebbflow.connectors.section import SinkSection, require_extra
 
 if TYPE_CHECKING:
     from ebbflow.connectors.serving.replies import ServingSettings
@@ -59,6 +59,7 @@ class ServingFields(ListeningSection):
     )
 
 
+@source("serving", feeds=True, serves=True)
 class ServingSourceSpec(ServingFields):
     """Takes requests in over HTTP and gives callers the answers that sinks serve."""
 
@@ -89,9 +90,10 @@ class ServingSourceSpec(ServingFields):
         )
 
 
+@sink("serve", answers=True)
 class ServeSinkSpec(SinkSection):
     """Stores the value of every message as an answer to its request. Has no settings."""
 
-    def plan(self, retried: bool) -> ServeSink:
+    def plan(self) -> ServeSink:
         """Returns the plan of a serve sink."""
         return ServeSink()

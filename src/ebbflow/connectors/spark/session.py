@@ -1,17 +1,24 @@
-"""Sessions of their own for vertices, with views and settings that are nobody else's, and what
-formats a session knows.
+"""Sessions of vertices, what formats a session knows, and what Spark's errors say.
+
+A vertex has its own session, with its own views and settings. ``root_cause`` finds the sentence in
+a chain of Java errors that tells people what is wrong.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from ebbflow.connectors.spark.settings import Format
+from ebbflow.connectors.plans import Format
 from ebbflow.domain.errors import SetupError
+from ebbflow.engine.isolation import Trouble
 
 _NOT_FOUND = "[DATA_SOURCE_NOT_FOUND]"
 
@@ -56,3 +63,111 @@ def find_format(spark: SparkSession, format: Format, where: str) -> str:
                 "--conf spark.jars.packages=GROUP:NAME:VERSION.",
             ) from None
         return ""  # reading or writing says what is wrong
+
+
+_WRAPPER = re.compile(
+    r"Job aborted|Writing job aborted|\[(STREAM_FAILED|TASK_WRITE_FAILED|FAILED_EXECUTE_UDF"
+    r"|WRITING_JOB_ABORTED|MALFORMED_RECORD_IN_PARSING|FAILED_READ_FILE)"
+)
+_CONDITION = re.compile(r"\s*\[[A-Z][A-Z0-9_.]+]")
+_FILE = re.compile(r"\[FAILED_READ_FILE\.\w+] Encountered error while reading file ([^\n]+)\.")
+_PYTHON = "An exception was thrown from the Python worker"
+_PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*): (.+)$", re.M)
+_SQLSTATE = re.compile(r"\s*SQLSTATE: (\w{5});?")
+# Of the classes of errors in SQL: a value that cannot be, a value that a constraint forbids.
+_OF_DATA = ("22", "23")
+_SQL_ERROR = "java.sql.SQLException"
+_ENTRY = re.compile(r"Batch entry (\d+) ")
+_EXECUTE_FAILED = -3
+_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+def silence_pyspark_loggers() -> None:
+    """Keeps PySpark from printing a trace of its own for each error, which we tell in a line."""
+    for name in _LOGGERS:
+        logging.getLogger(name).disabled = True
+
+
+def root_cause(error: BaseException) -> Trouble:
+    """Returns what caused an error, in its own words on one line."""
+    causes = list(_causes(error))
+    if not causes:
+        return _python(error)
+    named = next((row for cause in causes if (row := _suspect(cause)) is not None), None)
+    suspects = () if named is None else (named,)
+    of_data = any(_state(cause).startswith(_OF_DATA) for cause in causes)
+    cause = _telling(causes)
+    said = cause.getMessage() or "(no text)"
+    if _PYTHON in said and (found := _PYTHON_ERROR.findall(said)):
+        kind, text = found[-1]
+        return Trouble(kind, text, of_data, suspects)
+    text = " ".join(said.split()) if _is(cause, _SQL_ERROR) else _first_line(said)
+    files = (_FILE.match(cause.getMessage() or "") for cause in causes)
+    text += next((f" (in {file[1]})" for file in files if file), "")
+    kind = cause.getClass().getSimpleName().removeprefix("Extended")
+    return Trouble(kind, text, of_data, suspects)
+
+
+def _state(cause: Any) -> str:
+    """Returns the five letters and digits by which SQL knows an error; empty if it does not."""
+    if _is(cause, _SQL_ERROR):
+        return cause.getSQLState() or ""
+    match = _SQLSTATE.search(cause.getMessage() or "")
+    return match[1] if match else ""
+
+
+def _python(error: BaseException) -> Trouble:
+    text = str(error)
+    return Trouble(type(error).__name__, _first_line(text) or "(no text)")
+
+
+def _first_line(text: str) -> str:
+    lines = (line.strip() for line in _SQLSTATE.sub("", text).splitlines())
+    return next((line.rstrip(";") for line in lines if line), "")
+
+
+def _causes(error: BaseException) -> Iterator[Any]:
+    """Returns the Java exceptions behind an error, the outermost first."""
+    cause = error.java_exception if isinstance(error, Py4JJavaError) else None
+    if isinstance(error, PySparkException):
+        cause = getattr(error, "_origin", None)
+    while cause is not None:
+        yield cause
+        following = cause.getCause()
+        if following is None and _is(cause, _SQL_ERROR):
+            following = cause.getNextException()
+        cause = following
+
+
+def _telling(causes: list[Any]) -> Any:
+    """Returns the cause that says most: the database's, else one that Spark names."""
+    of_database = [cause for cause in causes if _is(cause, _SQL_ERROR)]
+    own = [cause for cause in of_database if not _is(cause, "java.sql.BatchUpdateException")]
+    if own or of_database:
+        return (own or of_database)[-1]
+    texts = {id(cause): cause.getMessage() or "" for cause in causes}
+    inner = [cause for cause in causes if texts[id(cause)] and not _WRAPPER.match(texts[id(cause)])]
+    named = [cause for cause in inner if _CONDITION.match(texts[id(cause)])]
+    return (named or [*reversed(inner)] or causes)[0]
+
+
+def _suspect(cause: Any) -> int | None:
+    """Returns the row of the batch that a database failed on, if it says so."""
+    if not _is(cause, "java.sql.BatchUpdateException"):
+        return None
+    if found := _ENTRY.search(cause.getMessage() or ""):
+        return int(found[1])
+    counts = list(cause.getUpdateCounts())
+    return counts.index(_EXECUTE_FAILED) if _EXECUTE_FAILED in counts else len(counts)
+
+
+def _is(cause: Any, name: str) -> bool:
+    try:
+        kind = cause.getClass()
+        while kind is not None:
+            if kind.getName() == name:
+                return True
+            kind = kind.getSuperclass()
+    except Py4JError:
+        pass
+    return False

@@ -3,8 +3,8 @@
 A feed: a query on the run's own Spark stores its rows in the vertex's buffer, from where they are
 read like any others. Where a query is, is kept in the state folder, so that a run continues where
 the last one ended. A micro-batch that is run again after a crash stores the same messages under the
-same ids, which the server drops as copies. ``rows`` says how a row becomes a message, ``storing``
-is what the query's tasks do.
+same ids, which the server drops as copies. ``rows`` says how a row becomes a message,
+``Storing`` is what the query's tasks do.
 
 A query that fails is started again after a wait, from where it was; why it failed is kept to be
 shown. A query that ends by itself has read everything there is.
@@ -12,28 +12,217 @@ shown. A query that ends by itself has read everything there is.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
+import json
 import threading
 import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from py4j.protocol import Py4JError
-from pyspark import InheritableThread
+from pyspark import InheritableThread, TaskContext
 
-from ebbflow.connectors.spark.errors import hush, trouble
+from ebbflow.connectors.plans import SparkSourceSettings
 from ebbflow.connectors.spark.rows import as_messages, open_table
-from ebbflow.connectors.spark.session import clone_session
-from ebbflow.connectors.spark.settings import SparkSourceSettings
-from ebbflow.connectors.spark.storing import SCHEMA, Storing, store_on_worker
+from ebbflow.connectors.spark.session import clone_session, root_cause, silence_pyspark_loggers
 from ebbflow.domain.durations import Backoff
-from ebbflow.streams.feed import Spot
+from ebbflow.domain.errors import EbbflowError, MessageTooLarge
+from ebbflow.domain.outcome import DeadLetter
+from ebbflow.engine import frames
+from ebbflow.engine.dead_letter import mark_dead
+from ebbflow.nats.link import Link, worker_link
+from ebbflow.nats.login import Addresses
+from ebbflow.nats.publish import WaitForRoom
+from ebbflow.streams.feed import Buffers, Spot
+from ebbflow.streams.names import Names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+
+SCHEMA = "stored bigint"
+_UNREAD = "unread"
+_IN_FLIGHT = 8
+_LONGEST_ID = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """Where a task stores its rows. ``query`` names a read that is no stream."""
+
+    server: Addresses
+    pipeline: str
+    vertex: str
+    partitions: int
+    largest: int
+    query: str | None = None
+
+
+def store_on_worker(
+    batches: Iterator[pa.RecordBatch], storing: Storing
+) -> Iterator[pa.RecordBatch]:
+    """Called by Spark with the rows of one task; tells how many it has stored."""
+    task = _Task(storing)
+    for batch in batches:
+        task.store(batch)
+    yield pa.RecordBatch.from_pydict({"stored": pa.array([task.rows], pa.int64())})
+
+
+class _Task:
+    def __init__(self, storing: Storing) -> None:
+        self._storing = storing
+        self._link: Link = worker_link(storing.server)
+        self._names = Names(storing.pipeline)
+        self._buffers = Buffers(self._link, self._names, storing.vertex, storing.partitions)
+        self._place, self._number = _place(storing.query)
+        self._given: Collection[str] = ()
+        self.rows = 0
+
+    def store(self, batch: pa.RecordBatch) -> None:
+        """Store rows; returns when all of them are confirmed."""
+        first, self.rows = self.rows, self.rows + batch.num_rows
+        self._given = {"id", "metadata", *batch.schema.names} - {_UNREAD}
+        self._link.run(self._put_all(self._messages(batch, first), first))
+
+    def _messages(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+        count = batch.num_rows
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        values = pc.fill_null(columns.pop("value").cast(pa.binary()), b"")
+        unread = columns.pop(_UNREAD, pa.nulls(count))
+        now = pa.scalar(datetime.now(UTC), frames.TIME)
+        columns["first_seen"] = pa.repeat(now, count)
+        columns["event_time"] = _event_times(columns.get("event_time"), now, unread)
+        dead = self._dead(values, unread)
+        if dead:
+            values = pc.binary_slice(values, 0, self._storing.largest)
+            columns["metadata"] = [
+                mark_dead(dead[row]) if row in dead else None for row in range(count)
+            ]
+        columns["id"] = self._ids(columns.pop("id", pa.nulls(count)), values, first)
+        return frames.batch_of(columns | {"value": values}, count)
+
+    def _dead(self, values: pa.BinaryArray, unread: pa.Array) -> dict[int, DeadLetter]:
+        """Returns the rows that are no messages, and why: none, as a rule."""
+        most = pc.max(pc.binary_length(values)).as_py() or 0
+        if most <= self._storing.largest and unread.null_count == len(unread):
+            return {}
+        letters = {}
+        pairs = zip(values.to_pylist(), unread.to_pylist(), strict=True)
+        for row, (value, why) in enumerate(pairs):
+            if (letter := self._letter(value, why)) is not None:
+                letters[row] = letter
+        return letters
+
+    def _letter(self, value: bytes, why: dict[str, Any] | None) -> DeadLetter | None:
+        size = len(value) if why is None else why["size"]
+        cut = size if size > min(len(value), self._storing.largest) else None
+        if why is not None:
+            error = why["error"] or _not_json(value)
+            return DeadLetter("unreadable row", error, size=cut, unread=True)
+        if cut is not None:
+            error = MessageTooLarge(size, self._storing.largest)
+            return DeadLetter("message too large", f"MessageTooLarge: {error}", size=cut)
+        return None
+
+    def _ids(self, given: pa.Array, values: pa.BinaryArray, first: int) -> pa.Array:
+        """Returns the ids of the rows from the ``first`` of the query on."""
+        if given.null_count == len(given):
+            numbers = pa.array(range(first, first + len(given)), pa.int64()).cast(pa.string())
+            place = f"{self._storing.vertex}-{self._number}"
+            return pc.binary_join_element_wise(place, numbers, "-")
+        pairs = zip(given.to_pylist(), values.to_pylist(), strict=True)
+        ids = [self._id(one, value, row) for row, (one, value) in enumerate(pairs, first)]
+        return pa.array(ids, pa.string())
+
+    def _id(self, given: str | None, value: bytes, row: int) -> str:
+        """As the user says, told apart by content; or where in the query it is."""
+        vertex = self._storing.vertex
+        if given is None:
+            return f"{vertex}-{self._number}-{row}"
+        digest = hashlib.blake2b(given.encode() + b"\0" + value, digest_size=5).hexdigest()
+        return f"{vertex}-{given[:_LONGEST_ID]}-{digest}"
+
+    async def _put_all(self, rows: pa.RecordBatch, first: int) -> None:
+        gate = asyncio.Semaphore(_IN_FLIGHT)
+
+        async def put(frame: pa.RecordBatch, start: int) -> None:
+            async with gate:
+                msg_id = f"{self._place}:{start}:{_content(frame, self._given)}"
+                await self._buffers.put(frame, msg_id, room=WaitForRoom.FOREVER)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for frame in frames.split(rows):
+                    group.create_task(put(frame, first))
+                    first += frame.num_rows
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+
+def _event_times(given: pa.Array | None, now: pa.Scalar, unread: pa.Array) -> pa.Array:
+    """As given, else now; of what could not be read nothing is known, nor does it move time on."""
+    times = pa.nulls(len(unread), frames.TIME) if given is None else given.cast(frames.TIME)
+    times = pc.fill_null(times, now)
+    if unread.null_count == len(unread):
+        return times
+    return pc.if_else(pc.is_null(unread), times, pa.scalar(None, frames.TIME))
+
+
+def _not_json(value: bytes) -> str:
+    """What is wrong with a record of JSON of which Spark could read nothing."""
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        return f"it is no JSON: {error}"
+    if not isinstance(found, dict):
+        return "it is no JSON object"
+    return "something in it is not as the schema says"
+
+
+def _place(query: str | None) -> tuple[str, str]:
+    """A name for the task that it has again when it is replayed, and a short one for ids."""
+    task = TaskContext.get()
+    assert task is not None
+    number = "0"
+    if query is None:
+        query = task.getLocalProperty("sql.streaming.queryId")
+        number = task.getLocalProperty("streaming.sql.batchId") or ""
+    if not query or not number:
+        # Any other id would store everything twice after a crash.
+        raise EbbflowError("Spark does not tell which query and batch this task is of")
+    partition = task.partitionId()
+    return f"{query}:{number}:{partition}", f"{number}-{partition}"
+
+
+def _content(frame: pa.RecordBatch, given: Collection[str]) -> str:
+    """A hash of what the query gave; what was added, as the time, is another each time."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(given):
+        for piece in _bytes_of(frame.column(name)):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _bytes_of(column: pa.Array) -> Iterator[bytes | pa.Buffer | memoryview]:
+    """Yields what tells the column from any other; nothing of what lies in memory beside it."""
+    if column.null_count == len(column):
+        yield b"null"
+    elif pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+        # The lengths make the boundaries part of it, and tell nothing from an empty value.
+        yield pc.fill_null(pc.binary_length(column), -1).buffers()[1]
+        yield frames.join_bytes(pc.fill_null(column, b"" if column.type == pa.binary() else ""))
+    else:
+        yield repr(column.to_pylist()).encode("utf-8", "surrogatepass")
+
 
 _WAITS = Backoff(interval=500, factor=2.0, cap=30_000)
 # A query that has run for so long before it failed starts over with the shortest wait.
@@ -70,7 +259,7 @@ class SparkFeed:
 
     def start(self) -> None:
         """Begins; ``SetupError`` when there is nothing to read or an expression does not work."""
-        hush()
+        silence_pyspark_loggers()
         spark = clone_session(self._spot.spark, _SETTINGS)
         table = open_table(spark, self._settings, self._spot.vertex)
         self._rows = as_messages(table, self._settings, self._spot.vertex)
@@ -102,7 +291,7 @@ class SparkFeed:
             except Exception as error:
                 if self._stopping.is_set():
                     return
-                cause = trouble(error)
+                cause = root_cause(error)
                 text = self._settings.format.without_secrets(cause.text)
                 self._failure = f"{cause.kind}: {text}"
                 failures = 1 if time.monotonic() - began > _STEADY else failures + 1

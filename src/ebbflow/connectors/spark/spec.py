@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator, StrictBool, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from ebbflow.connectors.plans import SparkSink
+from ebbflow.connectors.base import SinkSection, SourceSection, sink, source
+from ebbflow.connectors.plans import Format, SparkSink, SparkSinkSettings, SparkSourceSettings
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.connectors.schema.secret import SecretRef
-from ebbflow.connectors.section import SinkSection, SourceSection
-from ebbflow.connectors.spark.settings import Format, SparkSinkSettings, SparkSourceSettings
 
 if TYPE_CHECKING:
     from ebbflow.streams.feed import FeedPlan
@@ -99,6 +98,7 @@ class Trigger(Section):
         return self
 
 
+@source("spark", feeds=True)
 class SparkSourceSpec(SparkSection, SourceSection):
     """Rows of any format; each is a message. ``stream: false`` reads them once, as they are now."""
 
@@ -139,20 +139,17 @@ class SparkSourceSpec(SparkSection, SourceSection):
     def settings(self, where: str) -> SparkSourceSettings:
         """Returns what to read and how; ``where`` says whose the secrets are."""
         every = self.trigger.processing_time if self.trigger else None
-        return SparkSourceSettings(
+        return self.freeze(
+            where,
+            SparkSourceSettings,
             format=self.read_format(where),
             schema=self.schema_,
-            stream=self.stream,
             every=None if every is None else every / 1000,
             available_now=self.trigger is not None and self.trigger.available_now,
-            value=self.value,
-            keys=self.keys,
-            event_time=self.event_time,
-            id=self.id,
-            headers=tuple(self.headers.items()),
         )
 
 
+@sink("spark", batched=True)
 class SparkSinkSpec(SparkSection, SinkSection):
     """Messages as rows of any format, appended in batches."""
 
@@ -166,13 +163,8 @@ class SparkSinkSpec(SparkSection, SinkSection):
         default=(), description="columns by which files are put into folders"
     )
 
-    def plan(self, retried: bool) -> SparkSink:
+    def plan(self) -> SparkSink:
         """Returns where batches are written, with all secrets read."""
-        settings = SparkSinkSettings(
-            format=self.read_format("the Spark sink"),
-            mode=self.mode,
-            schema=self.schema_,
-            columns=tuple(self.columns.items()),
-            partition_by=self.partition_by,
-        )
-        return SparkSink(settings)
+        where = "the Spark sink"
+        format = self.read_format(where)
+        return SparkSink(self.freeze(where, SparkSinkSettings, format=format, schema=self.schema_))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from ebbflow.connectors.spark.errors import hush, trouble
+from ebbflow.connectors.spark.session import root_cause, silence_pyspark_loggers
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.spark.audit.reading import AuditResult, AuditTables, in_utc, read_format, read_table
 from ebbflow.spark.session import open_local_session
@@ -30,7 +30,7 @@ _LETTERS = (
 def open_query(audit: AuditTables) -> Iterator[Callable[[str], AuditResult]]:
     """Opens Spark with the views; what it gives runs a query."""
     with ExitStack() as opened, open_local_session("sql") as spark, _explained():
-        hush()
+        silence_pyspark_loggers()
         spark.conf.set("spark.sql.session.timeZone", "UTC")
         spark.conf.set("spark.sql.shuffle.partitions", "4")
         scratch = Path(opened.enter_context(TemporaryDirectory(prefix="ebbflow-audit-")))
@@ -75,4 +75,4 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        raise EbbflowError(f"The query does not work: {trouble(error).sentence}") from None
+        raise EbbflowError(f"The query does not work: {root_cause(error).sentence}") from None

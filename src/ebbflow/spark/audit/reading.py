@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ebbflow.connectors.plans import FILE_FORMATS, Format
 from ebbflow.connectors.schema.secret import SecretRef
-from ebbflow.connectors.spark.settings import FILE_FORMATS, Format
 from ebbflow.domain.errors import SetupError
 from ebbflow.engine.audit import PLAIN_TABLE
 from ebbflow.spark.audit.files import WAITING, TableFiles, local_folder, merge_files, plain_ddl

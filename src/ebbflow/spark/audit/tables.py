@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.errors import PySparkException
 
-from ebbflow.connectors.spark.errors import trouble
-from ebbflow.connectors.spark.session import clone_session, find_format
-from ebbflow.connectors.spark.settings import FILE_FORMATS, Format
+from ebbflow.connectors.plans import FILE_FORMATS, Format
+from ebbflow.connectors.spark.session import clone_session, find_format, root_cause
 from ebbflow.domain.errors import SetupError, SparkError
 from ebbflow.spark.audit.files import (
     ASIDE,
@@ -246,7 +245,7 @@ def _ending(part: str) -> str:
 
 
 def _explain(error: PySparkException) -> tuple[str, str]:
-    why = trouble(error)
+    why = root_cause(error)
     return why.kind, why.text
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark import InheritableThread
 
-from ebbflow.connectors.spark.errors import hush
+from ebbflow.connectors.spark.session import silence_pyspark_loggers
 from ebbflow.domain.durations import Backoff
 from ebbflow.spark.audit.files import BatchRows, BatchSpan
 from ebbflow.spark.audit.tables import AuditTable, open_table
@@ -189,7 +189,7 @@ class AuditWriter:
         batch = self._ask(self._stream.begin_batch())
         if batch is None:
             return False
-        hush()
+        silence_pyspark_loggers()
         group = f"ebbflow/{self._rows_of[1]}/audit"
         self._spark.sparkContext.setJobGroup(group, f"audit table, {batch.name}")
         self._table.write(BatchRows(*self._rows_of, batch))

@@ -32,8 +32,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType
 
 from ebbflow.connectors.plans import SparkSink
-from ebbflow.connectors.spark.errors import trouble
-from ebbflow.connectors.spark.session import find_format
+from ebbflow.connectors.spark.session import find_format, root_cause
 from ebbflow.domain.errors import CallTimeout, ContractViolation, MessageTooLarge, SetupError
 from ebbflow.engine.isolation import Trouble
 from ebbflow.runtime.plan import DataFrameMap, SinksPlan, SqlMap, VertexPlan
@@ -137,7 +136,7 @@ class Query:
             raise self._refusal(error) from None
 
     def _refusal(self, error: Exception) -> SetupError:
-        failure = trouble(error)
+        failure = root_cause(error)
         if self._sql is not None:
             return SetupError(
                 f"The SQL of {self._vertex} cannot work: {failure.sentence}", "Correct it."
@@ -173,7 +172,7 @@ class Query:
     @staticmethod
     def explain_failure(error: Exception) -> Trouble:
         """Returns what an attempt failed of."""
-        return trouble(error)
+        return root_cause(error)
 
     @staticmethod
     def suspects(rows: DataFrame) -> list[int]:
@@ -280,7 +279,7 @@ class Write:
             parsed = self._parse(messages(no_messages(self._spark)))
         except Exception as error:
             raise SetupError(
-                f"The schema of {self._vertex} cannot be used: {trouble(error).sentence}",
+                f"The schema of {self._vertex} cannot be used: {root_cause(error).sentence}",
                 "Correct it.",
             ) from None
         for name, expression in self._settings.columns:
@@ -289,7 +288,7 @@ class Write:
             except Exception as error:
                 raise SetupError(
                     f"Column {name} of {self._vertex} cannot be {expression!r}: "
-                    f"{trouble(error).sentence}",
+                    f"{root_cause(error).sentence}",
                     "Correct it.",
                 ) from None
 
@@ -312,7 +311,7 @@ class Write:
 
     def explain_failure(self, error: Exception) -> Trouble:
         """Returns what an attempt failed of, without the secrets of the format."""
-        failure = trouble(error)
+        failure = root_cause(error)
         return replace(failure, text=self._settings.format.without_secrets(failure.text))
 
     def suspects(self, rows: DataFrame) -> list[int]:

@@ -22,8 +22,7 @@ from nats.aio.msg import Msg
 from pyspark import InheritableThread
 
 from ebbflow.connectors.plans import BlackholeSink
-from ebbflow.connectors.spark.errors import hush
-from ebbflow.connectors.spark.session import clone_session, leaving_active
+from ebbflow.connectors.spark.session import clone_session, leaving_active, silence_pyspark_loggers
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import SparkError, Unavailable
 from ebbflow.domain.outcome import Counts
@@ -63,7 +62,7 @@ _SETTINGS = {
 
 def check_batches(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
     """Raises ``SetupError`` if the SQL, function or columns of a vertex cannot work."""
-    hush()
+    silence_pyspark_loggers()
     with leaving_active(spark):
         for plan in plans:
             if plan.streams.batched:
@@ -78,7 +77,7 @@ def run_batches(
     spark: SparkSession, plan: VertexPlan, epoch: int, seconds: float, stopping: threading.Event
 ) -> None:
     """Works through the batches of a vertex for an epoch; its own driver thread calls this."""
-    hush()
+    silence_pyspark_loggers()
     deadline = time.monotonic() + seconds
     failures: list[BaseException] = []
 

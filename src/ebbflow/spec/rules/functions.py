@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, get_args
 
-from ebbflow.connectors.user_code.spec import Bound, CodeSection, UserSinkSpec
+from ebbflow.connectors.user_code import Bound, CodeSection, UserSinkSpec
 from ebbflow.domain.code import Code, SinkMode
 from ebbflow.domain.errors import TargetError
 from ebbflow.numaflow.pynumaflow.recognition import Place, Recognised, Surface, recognise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ebbflow.connectors.registry import SINKS, SOURCES
+from ebbflow.connectors.base import SINKS, SOURCES
 from ebbflow.connectors.serving.spec import ServeSinkSpec
 from ebbflow.spec.kinds import ServingPipelineSpec
 from ebbflow.spec.model import PipelineSpec, Spec, Vertex

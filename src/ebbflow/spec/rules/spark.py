@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ebbflow.connectors.spark.settings import FILE_FORMATS
+from ebbflow.connectors.plans import FILE_FORMATS
 from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec, Vertex
 from ebbflow.spec.sections import SinkSpec, Udf
 from ebbflow.spec.validate import FieldPath, Finding

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.connectors.registry import SINKS_NOT_YET, SOURCES_NOT_YET
-from ebbflow.connectors.user_code.spec import CodeSection
+from ebbflow.connectors.user_code import CodeSection
 from ebbflow.spec.model import (
     MonoVertexBody,
     MonoVertexSpec,
@@ -180,7 +180,8 @@ def _code_of(
 
 def _one_kind(section: OneOf, path: FieldPath) -> Iterator[Finding]:
     if not section.kinds:
-        offered = [kind for kind in section.KINDS if kind not in section.NOT_YET]
+        unusable = section.unusable()
+        offered = [kind for kind in section.KINDS if kind not in unusable]
         yield Finding("EB207", f"'{path[-1]}' needs one of {', '.join(offered)}", path)
     if len(section.kinds) > 1:
         message = f"'{path[-1]}' can be only one of {join_names(section.kinds)}"

@@ -25,7 +25,6 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import NackOptions, RowResponse
 from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outage import away_row
 
 _VARIABLES = {
     "pipeline": "NUMAFLOW_PIPELINE_NAME",
@@ -45,14 +44,12 @@ _NO_LINE = RowResponse.nack(
 class FileSettings:
     """A file and its form. ``path`` may have ``{pipeline}``, ``{vertex}`` and ``{partition}``.
 
-    A file that has reached ``max_bytes`` is set aside under its name with a number. ``retried`` if
-    the sink has a retry strategy.
+    A file that has reached ``max_bytes`` is set aside under its name with a number.
     """
 
     path: str
     format: str = "lines"
     max_bytes: int | None = None
-    retried: bool = False
 
 
 class FileSink:
@@ -76,7 +73,7 @@ class FileSink:
             self._append(lines)
         except OSError as error:
             why = f"{self._path()}: {error.strerror}"
-            answer = away_row(why, retried=self._settings.retried)
+            answer = RowResponse.unavailable(why)
             return dict.fromkeys(range(batch.num_rows), answer)
         return dict.fromkeys(refused, _NO_LINE)
 

@@ -8,11 +8,11 @@ from typing import ClassVar, cast
 
 from pydantic import Field, PrivateAttr
 
+from ebbflow.connectors.base import SinkSection, SourceSection, require_extra, sink, source
 from ebbflow.connectors.plans import Pulled, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.container import Container, Program
 from ebbflow.connectors.schema.fields import Section
-from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.domain.code import Code, Mode, SinkMode
 from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan, check_docker
 from ebbflow.numaflow.pynumaflow.recognition import Place
@@ -118,6 +118,7 @@ class CodeSection(Section):
         return tuple(dict(pair for variables in read for pair in variables).items())
 
 
+@source("udsource", returns=True)
 class UserSourceSpec(CodeSection, SourceSection):
     """A class of the user's that is asked for messages."""
 
@@ -128,6 +129,7 @@ class UserSourceSpec(CodeSection, SourceSection):
         return Pulled(self.code, self.variables)
 
 
+@sink("udsink", answers=True)
 class UserSinkSpec(CodeSection, SinkSection):
     """A function or class of the user's that is called with messages."""
 
@@ -137,9 +139,9 @@ class UserSinkSpec(CodeSection, SinkSection):
         description="what one call gets, and how it answers: [sinks](../guides/sinks.md#columns)",
     )
 
-    def plan(self, retried: bool) -> UserSink:
+    def plan(self) -> UserSink:
         """Returns the user's code."""
         # Lint has refused a mode that is not for sinks.
         mode = cast("SinkMode", self.call_mode)
         rows = BATCH_ROWS if self.in_process is None else None
-        return UserSink(self.code, mode, rows, self.variables)
+        return UserSink(self.code, mode, rows, self.variables, strategy_decides=False)

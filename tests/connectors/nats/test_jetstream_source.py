@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ebbflow.connectors.jetstream import spec
-from ebbflow.connectors.jetstream.durable import Durable
-from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
+from ebbflow.connectors.nats import spec
+from ebbflow.connectors.nats.durable import Durable
+from ebbflow.connectors.nats.jetstream_source import JetStreamSettings, JetStreamSource
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.source import NackOffset, SourceMessage
@@ -136,9 +136,9 @@ def test_a_read_waits_for_the_first_message_and_returns_with_what_is_there(strea
 
 
 def test_large_messages_arrive_within_the_bounds_of_memory(stream, source, monkeypatch):
-    monkeypatch.setattr("ebbflow.connectors.jetstream.source._MOST_BYTES", 4_000_000)
+    monkeypatch.setattr("ebbflow.connectors.nats.jetstream_source._MOST_BYTES", 4_000_000)
     monkeypatch.setattr(
-        "ebbflow.connectors.jetstream.source._ANSWER_BYTES", 1
+        "ebbflow.connectors.nats.jetstream_source._ANSWER_BYTES", 1
     )  # twice the largest message
     stream.fill([b"x" * 1_000_000 for _ in range(12)])
     reading = source()

@@ -2,8 +2,8 @@
 
 The consumer is the one record of what is done: messages are acknowledged, and nacked with exactly
 the delay asked for, by JetStream's own means, so that NATS' tools show what is. Each such word is
-repeated until the server has confirmed it. As long as a message is in hand the server is told so,
-well before it would give it to somebody else; what is still in hand at the end is given back.
+repeated until the server has confirmed it. As long as a message is in flight the server is told so,
+well before it would give it to somebody else; what is still in flight at the end is given back.
 Several partitions are several processes on the same consumer.
 
 Messages arrive, are handed on and are acknowledged in bulk. The source asks ahead: while the vertex
@@ -17,18 +17,18 @@ import concurrent.futures
 import contextlib
 import json
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, ParamSpec, TypeVar
 
 import nats.errors
 import pyarrow as pa
 
-from ebbflow.connectors.jetstream.durable import Durable, confirm
-from ebbflow.connectors.jetstream.hand import Hand, write_offsets
-from ebbflow.connectors.nats.connection import not_allowed, outside_link
-from ebbflow.connectors.nats.messages import to_source_columns
+from ebbflow.connectors.nats.durable import Durable, confirm
+from ebbflow.connectors.nats.messages import not_allowed, outside_link, to_source_columns
 from ebbflow.domain.errors import AccessError, EbbflowError, JetStreamUnavailable, SetupError
 from ebbflow.domain.source import NackOffset, Source
 from ebbflow.nats import api
@@ -54,9 +54,9 @@ _PAUSE = 0.1
 _LOOK = 2.0
 # A request ends after so long without a message, and is made again.
 _EXPIRES = 5.0
-# Asked for at once, and in hand at once: the read-ahead of a vertex is counted in messages only.
+# Asked for at once, and in flight at once: the read-ahead of a vertex is counted in messages only.
 _MANY, _AHEAD = 100, 4_000
-_MOST_IN_HAND = 40_000
+_MOST_IN_FLIGHT = 40_000
 _MOST_BYTES = 128 * 1024 * 1024
 _ANSWER_BYTES = 16 * 1024 * 1024
 # Calls of ``ack`` and ``nack`` that may wait for the server before the next one waits for them.
@@ -85,7 +85,7 @@ class JetStreamSource(Source):
 
     def _forget(self) -> None:
         """Forgets what a lost consumer gave: the next one gives it again."""
-        self._hand = Hand()
+        self._in_flight = InFlightMessages()
         self._arrived: deque[Deliveries] = deque()
         self._unconfirmed: deque[concurrent.futures.Future[None]] = deque()
         self._unread = self._wanted = 0
@@ -142,7 +142,7 @@ class JetStreamSource(Source):
     @property
     def exhausted(self) -> bool:
         """``True`` if all that is in the stream is acknowledged, by all partitions."""
-        if self._hand:
+        if self._in_flight:
             return False
         try:
             info = self._run(self._read_info)
@@ -151,7 +151,7 @@ class JetStreamSource(Source):
         return not info["num_pending"] and not info["num_ack_pending"]
 
     def close(self) -> None:
-        """Gives back what is in hand, so that it comes again at once and not after the ack wait."""
+        """Gives back what is in flight: it is redelivered at once, not after the ack wait."""
         with contextlib.suppress(nats.errors.Error, EbbflowError, TimeoutError):
             self._wait_for_confirmations(0)
             self._run(self._end)
@@ -246,7 +246,7 @@ class JetStreamSource(Source):
         await self._pull.close()
         await client.flush(5)
         if client.is_connected:
-            client.send(_say_to_all(self._hand.all_replies(), b"-NAK"))
+            client.send(_say_to_all(self._in_flight.all_replies(), b"-NAK"))
             await client.flush(5)
 
     # --- what arrives -----------------------------------------------------------------------------
@@ -275,12 +275,12 @@ class JetStreamSource(Source):
 
     def _room_for(self) -> int:
         """Returns how many messages may be asked for."""
-        if self._hand.size >= _MOST_BYTES:
+        if self._in_flight.size >= _MOST_BYTES:
             return 0
-        return min(self._wanted - self._unread, _MOST_IN_HAND - len(self._hand))
+        return min(self._wanted - self._unread, _MOST_IN_FLIGHT - len(self._in_flight))
 
     async def _ask(self) -> None:
-        """Sends one request; it ends when there is no more at hand, or nothing came in time."""
+        """Sends one request; it ends when there is no more there, or nothing came in time."""
         bounds = self._bounds
         request = PullRequest(
             batch=min(self._room_for(), bounds["batch"]),
@@ -308,7 +308,7 @@ class JetStreamSource(Source):
                 raise SetupError(f"NATS refused to give messages: {status.text}.")
 
     def _receive(self, deliveries: Deliveries) -> None:
-        new = self._hand.take(deliveries)
+        new = self._in_flight.take(deliveries)
         self._unread += len(new)
         self._arrived.append(new)
         self._arrival.set()
@@ -318,14 +318,14 @@ class JetStreamSource(Source):
     async def _confirm(
         self, offsets: Sequence[bytes], words: Sequence[bytes], at_once: bool
     ) -> None:
-        """Says a word about each message that is in hand, which then is so no longer.
+        """Says a word about each message that is in flight, which then is so no longer.
 
         A nacked one goes ``at_once``: it may be here again before the server has confirmed its
-        nack, and would be taken for the delivery that is in hand.
+        nack, and would be taken for the delivery that is in flight.
         """
-        rows = [row for row, offset in enumerate(offsets) if offset in self._hand]
+        rows = [row for row, offset in enumerate(offsets) if offset in self._in_flight]
         held = [offsets[row] for row in rows]
-        replies = self._hand.find_replies(held)
+        replies = self._in_flight.find_replies(held)
         if at_once:
             self._let_go(held)
         await confirm(self._link.client, replies, [words[row] for row in rows], _CONFIRM)
@@ -333,15 +333,15 @@ class JetStreamSource(Source):
             self._let_go(held)
 
     def _let_go(self, offsets: Sequence[bytes]) -> None:
-        self._hand.let_go(offsets)
+        self._in_flight.let_go(offsets)
         self._room.set()
 
     async def _keep(self, ack_wait: float) -> None:
-        """Tells the server again and again what is still in hand, in time for a second attempt."""
+        """Tells the server again and again what is in flight, in time for a second attempt."""
         client = self._link.client
         while True:
             await asyncio.sleep(ack_wait / 4)
-            for replies in self._hand.find_silent(ack_wait / 4) if client.is_connected else ():
+            for replies in self._in_flight.find_silent(ack_wait / 4) if client.is_connected else ():
                 client.send(_say_to_all(replies, b"+WPI"))
 
 
@@ -360,3 +360,90 @@ def _say_to_all(replies: Sequence[bytes], word: bytes) -> bytes:
 
 def _format_nak(delay: int | None) -> bytes:
     return b"-NAK " + json.dumps({"delay": delay * 1_000_000}).encode() if delay else b"-NAK"
+
+
+# --- messages in flight ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _HeldBatch:
+    """Messages that arrived together: their bytes, how many are in flight, the last sign."""
+
+    offsets: list[bytes]
+    size: int
+    in_flight: int
+    since: float
+
+
+class InFlightMessages:
+    """The messages that the vertex has and that are not settled. Used on the link's loop.
+
+    ``size`` is in bytes; a batch counts until all of it is gone.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._held: dict[bytes, tuple[bytes, _HeldBatch]] = {}
+        self._batches: deque[_HeldBatch] = deque()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, offset: bytes) -> bool:
+        return offset in self._held
+
+    def take(self, deliveries: Deliveries) -> Deliveries:
+        """Returns the messages that were not in flight already; they are now."""
+        offsets = write_offsets(deliveries)
+        if not self._held.keys().isdisjoint(offsets):
+            deliveries = self._without_held(deliveries, offsets)
+            offsets = write_offsets(deliveries)
+        size, replies = sum(deliveries.parcel.sizes()), deliveries.parcel.replies
+        batch = _HeldBatch(offsets, size, len(offsets), time.monotonic())
+        self._held.update(zip(offsets, zip(replies, repeat(batch), strict=False), strict=True))
+        self._batches.append(batch)
+        self.size += size
+        return deliveries
+
+    def _without_held(self, deliveries: Deliveries, offsets: Sequence[bytes]) -> Deliveries:
+        """Returns those that are not in flight; the others were not kept in time, and continue."""
+        rows: list[int] = []
+        for row, offset in enumerate(offsets):
+            if held := self._held.get(offset):
+                # From now on the server takes words about the new delivery only.
+                self._held[offset] = deliveries.parcel.replies[row], held[1]
+            else:
+                rows.append(row)
+        return deliveries.pick(rows)
+
+    def find_replies(self, offsets: Sequence[bytes]) -> list[bytes]:
+        """Returns where the answers to messages in flight go."""
+        return [self._held[offset][0] for offset in offsets]
+
+    def all_replies(self) -> list[bytes]:
+        """Returns where the answers to all messages go."""
+        return [reply for reply, _ in self._held.values()]
+
+    def let_go(self, offsets: Sequence[bytes]) -> None:
+        """Forgets messages; some may be gone already, because they were answered twice."""
+        held = [self._held.pop(offset) for offset in offsets if offset in self._held]
+        for _, batch in held:
+            batch.in_flight -= 1
+            if not batch.in_flight:
+                self.size -= batch.size
+        while self._batches and not self._batches[0].in_flight:
+            self._batches.popleft()
+
+    def find_silent(self, seconds: float) -> Iterator[list[bytes]]:
+        """Yields the replies of each batch of which there was no sign for so long; this is one."""
+        now = time.monotonic()
+        for batch in list(self._batches):
+            if batch.in_flight and now - batch.since > seconds:
+                batch.since = now
+                held = [self._held[offset] for offset in batch.offsets if offset in self._held]
+                yield [reply for reply, owner in held if owner is batch]
+
+
+def write_offsets(deliveries: Deliveries) -> list[bytes]:
+    """Returns the offsets of messages: the stream's sequences, as text."""
+    return [b"%d" % seq for seq in deliveries.seqs]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.connectors.generator import source as generator
-from ebbflow.connectors.generator.source import GeneratorInlet, GeneratorPlan
+from ebbflow.connectors import generator
+from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
 from ebbflow.engine.position import Mark
 
 

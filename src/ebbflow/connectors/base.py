@@ -1,0 +1,214 @@
+"""What every connector is made of: a section of a spec, its plan, and its place in the tables.
+
+A connector is a class of fields, ``SourceSection`` or ``SinkSection``, with ``@source("name")`` or
+``@sink("name")`` above it. Lint reads the fields. The driver asks a section for its plan once, when
+a run begins. That is when ``freeze`` reads secrets and ``require_extra`` looks for optional
+packages, so whoever starts a pipeline learns of mistakes at once. A section imports its client only
+then: lint needs no clients. Workers get plans. Where the section has a module of its own, they need
+neither that nor pydantic.
+
+Lint, planner, provisioning, permissions, builders and reference pages read the tables ``SOURCES``
+and ``SINKS`` and name no kind themselves. ``registry`` fills them, also with what other packages
+ship.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from ebbflow.connectors.plans import Pulled, Settings, UserSink
+from ebbflow.connectors.schema.fields import Section, is_duration
+from ebbflow.connectors.schema.secret import SecretRef
+from ebbflow.domain.errors import SetupError
+
+if TYPE_CHECKING:
+    from ebbflow.connectors.generator import GeneratorPlan
+    from ebbflow.connectors.plans import SinkPlan
+    from ebbflow.streams.feed import FeedPlan
+
+__all__ = [
+    "SINKS",
+    "SOURCES",
+    "ConnectorSection",
+    "Pulled",
+    "Settings",
+    "SinkKind",
+    "SinkSection",
+    "SourceKind",
+    "SourceSection",
+    "UserSink",
+    "require_extra",
+    "sink",
+    "source",
+]
+
+T = TypeVar("T")
+
+
+# --- sections -----------------------------------------------------------------------------------
+
+
+class ConnectorSection(Section):
+    """The fields of a connector, which become plain settings for workers."""
+
+    @overload
+    def freeze(self, whose: str, /, **computed: Any) -> Settings: ...
+
+    @overload
+    def freeze(self, whose: str, into: type[T], /, **computed: Any) -> T: ...
+
+    def freeze(self, whose: str, into: Any = Settings, /, **computed: Any) -> Any:
+        """Returns the fields as plain data that workers read without pydantic.
+
+        Secrets are read, durations are seconds, lists are tuples, mappings are tuples of pairs, and
+        sections are ``Settings``. ``whose`` names the connector in errors about secrets, as in "the
+        sqlite sink". ``computed`` are values in place of those of fields, or next to them. ``into``
+        is a dataclass, which gets the fields that it has too.
+        """
+        names = type(self).model_fields.keys() - computed.keys()
+        if into is not Settings:
+            names &= {field.name for field in fields(into)}
+        return into(**_freeze_fields(self, whose, names), **computed)
+
+
+class SourceSection(ConnectorSection):
+    """The fields of one kind of source."""
+
+    def plan(self, pipeline: str, vertex: str) -> GeneratorPlan | Pulled | FeedPlan:
+        """Returns what the vertex reads from. The driver calls it; ``SetupError`` ends the run."""
+        raise NotImplementedError
+
+
+class SinkSection(ConnectorSection):
+    """The fields of one kind of sink."""
+
+    def plan(self) -> SinkPlan:
+        """Returns what the vertex writes with. The driver calls it; ``SetupError`` ends the run."""
+        raise NotImplementedError
+
+
+def _freeze_fields(section: Section, whose: str, names: Collection[str]) -> dict[str, Any]:
+    return {
+        name: _freeze(getattr(section, name), f"the {field.alias or name} of {whose}", field)
+        for name, field in type(section).model_fields.items()
+        if name in names
+    }
+
+
+def _freeze(value: Any, what: str, field: Any = None) -> Any:
+    if isinstance(value, SecretRef):
+        return value.read(what)
+    if isinstance(value, Section):
+        return Settings(**_freeze_fields(value, what, type(value).model_fields))
+    if isinstance(value, Mapping):
+        return tuple((key, _freeze(item, what)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(item, what) for item in value)
+    return value / 1000 if isinstance(value, int) and field and is_duration(field) else value
+
+
+# --- kinds --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKind:
+    """A kind of source: its section, and how its messages come to the vertex.
+
+    ``feeds`` if a feed on the driver stores them in the vertex's own buffer first. ``returns`` if
+    nacked messages may go back to the outside system, which a ledger then records. ``remembers`` if
+    the ids that senders gave are written down, to recognise copies. ``serves`` if each message is a
+    request whose caller waits for answers: all vertices of the pipeline then write down what became
+    of every message. With none of these the vertex's task makes the messages itself.
+    """
+
+    section: type[SourceSection]
+    feeds: bool = False
+    returns: bool = False
+    remembers: bool = False
+    serves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SinkKind:
+    """A kind of sink: its section. ``batched`` if Spark writes whole batches of its messages.
+
+    ``answers`` if it can answer a request.
+    """
+
+    section: type[SinkSection]
+    batched: bool = False
+    answers: bool = False
+
+
+SOURCES: dict[str, SourceKind] = {}
+"""Every kind of source by its name in a spec."""
+
+SINKS: dict[str, SinkKind] = {}
+"""Every kind of sink by its name in a spec."""
+
+Source = TypeVar("Source", bound=SourceSection)
+Sink = TypeVar("Sink", bound=SinkSection)
+Kind = TypeVar("Kind", SourceKind, SinkKind)
+
+
+def source(
+    name: str,
+    *,
+    feeds: bool = False,
+    returns: bool = False,
+    remembers: bool = False,
+    serves: bool = False,
+) -> Callable[[type[Source]], type[Source]]:
+    """Registers the section below as a kind of source; see ``SourceKind`` for the options."""
+
+    def register(section: type[Source]) -> type[Source]:
+        _register(SOURCES, "source", name, SourceKind(section, feeds, returns, remembers, serves))
+        return section
+
+    return register
+
+
+def sink(
+    name: str, *, batched: bool = False, answers: bool = False
+) -> Callable[[type[Sink]], type[Sink]]:
+    """Registers the section below as a kind of sink; see ``SinkKind`` for the options."""
+
+    def register(section: type[Sink]) -> type[Sink]:
+        _register(SINKS, "sink", name, SinkKind(section, batched, answers))
+        return section
+
+    return register
+
+
+def _register(table: dict[str, Kind], role: str, name: str, kind: Kind) -> None:
+    """Adds a kind; ``SetupError`` names both packages if another connector has its name."""
+    there = table.get(name)
+    if there is not None and _place_of(there.section) != _place_of(kind.section):
+        one, other = (_place_of(each.section) for each in (there, kind))
+        raise SetupError(
+            f"Two {role}s are called {name}: {one} and {other}.", "Give one of them another name."
+        )
+    table[name] = kind
+
+
+def _place_of(section: type[Section]) -> str:
+    package = section.__module__.partition(".")[0]
+    return f"{section.__module__}.{section.__qualname__} of the package {package}"
+
+
+# --- optional packages --------------------------------------------------------------------------
+
+
+def require_extra(who: str, extra: str, *packages: str) -> None:
+    """Raises ``SetupError`` that names the extra to install if one of its packages is missing."""
+    for package in packages:
+        try:
+            import_module(package)
+        except ModuleNotFoundError:
+            raise SetupError(
+                f"{who} needs a package that is not installed.",
+                f"Run: pip install 'ebbflow[{extra}]'",
+            ) from None

@@ -1,1 +1,0 @@
-"""JetStream streams of the user's own as a source and as a sink."""

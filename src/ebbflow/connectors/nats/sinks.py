@@ -1,0 +1,108 @@
+"""The sinks that publish to NATS: to a subject, or to the stream that has the subject.
+
+OK of ``NatsSink`` means that the server has the message; whether anybody listens is not known. OK
+of ``JetStreamSink`` means that the stream has stored it, once.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from typing import ClassVar
+
+import nats.errors
+import pyarrow as pa
+
+from ebbflow.connectors.nats.messages import PublishSettings, outside_link, renew_link
+from ebbflow.domain.errors import AccessError, PermanentPublishError, PublishError, SetupError
+from ebbflow.domain.message import RowResponse
+from ebbflow.nats.bulk import publish_all
+from ebbflow.nats.publish import PublishRetry, WaitForRoom
+from ebbflow.nats.wire import Publishes
+
+
+class _Publishing:
+    """A sink with one connection, for as long as its worker serves the vertex."""
+
+    NAME: ClassVar[str]
+
+    def __init__(self, settings: PublishSettings) -> None:
+        self._settings = settings
+
+    def open(self) -> None:
+        """Connects; ``SetupError`` when that cannot be done."""
+        self._link = outside_link(self._settings.server, self.NAME)
+
+    def close(self) -> None:
+        """Ends the connection; the server has seen everything before."""
+        self._link.close()
+
+    def __call__(self, rows: pa.RecordBatch) -> dict[int, RowResponse] | None:
+        """Publishes all rows; returns when each is confirmed or has its reason why not."""
+        try:
+            self._link = renew_link(self._link, self.NAME)
+        except SetupError as error:
+            return dict.fromkeys(range(rows.num_rows), RowResponse.unavailable(str(error)))
+        outbound = self._settings.outgoing(rows, self._link.client.max_payload)
+        return outbound.answer(self._link.run(self._publish(outbound.messages)))
+
+    async def _publish(self, messages: Publishes) -> dict[int, RowResponse]:
+        """Returns the answers for messages that are not published, by their number."""
+        raise NotImplementedError
+
+
+class NatsSink(_Publishing):
+    """Publishes each message with its headers and its keys."""
+
+    NAME = "nats sink"
+
+    async def _publish(self, messages: Publishes) -> dict[int, RowResponse]:
+        try:
+            denied = await self._send(messages)
+        except (nats.errors.Error, OSError) as error:
+            trouble = f"NATS at {self._settings.server} did not take it: {error or type(error)}"
+            return dict.fromkeys(range(len(messages)), RowResponse.unavailable(trouble))
+        return {
+            number: RowResponse.failure(f"the login may not publish to {subject.decode()}")
+            for number, subject in enumerate(messages.subjects if denied else ())
+            if subject.decode() in denied
+        }
+
+    async def _send(self, messages: Publishes) -> set[str]:
+        """Sends them; returned are the subjects that the login may not publish to."""
+        client, denied = self._link.client, set[str]()
+        if not client.is_connected:  # it would be kept in the client, and come as a copy later
+            raise nats.errors.Error("there is no connection")
+
+        def hear(error: AccessError) -> None:
+            denied.add(error.subject)
+
+        with ExitStack() as stack:
+            for subject in set(messages.subjects):
+                stack.callback(client.when_denied(subject.decode(), hear))
+            client.send(messages.encode_unanswered())
+            await client.flush(math.ceil(self._settings.ack_wait))
+        return denied
+
+
+class JetStreamSink(_Publishing):
+    """Publishes each message with its id, its headers and its keys; all of a chunk at once."""
+
+    NAME = "jetstream sink"
+
+    def __init__(self, settings: PublishSettings) -> None:
+        super().__init__(settings)
+        # Sent again for as long as there is time: after silence, without a leader, without room.
+        self._retry = PublishRetry(attempts=-1, ack_wait=settings.ack_wait)
+
+    async def _publish(self, messages: Publishes) -> dict[int, RowResponse]:
+        failures = await publish_all(
+            self._link.client, messages, self._retry, room=WaitForRoom.DEADLINE
+        )
+        return {number: _respond(error) for number, error in failures.items()}
+
+
+def _respond(error: PublishError) -> RowResponse:
+    if isinstance(error, PermanentPublishError):
+        return RowResponse.failure(str(error))
+    return RowResponse.unavailable(str(error))

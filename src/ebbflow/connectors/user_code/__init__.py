@@ -1,1 +1,0 @@
-"""Sources and sinks of the user's own."""

@@ -1,0 +1,91 @@
+"""Sinks as a worker makes them from a plan: who decides when a target is unavailable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ebbflow import Datum, Pipeline, Response, RowResponse
+from ebbflow.connectors.plans import UserSink
+from ebbflow.domain.code import SinkMode
+from ebbflow.domain.outcome import DeadLetter, Retry
+from ebbflow.engine.verdict import Verdict
+from ebbflow.nats.login import Addresses
+from ebbflow.runtime.operators import Operators
+from ebbflow.runtime.plan import SinksPlan, VertexPlan
+from ebbflow.runtime.planning import make_plans
+from ebbflow.runtime.worker import WORKER
+from tests.connectors.test_registry import GIVEN_SINKS
+from tests.engine.sample_rows import some, verdict_on
+
+ONE_RETRY = {"retry": {"interval": "1ms", "steps": 1}, "on_failure": "drop"}
+
+
+def answer_rows(rows: pa.RecordBatch) -> dict[int, RowResponse]:
+    """A columnar sink whose target is down."""
+    return dict.fromkeys(range(rows.num_rows), RowResponse.unavailable("the archive"))
+
+
+def answer_each(data: list[Datum]) -> list[Response]:
+    """The same sink, in batches."""
+    return [Response.unavailable(datum.id, "the archive") for datum in data]
+
+
+def plan_of(sink: dict[str, Any], **options: Any) -> VertexPlan:
+    pipeline = Pipeline("shop").source("in", generator={}).sink("out", **sink, **options)
+    return make_plans(pipeline.spec, Addresses.of("nats://x"), 1_000_000, None)[1]
+
+
+def sinks_of(plan: VertexPlan) -> SinksPlan:
+    assert isinstance(plan.role, SinksPlan)
+    return plan.role
+
+
+def decide(plan: VertexPlan, sink: UserSink) -> Verdict:
+    """The verdict on two messages by a vertex that has this sink in the place of its own."""
+    plan = replace(plan, role=replace(sinks_of(plan), primary=sink))
+    verdict = verdict_on(some("a", "b"))
+    try:
+        Operators(plan, lambda printed: None).operator()(verdict)
+    finally:
+        WORKER.close_vertex(plan.whose)
+    return verdict
+
+
+MODES = pytest.mark.parametrize(
+    ("mode", "code"), [("batch", answer_each), ("columnar", answer_rows)]
+)
+
+
+@MODES
+def test_a_retry_strategy_decides_about_the_outages_of_a_connector(mode: SinkMode, code) -> None:
+    verdict = decide(plan_of({"log": True}, **ONE_RETRY), UserSink(code, mode))
+    letter = DeadLetter("retries exhausted", error="the archive (after 1 retries)")
+    assert verdict.outcomes == {0: letter, 1: letter}
+
+
+@MODES
+@pytest.mark.parametrize(("options", "own"), [({}, False), ({}, True), (ONE_RETRY, True)], ids=repr)
+def test_without_one_and_for_user_code_the_vertex_waits(
+    mode: SinkMode, code, options: dict[str, Any], own: bool
+) -> None:
+    sink = UserSink(code, mode, strategy_decides=not own)
+    verdict = decide(plan_of({"log": True}, **options), sink)
+    assert {type(outcome) for outcome in verdict.outcomes.values()} == {Retry}
+    assert {outcome.failures for outcome in verdict.outcomes.values()} == {0}
+
+
+@pytest.mark.parametrize("kind", sorted(GIVEN_SINKS.keys() - {"serve"}))
+def test_only_user_code_has_the_last_word_about_outages(kind: str) -> None:
+    if kind == "kafka":
+        pytest.importorskip("confluent_kafka")
+    given = {"udsink": answer_each} if kind == "udsink" else {kind: GIVEN_SINKS[kind] or True}
+    sink = given.pop("udsink", None)
+    pipeline = Pipeline("shop").source("in", generator={})
+    pipeline = pipeline.sink("out", sink) if sink else pipeline.sink("out", **given)
+    plan = sinks_of(make_plans(pipeline.spec, Addresses.of("nats://x"), 1_000_000, None)[1]).primary
+    if isinstance(plan, UserSink):
+        assert plan.strategy_decides is (kind != "udsink")
