@@ -39,7 +39,7 @@ def chain(ground: Ground, messages: int) -> list[VertexPlan]:
     """A generator, a map, and a sink."""
     source = GeneratorPlan(None, messages, blob=payloads(SIZE, ground.seed)[0])
     return [
-        vertex(ground, "in", Forward(), ["map"], source=source, is_source=True, has_buffer=False),
+        vertex(ground, "in", Forward(), ["map"], source=source),
         vertex(ground, "map", mapping("unary"), ["sink"]),
         vertex(ground, "sink", SINKS),
     ]

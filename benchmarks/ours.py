@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks import contest
 from benchmarks.broker import Ground, spark_processes
@@ -22,12 +22,21 @@ from ebbflow.engine.position import Position
 from ebbflow.engine.routing import Edge
 from ebbflow.runtime.control import STOP
 from ebbflow.runtime.feeds import Feeds
-from ebbflow.runtime.plan import MonoPlan, Role, SinksPlan, UserMap, VertexPlan
+from ebbflow.runtime.plan import (
+    CallLimits,
+    MonoPlan,
+    Policy,
+    Role,
+    RunFacts,
+    SinksPlan,
+    UserMap,
+    VertexPlan,
+)
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import provision
 from ebbflow.spark.supervisor import Supervisor
 from ebbflow.streams import catalogue
-from ebbflow.streams.names import Names
+from ebbflow.streams.names import Names, VertexStreams
 from ebbflow.streams.positions import read_positions
 from ebbflow.streams.provision import ensure
 from ebbflow.usercode.monovertex import Bypass
@@ -44,20 +53,24 @@ Positions = dict[tuple[str, int], Position]
 
 
 def vertex(
-    ground: Ground, name: str, role: Role, to: Sequence[str] = (), **more: Any
+    ground: Ground,
+    name: str,
+    role: Role,
+    to: Sequence[str] = (),
+    partitions: int = 1,
+    source: GeneratorPlan | None = None,
+    batch_size: int = 500,
 ) -> VertexPlan:
     """A vertex of the pipeline ``bench``, with the defaults of a spec."""
-    plan: dict[str, Any] = {
-        "partitions": 1,
-        "batch_size": 500,
-        "concurrency": 500,
-        "buffer_frames": _BUFFER,
-        "on_error": DEFAULT_ON_ERROR,
-        "edges": tuple(map(Edge, to)),
-        "server": ground.link.server,
-        "max_payload": ground.link.client.max_payload,
-    }
-    return VertexPlan(NAMES.pipeline, name, role=role, **plan | more)
+    return VertexPlan(
+        RunFacts(NAMES.pipeline, ground.link.server, ground.link.client.max_payload),
+        VertexStreams(name, partitions, has_buffer=source is None, max_frames=_BUFFER),
+        role,
+        CallLimits(batch_size, concurrency=500),
+        Policy(DEFAULT_ON_ERROR),
+        tuple(map(Edge, to)),
+        source,
+    )
 
 
 def mapping(mode: Mode) -> UserMap:
@@ -174,7 +187,7 @@ class Mono:
         """By its own count."""
         role = MonoPlan(None, mapping(self.mode), SINKS, Bypass())
         source = GeneratorPlan(None, messages, blob=payloads(size, ground.seed)[0])
-        plan = vertex(ground, "mono", role, source=source, is_source=True, has_buffer=False)
+        plan = vertex(ground, "mono", role, source=source)
         lay_out(ground, [plan])
         return worked(ground, [plan], messages).round(messages)
 

@@ -55,7 +55,7 @@ from ebbflow.engine.dead_letter import PREFIX, Letter
 from ebbflow.engine.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.nats.publish import Tally
 from ebbflow.numaflow.images import BUILT_IN, BuiltIn
-from ebbflow.runtime.run_options import RunOptions
+from ebbflow.runtime.run import RunOptions
 from ebbflow.spec import sections
 from ebbflow.spec.bindings import Binding
 from ebbflow.spec.kinds import SERVING_NO_EFFECT, ServingPipelineSpec

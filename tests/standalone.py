@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from ebbflow.spark.class_archive import ClassArchive
+from ebbflow.spark.jvm import ClassArchive
 from ebbflow.spark.session import java_version
 from tests.processes import family_of
 

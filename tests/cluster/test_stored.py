@@ -66,7 +66,7 @@ def test_it_is_known_what_is_drained_when_a_follower_lags(cluster, names):
     with lagging(cluster, bucket) as late:
         link = late.acting
         store = PositionStore(link.client, names, "in", 0)
-        position = link.run(store.claim(plans[0].run))
+        position = link.run(store.claim(plans[0].run.id))
 
         def exhaust(exhausted):
             link.run(store.write(replace(position, exhausted=exhausted)))

@@ -25,7 +25,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
-from ebbflow.runtime import handlers
+from ebbflow.runtime import worker
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.terminal.table import draw_status
 from tests.processes import family_of, is_running
@@ -163,7 +163,7 @@ def one(lines: list[str], pattern: str) -> str:
 
 def test_the_worker_whose_call_hangs_ends_soon_after_its_run(sight: Sight) -> None:
     assert len(sight.family) > 2
-    _, alive = psutil.wait_procs(sight.family, timeout=handlers.LEAVE_WITHIN + 20)
+    _, alive = psutil.wait_procs(sight.family, timeout=worker.LEAVE_WITHIN + 20)
     assert [process for process in alive if is_running(process)] == []
 
 

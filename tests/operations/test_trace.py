@@ -12,8 +12,7 @@ from ebbflow.engine.position import Mark
 from ebbflow.nats import api
 from ebbflow.operations.trace import MessageTrace, trace_on_link
 from ebbflow.operations.trace_search import Family, Search
-from ebbflow.spark.audit.files import TableFiles
-from ebbflow.spark.audit.rows import BatchRows, write_files
+from ebbflow.spark.audit.files import BatchRows, TableFiles, write_files
 from ebbflow.status.model import WorkInHand
 from tests.streams.audited import Audited
 

@@ -12,7 +12,7 @@ from ebbflow.domain.durations import DEFAULT_ON_ERROR
 from ebbflow.engine.frames import Rows, batch_of
 from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.runtime.chunk_size import LARGEST, PATIENCE, SHARE, TARGET, Cost, Pace
-from ebbflow.runtime.handlers import lasting
+from ebbflow.runtime.worker import ResidentVertex
 
 FULL = 500
 
@@ -164,13 +164,11 @@ def test_what_is_not_the_usual_is_not_measured():
 
 
 def test_the_next_task_of_a_partition_goes_on_at_its_pace():
-    def pace_of(partition: int) -> Pace:
-        return lasting("mine", ("pace", partition), lambda: Pace(FULL))
+    vertex = ResidentVertex()
+    worked(vertex.pace(0, FULL), Cost(0.4, 0), 10)
 
-    worked(pace_of(0), Cost(0.4, 0), 10)
-
-    assert pace_of(0).limit == FULL
-    assert pace_of(1).limit == 32
+    assert vertex.pace(0, FULL).limit == FULL
+    assert vertex.pace(1, FULL).limit == 32
 
 
 def test_large_messages_get_smaller_chunks_and_small_ones_larger_ones_again():

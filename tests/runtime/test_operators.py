@@ -14,10 +14,10 @@ from ebbflow.domain.code import SinkMode
 from ebbflow.domain.outcome import DeadLetter, Retry
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats.login import Addresses
-from ebbflow.runtime.handlers import close_handlers
 from ebbflow.runtime.operators import Operators
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.runtime.planning import make_plans
+from ebbflow.runtime.worker import WORKER
 from tests.connectors.test_registry import GIVEN_SINKS
 from tests.engine.sample_rows import some, verdict_on
 
@@ -51,7 +51,7 @@ def decide(plan: VertexPlan, sink: UserSink) -> Verdict:
     try:
         Operators(plan, lambda printed: None).operator()(verdict)
     finally:
-        close_handlers(plan.whose)
+        WORKER.close_vertex(plan.whose)
     return verdict
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ebbflow.engine.position import Span
-from ebbflow.spark.batch.reading import FRESH, place_of
-from ebbflow.spark.batch.window import Window, _Frame
+from ebbflow.spark.batch.window import FRESH, Window, _Frame, place_number
 
 FRAMES, ROWS = 900, 2
 
@@ -38,7 +37,7 @@ def test_one_condition_leaves_out_all_copies_however_many(window: Window):
     listed = condition.partition("NOT IN (")[2].rstrip(")").split(", ")
     # The last copy lies behind the last row.
     assert [int(frame) for frame in listed] == [
-        place_of(FRESH, seq, 0) >> 20 for _, seq in sorted(window.copies)[:-1]
+        place_number(FRESH, seq, 0) >> 20 for _, seq in sorted(window.copies)[:-1]
     ]
     (condition,) = window.rows(0, 2 * ROWS).conditions  # type: ignore[attr-defined]
     assert "NOT IN" not in condition, "no copy lies between its rows"

@@ -13,14 +13,8 @@ from ebbflow import Message
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine.system_errors import LISTED
 from ebbflow.engine.verdict import Rules, Verdict
-from ebbflow.runtime import handlers
-from ebbflow.runtime.handlers import (
-    close_handlers,
-    close_other_runs,
-    close_run,
-    handler_for,
-    lasting,
-)
+from ebbflow.runtime import worker
+from ebbflow.runtime.worker import WORKER, Worker
 from ebbflow.usercode.call_watch import WorkerLeaves
 from ebbflow.usercode.calling import run_batch_map, run_map
 from ebbflow.usercode.poison import end_worker_on_base_exception
@@ -33,9 +27,9 @@ WHOSE = ("p", "v", "run")
 def opened(monkeypatch):
     """Opens code as a worker does; the signal is heard as before afterwards."""
     before = signal.getsignal(signal.SIGHUP)
-    monkeypatch.setattr(handlers, "end_for_sure", lambda: None)  # it would end the tests
-    yield lambda code: handler_for(WHOSE, "map", code, None, LISTED)
-    close_handlers(WHOSE)
+    monkeypatch.setattr(worker, "end_for_sure", lambda: None)  # it would end the tests
+    yield lambda code: WORKER.vertex(WHOSE).handler("map", code, None, LISTED)
+    WORKER.close_vertex(WHOSE)
     signal.signal(signal.SIGHUP, before)
 
 
@@ -59,7 +53,7 @@ def test_code_sees_which_part_it_plays_in_the_words_of_numaflow(opened, role, co
         def __call__(self, data):
             return []
 
-    handler = handler_for(WHOSE, role, Code, None, LISTED, (("LEVEL", "high"),))
+    handler = WORKER.vertex(WHOSE).handler(role, Code, None, LISTED, (("LEVEL", "high"),))
     assert seen == [container]
     assert handler.variables == (("NUMAFLOW_UD_CONTAINER_TYPE", container), ("LEVEL", "high"))
     assert "NUMAFLOW_UD_CONTAINER_TYPE" not in os.environ
@@ -91,7 +85,7 @@ def test_an_idle_worker_leaves_at_once(opened):
 
 STUBBORN = """
 import time
-from ebbflow.runtime import handlers
+from ebbflow.runtime import worker
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.engine.system_errors import LISTED
 
@@ -103,8 +97,8 @@ def stubborn(datum):
         except BaseException:
             print("asked to leave", flush=True)
 
-handlers.LEAVE_WITHIN = 0.5
-code = handlers.handler_for(("p", "v", "run"), "map", stubborn, None, LISTED)
+worker.LEAVE_WITHIN = 0.5
+code = worker.WORKER.vertex(("p", "v", "run")).handler("map", stubborn, None, LISTED)
 with RUNNING:
     code.call(None)
 """
@@ -125,15 +119,17 @@ def test_the_worker_ends_without_a_trace_of_it():
 
 
 def test_what_a_vertex_keeps_across_epochs_ends_with_its_run():
-    def kept(run, part):
-        return lasting(("p", "v", run), part, list)
+    served = Worker()
 
-    first, other = kept("one", "pace"), kept("two", "pace")
-    assert kept("one", "pace") is first
-    assert kept("one", "taps") is not first
-    close_other_runs("two")
-    assert kept("one", "pace") is not first
-    assert kept("two", "pace") is other
-    close_run("one")
-    close_run("two")
-    assert not [key for key in handlers._lasting if key[0][0] == "p"]
+    def pace(run, partition=0):
+        return served.vertex(("p", "v", run)).pace(partition, 500)
+
+    first, other = pace("one"), pace("two")
+    assert pace("one") is first
+    assert pace("one", 1) is not first
+    served.close_other_runs("two")
+    assert pace("one") is not first
+    assert pace("two") is other
+    served.close_run("one")
+    served.close_run("two")
+    assert not served._vertices

@@ -15,12 +15,10 @@ import pytest
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.spark.audit import local_query
 from ebbflow.spark.audit.dialect import SAME, translate
-from ebbflow.spark.audit.files import BatchSpan, TableFiles
+from ebbflow.spark.audit.files import BatchSpan, TableFiles, merge_files
 from ebbflow.spark.audit.local_query import open_local_query
 from ebbflow.spark.audit.query import open_query
-from ebbflow.spark.audit.reading import ParquetFiles
-from ebbflow.spark.audit.results import AuditResult, AuditTables
-from ebbflow.spark.audit.rows import merge_files
+from ebbflow.spark.audit.reading import AuditResult, AuditTables, ParquetFiles
 from ebbflow.streams.audit_rows import PLAIN_TABLE
 
 pytestmark = pytest.mark.slow

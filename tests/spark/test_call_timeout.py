@@ -12,7 +12,7 @@ import time
 import pytest
 
 from ebbflow import CallTimeout, Message, Pipeline, Response
-from ebbflow.spark.batch.calls import BatchCalls
+from ebbflow.spark.batch.query import BatchCalls
 from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import socketserver
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from py4j.java_gateway import GatewayClient
 from py4j.protocol import Py4JNetworkError
 
-from ebbflow.spark.jvm import OnlyNumpy, is_not_of_py4j
+from ebbflow.spark.jvm import ClassArchive, OnlyNumpy, is_not_of_py4j
 from ebbflow.spark.session import quieten_accumulators, quieten_py4j
 
 
@@ -97,3 +99,47 @@ def test_a_jvm_that_dies_leaves_no_traceback_of_the_server_for_accumulators(capf
 
 def test_the_session_of_a_run_has_such_a_server(spark):
     assert "handle_error" in vars(spark.sparkContext._accumulatorServer)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "ebbflow"
+
+
+def test_a_first_jvm_writes_it_under_another_name_and_has_time_for_that(cache):
+    archive = ClassArchive(17)
+    assert "-XX:ArchiveClassesAtExit=" in archive.java_option()
+    assert archive.seconds_to_end == 300
+
+    draft = archive.java_option().partition("ArchiveClassesAtExit=")[2].partition('"')[0]
+    with open(draft, "wb") as file:
+        file.write(b"classes")
+    archive.keep(whole=True)
+
+    assert f"-XX:SharedArchiveFile={draft.rpartition('.')[0]}" in archive.java_option()
+    assert archive.seconds_to_end == 30
+
+
+def test_what_a_killed_jvm_has_written_is_not_used(cache):
+    archive = ClassArchive(17)
+    draft = archive.java_option().partition("ArchiveClassesAtExit=")[2].partition('"')[0]
+    open(draft, "wb").close()
+    archive.keep(whole=False)
+
+    assert list(cache.iterdir()) == []
+    assert "-XX:ArchiveClassesAtExit=" in archive.java_option()
+
+
+@pytest.mark.parametrize("name", ["spark-4.2-java-17-ab.jsa", "spark-4.3-java-17-ab.jsa.123"])
+def test_archives_and_drafts_that_nobody_uses_are_removed(cache, name):
+    cache.mkdir()
+    old = cache / name
+    old.touch()
+    os.utime(old, times=(time.time() - 40 * 86_400,) * 2)
+    archive = ClassArchive(17)
+    draft = archive.java_option().partition("ArchiveClassesAtExit=")[2].partition('"')[0]
+    open(draft, "wb").close()
+    archive.keep(whole=True)
+
+    assert not old.exists()

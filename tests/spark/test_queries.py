@@ -314,3 +314,19 @@ def test_a_query_that_fails_for_most_messages_is_stopped_by_its_breaker(run, sto
     assert summary.vertices["work"].dead_lettered == 5
     assert "5 of the last 50 messages became dead letters" in halted[-1]
     assert "broken" in halted[-1]
+
+
+def test_a_new_run_resumes_a_query_that_its_breaker_has_stopped(run, store):
+    def pipeline(query):
+        work = numbers(200).map("work", sql=query, on_error={"steps": 0}, breaker=limit)
+        return work.sink("out", store)
+
+    limit = {"share": 0.1, "window": 50}
+    broken = f"SELECT id, IF({NUMBER} % 2 = 0, value, raise_error('broken')) AS value FROM messages"
+    halted = StopWhen(lambda status: status["work"].halted is not None)
+    first = run(pipeline(broken), watcher=halted, epoch=3)
+    assert first.ended == "stopped"
+    second = run(pipeline("SELECT id, value FROM messages"), timeout="60s")
+    assert second.ended == "drained"
+    began, ended = first.vertices["work"], second.vertices["work"]
+    assert began.done + began.dead_lettered + ended.done == 200

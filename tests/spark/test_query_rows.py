@@ -18,7 +18,7 @@ from ebbflow.engine.publications import Chunk, Place
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import settle
 from ebbflow.engine.verdict import Verdict
-from ebbflow.spark.batch.query_rows import HEADERS, record_query_rows
+from ebbflow.spark.batch.settling import HEADERS, record_query_rows
 from tests.engine.sample_rows import NOW, some, verdict_on
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)

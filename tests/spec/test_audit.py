@@ -89,12 +89,12 @@ def test_the_plan_names_the_table_from_any_folder_and_without_secrets(tmp_path, 
     audit = {"options": {"path": "table"}, "secretOptions": {"key": {"env": "SECRET"}}}
     spec = Pipeline("p", audit=audit).source("in", generator={}).sink("out", log=True).spec
     plans = make_plans(spec, Addresses(("nats://127.0.0.1:1",)), 10**6, None)
-    assert {plan.audit for plan in plans} == {plans[0].audit}
-    table = json.loads(plans[0].audit or "")
+    assert {plan.run.audit for plan in plans} == {plans[0].run.audit}
+    table = json.loads(plans[0].run.audit or "")
     assert table["format"] == "parquet"
     assert table["options"] == {"path": str(tmp_path / "table")}
-    assert "hidden" not in (plans[0].audit or "")
-    assert "SECRET" in (plans[0].audit or "")
+    assert "hidden" not in (plans[0].run.audit or "")
+    assert "SECRET" in (plans[0].run.audit or "")
 
 
 def test_only_a_pipeline_with_a_table_may_write_one():

@@ -29,7 +29,7 @@ def pipeline(**options):
 
 
 def retries_of(built):
-    return {plan.publish for plan in make_plans(built.spec, None, 2**20, None)}
+    return {plan.run.publish for plan in make_plans(built.spec, None, 2**20, None)}
 
 
 def test_vertices_wait_for_as_long_as_it_takes_unless_told_otherwise():

@@ -167,7 +167,9 @@ spec:
         )
     )
     plans = make_plans(spec, Addresses.of("nats://localhost"), 0, None)
-    policies = {plan.vertex: (plan.on_error.interval, plan.on_error.steps) for plan in plans}
+    policies = {
+        plan.vertex: (plan.policy.on_error.interval, plan.policy.on_error.steps) for plan in plans
+    }
     quick, normal = (100, 1), (1_000, 5)
     assert policies == {
         "ask": quick,

@@ -12,7 +12,7 @@ import pytest
 
 from ebbflow.domain.errors import Ack, Fenced, PermanentPublishError
 from ebbflow.nats.publish import publish
-from ebbflow.spark.audit.rows import BatchRows, merge_files, write_files
+from ebbflow.spark.audit.files import BatchRows, merge_files, write_files
 from ebbflow.streams import audit
 from ebbflow.streams.audit import AuditBatch, AuditStream
 from tests.streams.audited import Audited

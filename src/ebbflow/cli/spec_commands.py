@@ -35,7 +35,7 @@ from ebbflow.domain.records import to_plain
 
 if TYPE_CHECKING:
     from ebbflow.domain.errors import Problem
-    from ebbflow.runtime.stored_spec import StoredSpec
+    from ebbflow.runtime.run import StoredSpec
     from ebbflow.spec.graph import PipelineShape
     from ebbflow.spec.lint import SpecFile
     from ebbflow.spec.model import Spec
@@ -241,7 +241,7 @@ def read_pipeline(
     if is_file(target):
         return _read_file(Path(target), name, defaults)
     from ebbflow.nats.locate import open_link_to_pipeline
-    from ebbflow.runtime.stored_spec import read_spec
+    from ebbflow.runtime.run import read_spec
     from ebbflow.streams.names import Names
 
     if defaults:
@@ -254,7 +254,7 @@ def read_pipeline(
 
 
 def _read_file(file: Path, name: str | None, defaults: bool) -> StoredSpec:
-    from ebbflow.runtime.stored_spec import StoredSpec
+    from ebbflow.runtime.run import StoredSpec
     from ebbflow.spec.echo import to_document
     from ebbflow.spec.lint import load
     from ebbflow.spec.outline import outline

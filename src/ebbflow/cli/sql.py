@@ -17,7 +17,7 @@ import typer
 from ebbflow.cli.options import DEFAULT_STATE, JsonOption, NatsOption, StateOption
 
 if TYPE_CHECKING:
-    from ebbflow.spark.audit.results import AuditResult
+    from ebbflow.spark.audit.reading import AuditResult
 
 
 def sql(

@@ -16,8 +16,7 @@ from ebbflow.engine.pauses import Pauses
 from ebbflow.engine.position import Position
 from ebbflow.nats.link import Link
 from ebbflow.runtime import control
-from ebbflow.runtime.run_lock import find_run
-from ebbflow.runtime.stored_spec import read_spec
+from ebbflow.runtime.run import find_run, read_spec
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import change_pauses, read_pauses, read_positions
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ebbflow.accounts.audit import AuditObserver
 from ebbflow.accounts.events import Events
-from ebbflow.accounts.taps import Tap, Taps
+from ebbflow.accounts.taps import Taps
 from ebbflow.accounts.traces import TaskSpans, open_tracer
 from ebbflow.accounts.trail import TrailObserver
 from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
@@ -25,10 +25,8 @@ from ebbflow.engine.publications import Place, Publication
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.chunk_size import Pace
 from ebbflow.runtime.control import Handlers, PauseWatch, listening
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
-from ebbflow.runtime.handlers import breaker_of, lasting, patience_of
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.loop import AT_BUFFER, AT_REQUESTS, AT_SOURCE, ChunkLoop, TaskParts
 from ebbflow.runtime.outage_gate import OutageGate, VertexCode
@@ -36,6 +34,7 @@ from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import Epoch, InFlight, Report, SystemClock
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
+from ebbflow.runtime.worker import WORKER
 from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
@@ -54,13 +53,13 @@ class NatsJournal:
         self._names = Names(plan.pipeline)
         self._tally = tally
         self._store = PositionStore(
-            link.client, self._names, plan.vertex, partition, plan.publish, tally
+            link.client, self._names, plan.vertex, partition, plan.run.publish, tally
         )
         self.ledger: Ledger | None = None
 
     async def claim(self) -> Position:
         """Takes the partition over: from now on the task that had it can write no more."""
-        return await self._store.claim(self._plan.run)
+        return await self._store.claim(self._plan.run.id)
 
     async def write(self, position: Position) -> None:
         """Replaces the record; ``Fenced`` when another task has claimed the partition."""
@@ -82,7 +81,7 @@ class NatsJournal:
 
     async def publish(self, settlement: Settlement) -> Collection[Publication]:
         """Stores the publications, stage after stage; returns those that a full buffer discards."""
-        client, retry = self._link.client, self._plan.publish
+        client, retry = self._link.client, self._plan.run.publish
         return await publish_settlement(client, self._names, settlement, retry, self._tally)
 
     def submit(self, step: Coroutine[Any, Any, T]) -> InFlight[T]:
@@ -96,7 +95,7 @@ class VertexTask:
     def __init__(self, plan: VertexPlan, partition: int, seconds: float) -> None:
         self._plan = plan
         self._partition = partition
-        self._link = worker_link(plan.server)
+        self._link = worker_link(plan.run.server)
         self._names = Names(plan.pipeline)
         self._clock = SystemClock()
         self._epoch = Epoch(seconds, self._clock)
@@ -104,8 +103,8 @@ class VertexTask:
         self._journal = NatsJournal(plan, partition, self._link, tally)
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
         self._rules = _rules(plan, partition)
-        known = lasting(plan.whose, ("taps", partition), dict[str, Tap])
-        self._taps = Taps(self._link, self._names, plan.vertex, known)
+        self._resident = WORKER.vertex(plan.whose)
+        self._taps = Taps(self._link, self._names, plan.vertex, self._resident.taps(partition))
         self._pauses = PauseWatch(self._names, plan.vertex, self._epoch.pause)
 
     def run(self, code: VertexCode) -> Report:
@@ -128,13 +127,13 @@ class VertexTask:
             self._epoch.resume()
 
     def _parts(self, code: VertexCode) -> TaskParts:
-        plan = self._plan
-        patience = patience_of(plan.whose, "code", plan.on_unavailable)
+        plan, resident = self._plan, self._resident
+        patience = resident.patience("code", plan.policy.on_unavailable)
         return TaskParts(
             journal=self._journal,
             open_intake=self._open_intake,
-            gate=OutageGate(code, patience, breaker_of(plan.whose, plan.breaker)),
-            size=lasting(plan.whose, ("pace", self._partition), lambda: Pace(plan.call_rows)),
+            gate=OutageGate(code, patience, resident.breaker(plan.policy.breaker)),
+            size=resident.pace(self._partition, plan.call_rows),
             rules=self._rules,
             events=self.events,
             clock=self._clock,
@@ -164,20 +163,20 @@ class VertexTask:
 
 def place_of(plan: VertexPlan, partition: int) -> Place:
     """Returns where the chunks of a partition are settled."""
-    return Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket)
+    return Place(plan.vertex, partition, plan.edges, plan.run.max_payload, plan.run.bucket)
 
 
 def late_observers(plan: VertexPlan) -> list[ChunkObserver]:
     """Returns who publishes what became of the rows of each chunk, before it is done."""
-    observers: list[ChunkObserver] = [TrailObserver()] if plan.trail else []
-    return [*observers, AuditObserver()] if plan.audit is not None else observers
+    observers: list[ChunkObserver] = [TrailObserver()] if plan.run.trail else []
+    return [*observers, AuditObserver()] if plan.run.audit is not None else observers
 
 
 def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:
     """Returns who records the traces of a task; nobody unless the plan says so."""
-    if not plan.traces:
+    if not plan.run.traces:
         return None
-    tracer = open_tracer(plan.pipeline, plan.traces)
+    tracer = open_tracer(plan.pipeline, plan.run.traces)
     return TaskSpans(plan.pipeline, plan.vertex, partition, plan.is_source, tracer)
 
 
@@ -185,12 +184,12 @@ def _rules(plan: VertexPlan, partition: int) -> DecisionRules:
     place = place_of(plan, partition)
     # An ordered vertex must not pass on what a held row may still have to come before.
     emits = bool(plan.edges) and not plan.ordered
-    return DecisionRules(place, plan.on_error, plan.largest_output, emits, _times(plan))
+    return DecisionRules(place, plan.policy.on_error, plan.largest_output, emits, _times(plan))
 
 
 def _interval(plan: VertexPlan) -> float:
     """Returns how long the rows of a trickle are gathered."""
-    if plan.serves:
+    if plan.streams.serves:
         return AT_REQUESTS
     return AT_SOURCE if plan.is_source else AT_BUFFER
 
@@ -216,7 +215,7 @@ def open_ledger(plan: VertexPlan, partition: int, link: Link) -> Ledger | None:
     if not isinstance(plan.source, SourcePlan):
         return None
     names = Names(plan.pipeline)
-    ledger = Ledger(link, names, plan.vertex, partition, plan.partitions, plan.publish)
+    ledger = Ledger(link, names, plan.vertex, partition, plan.partitions, plan.run.publish)
     link.run(ledger.load())
     return ledger
 
@@ -236,8 +235,9 @@ def open_inlet(
         return GeneratorInlet(source, vertex, partition, plan.partitions, done.inlet)
     if isinstance(source, SourcePlan):
         assert ledger is not None
-        patience = patience_of(plan.whose, f"source {partition}", plan.on_unavailable)
-        source = replace(source, systems=plan.systems)
+        resident = WORKER.vertex(plan.whose)
+        patience = resident.patience(f"source {partition}", plan.policy.on_unavailable)
+        source = replace(source, systems=plan.policy.systems)
         return PulledInlet(source, vertex, partition, done.inlet, ledger, wake, events, patience)
     buffer, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
     return FrameReader(link, buffer, subject, done.inlet, wake, done.known)

@@ -23,7 +23,6 @@ from ebbflow.engine.dead_letter import set_aside_dead
 from ebbflow.engine.position import LINEAGE
 from ebbflow.engine.retry import call_with_retries
 from ebbflow.engine.verdict import Operator, Verdict
-from ebbflow.runtime.handlers import close_handlers, forget_handlers, handler_for, handlers_of
 from ebbflow.runtime.plan import (
     DataFrameMap,
     Forward,
@@ -33,6 +32,7 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
+from ebbflow.runtime.worker import WORKER
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import (
     Handler,
@@ -56,13 +56,13 @@ def set_environment(plan: VertexPlan, partition: int) -> None:
     The worker keeps them for its task. Those of containers come and go with their functions.
     """
     os.environ |= {
-        "NUMAFLOW_NAMESPACE": plan.namespace,
+        "NUMAFLOW_NAMESPACE": plan.run.namespace,
         "NUMAFLOW_POD": f"{plan.pipeline}-{plan.vertex}-{partition}",
         "NUMAFLOW_REPLICA": str(partition),
         "NUMAFLOW_PIPELINE_NAME": plan.pipeline,
         "NUMAFLOW_VERTEX_NAME": plan.vertex,
-        LINEAGE: plan.lineage,
-        LOG_LEVEL: plan.log_level,
+        LINEAGE: plan.run.lineage,
+        LOG_LEVEL: plan.run.log_level,
     }
     if isinstance(plan.role, MonoPlan):
         os.environ["NUMAFLOW_MONO_VERTEX_NAME"] = plan.vertex
@@ -86,7 +86,7 @@ class UserCode:
 
         A handler that met with an outage is closed and opened anew.
         """
-        for handler in handlers_of(self._plan.whose):
+        for handler in WORKER.vertex(self._plan.whose).handlers:
             if handler.blame.outage is not None:
                 handler.renew()
         if self._in_children is not None and self._in_children.outage is not None:
@@ -104,13 +104,13 @@ class UserCode:
         operator = Operators(plan, self._emit).operator()
         if self._isolate:
             operator = self._in_children = PoisonIsolation(operator, self._child, self._emit)
-        fed = plan.is_source and plan.has_buffer
+        fed = plan.is_source and plan.streams.has_buffer
         return set_aside_dead(operator) if fed else operator
 
     def _child(self) -> Child:
         plan = self._plan
-        fresh, close = partial(_fresh_operator, plan), partial(close_handlers, plan.whose)
-        return Child(fresh, close, partial(_outage_of, plan), plan.call_timeout)
+        fresh, close = partial(_fresh_operator, plan), partial(WORKER.close_vertex, plan.whose)
+        return Child(fresh, close, partial(_outage_of, plan), plan.calls.timeout)
 
     def __call__(self, verdict: Verdict) -> None:
         """Decides about a chunk."""
@@ -125,13 +125,13 @@ class UserCode:
 
 
 def _outage_of(plan: VertexPlan) -> Outage | None:
-    outages = (handler.blame.outage for handler in handlers_of(plan.whose))
+    outages = (handler.blame.outage for handler in WORKER.vertex(plan.whose).handlers)
     return next((outage for outage in outages if outage is not None), None)
 
 
 def _fresh_operator(plan: VertexPlan, emit: Emit) -> Operator:
     """Makes the operator anew for a child process, which must not use its parent's handlers."""
-    forget_handlers()
+    WORKER.forget_handlers()
     return Operators(plan, emit).operator()
 
 
@@ -178,8 +178,8 @@ class Operators:
                 assert_never(never)
 
     def _handler(self, role: str, code: Code, env: Variables = ()) -> Handler:
-        plan = self._plan
-        return handler_for(plan.whose, role, code, plan.search, plan.systems, env)
+        plan, resident = self._plan, WORKER.vertex(self._plan.whose)
+        return resident.handler(role, code, plan.run.search, plan.policy.systems, env)
 
     def _map(self, role: UserMap, name: str) -> Operator:
         handler = self._handler(name, role.code, role.env)
@@ -187,22 +187,22 @@ class Operators:
 
     def _caller(self, role: UserMap, handler: Handler) -> Operator:
         """Returns the way to call a map in its mode."""
-        size = self._plan.batch_size
+        size = self._plan.calls.batch_size
         match role.mode:
             case "unary":
-                return partial(run_map, handler, concurrency=self._plan.concurrency)
+                return partial(run_map, handler, concurrency=self._plan.calls.concurrency)
             case "stream":
                 return partial(run_stream, handler)
             case "batch":
                 return partial(run_batch_map, handler, batch_size=size)
             case "columnar" | "pandas":
-                pandas, rows = role.mode == "pandas", self._plan.rows_of(role)
+                pandas, rows = role.mode == "pandas", self._plan.calls.rows_of(role)
                 return partial(run_columnar, handler, batch_size=rows, pandas=pandas)
             case never:
                 assert_never(never)
 
     def sinks(self, role: SinksPlan) -> Sinks:
-        """Returns a sink and those next to it."""
+        """Returns a sink, its fallback and its on-success sink."""
         sink = partial(self._sink, retried=role.strategy is not None)
         return Sinks(
             primary=sink(role.primary, "sink"),
@@ -216,8 +216,8 @@ class Operators:
 
     def _call_size(self, role: SinkPlan) -> int:
         if isinstance(role, UserSink) and role.mode != "batch":
-            return self._plan.rows_of(role)
-        return self._plan.batch_size
+            return self._plan.calls.rows_of(role)
+        return self._plan.calls.batch_size
 
     def _sink(self, role: SinkPlan, name: str, retried: bool) -> Operator:
         """Returns one sink; ``retried`` if there is a retry strategy."""
@@ -238,13 +238,13 @@ class Operators:
         handler = self._handler(name, role.code, role.env)
         fails = retried and role.strategy_decides
         if role.mode == "batch":
-            size = self._plan.batch_size
+            size = self._plan.calls.batch_size
             call = partial(run_sink, handler, batch_size=size, fail_unavailable=fails)
         else:
             call = partial(
                 run_columnar_sink,
                 handler,
-                batch_size=self._plan.rows_of(role),
+                batch_size=self._plan.calls.rows_of(role),
                 pandas=role.mode == "pandas",
                 fail_unavailable=fails,
             )

@@ -31,7 +31,7 @@ More than others get: a call costs the same for any number of rows.
 """
 
 _TABLES = ("columnar", "pandas")
-# Room in a JetStream message for the facts of a dead letter beside the value.
+# Room in a JetStream message for the facts of a dead letter next to the value.
 _RESERVED = 64 * 1024
 
 
@@ -51,9 +51,10 @@ class UserMap:
 
 @dataclass(frozen=True, slots=True)
 class SinksPlan:
-    """A sink and those beside it. ``store`` is the user's own, ``serves`` if there is any.
+    """A sink, its fallback and its on-success sink.
 
-    ``store_env`` are the variables of the store's container.
+    ``store`` is the user's own, ``serves`` if there is any. ``store_env`` are the variables of its
+    container.
     """
 
     primary: SinkPlan
@@ -108,81 +109,45 @@ def _code_in(role: Role) -> list[UserMap | UserSink]:
 
 
 @dataclass(frozen=True, slots=True)
-class VertexPlan:
-    """One vertex, ready to run. ``max_payload`` is the server's limit for one message.
+class RunFacts:
+    """What all vertices of a run have in common.
 
-    ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one
-    if the spec says so, ``call_timeout`` the seconds that a call may take, if that is limited.
-    ``feeders`` are the tasks that write to this vertex, ``bucket`` is where answers go if they are
-    stored in NATS, and ``paused`` keeps a source from making anything. ``source`` is what a source
-    vertex gets its messages from; ``has_buffer``, ``returns``, ``remembers``, ``batched`` and
-    ``serves`` say which streams the vertex keeps and who plans what it reads (``VertexStreams``).
-    ``trail`` if what becomes of every message is published, because some vertex serves; ``audit``
-    is the table that it is written to, in JSON, if there is one.
-    ``systems`` tells errors of systems that are away, for which ``on_unavailable`` is how long to
-    wait, and ``breaker`` is when there are too many dead letters. ``traces`` are OpenTelemetry's
-    variables, if traces are recorded. ``run`` is different for each run, ``lineage`` for each time
-    that the pipeline is started over. ``log_level`` is the lowest level at which the logs of user
-    code are shown.
+    ``id`` is different for each run, ``lineage`` for each time that the pipeline is started over.
+    ``max_payload`` is the server's limit for one message. User code is looked up in ``search``
+    first, and its logs are shown from ``log_level`` on. ``bucket`` is where answers go if they are
+    stored in NATS, for ``bucket_ttl`` seconds. ``trail`` if what becomes of every message is
+    published, because some vertex serves; ``audit`` is the table that it is written to, in JSON, if
+    there is one. ``traces`` are OpenTelemetry's variables, if traces are recorded.
     """
 
     pipeline: str
-    vertex: str
-    partitions: int
-    role: Role
-    edges: tuple[Edge, ...]
-    on_error: Backoff
-    batch_size: int
-    concurrency: int
-    buffer_frames: int
     server: Addresses
     max_payload: int
-    table_size: int | None = None
-    call_timeout: float | None = None
     search: str | None = None
-    source: GeneratorPlan | SourcePlan | FeedPlan | None = None
-    is_source: bool = False
-    has_buffer: bool = True
-    returns: bool = False
-    remembers: bool = False
-    batched: bool = False
-    serves: bool = False
-    trail: bool = False
-    audit: str | None = None
+    id: str = ""
+    lineage: str = ""
     namespace: str = "default"
-    feeders: tuple[str, ...] = ()
-    ordered: bool = False
-    paused: bool = False
+    log_level: str = "info"
+    publish: PublishRetry = BUFFER
     bucket: str | None = None
     bucket_ttl: int = 0
-    publish: PublishRetry = BUFFER
-    systems: SystemErrors = LISTED
-    on_unavailable: Backoff = DEFAULT_ON_UNAVAILABLE
-    breaker: BreakerLimit = DEFAULT_LIMIT
+    trail: bool = False
+    audit: str | None = None
     traces: Variables = field(default=(), repr=False)
-    run: str = ""
-    lineage: str = ""
-    log_level: str = "info"
 
-    @property
-    def whose(self) -> tuple[str, str, str]:
-        """The pipeline, vertex and run that open user code on a worker belongs to."""
-        return self.pipeline, self.vertex, self.run
 
-    @property
-    def call_rows(self) -> int:
-        """The most messages that user code is given at a time, in one call or side by side."""
-        role = self.role
-        if tables := [self.rows_of(part) for part in _code_in(role) if part.mode in _TABLES]:
-            return max(tables)
-        one_by_one = isinstance(role, UserMap) and role.mode == "unary"
-        return self.concurrency if one_by_one else self.batch_size
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """How user code is called: with so many messages, so many side by side, for so long.
 
-    @property
-    def has_own_store(self) -> bool:
-        """Whether its answers go to a store of the user's."""
-        role = self.role.sinks if isinstance(self.role, MonoPlan) else self.role
-        return isinstance(role, SinksPlan) and role.store is not None
+    ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one
+    if the spec says so, ``timeout`` the seconds that a call may take, if that is limited.
+    """
+
+    batch_size: int
+    concurrency: int
+    table_size: int | None = None
+    timeout: float | None = None
 
     def rows_of(self, part: UserMap | UserSink) -> int:
         """Returns the most rows that one call of a columnar map or sink gets."""
@@ -190,24 +155,85 @@ class VertexPlan:
             return part.rows
         return self.table_size or part.rows or TABLE_ROWS
 
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What happens when something fails.
+
+    ``systems`` tells errors of systems that are unavailable, for which ``on_unavailable`` is how
+    long to wait; ``on_error`` is for all others, and ``breaker`` is when there are too many dead
+    letters.
+    """
+
+    on_error: Backoff
+    systems: SystemErrors = LISTED
+    on_unavailable: Backoff = DEFAULT_ON_UNAVAILABLE
+    breaker: BreakerLimit = DEFAULT_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class VertexPlan:
+    """One vertex, ready to run.
+
+    ``source`` is what a source vertex gets its messages from, and ``paused`` keeps it from making
+    anything. ``feeders`` are the tasks that write to this vertex.
+    """
+
+    run: RunFacts
+    streams: VertexStreams
+    role: Role
+    calls: CallLimits
+    policy: Policy
+    edges: tuple[Edge, ...] = ()
+    source: GeneratorPlan | SourcePlan | FeedPlan | None = None
+    feeders: tuple[str, ...] = ()
+    ordered: bool = False
+    paused: bool = False
+
     @property
-    def streams(self) -> VertexStreams:
-        """The streams that the vertex keeps."""
-        return VertexStreams(
-            self.vertex,
-            self.partitions,
-            self.has_buffer,
-            self.returns,
-            self.remembers,
-            self.batched,
-            self.serves,
-            self.buffer_frames,
-        )
+    def pipeline(self) -> str:
+        """The name of the pipeline."""
+        return self.run.pipeline
+
+    @property
+    def vertex(self) -> str:
+        """The name of the vertex."""
+        return self.streams.vertex
+
+    @property
+    def partitions(self) -> int:
+        """The number of its tasks."""
+        return self.streams.partitions
+
+    @property
+    def is_source(self) -> bool:
+        """Whether its messages come from outside."""
+        return self.source is not None
+
+    @property
+    def whose(self) -> tuple[str, str, str]:
+        """The pipeline, vertex and run that open user code on a worker belongs to."""
+        return self.pipeline, self.vertex, self.run.id
+
+    @property
+    def call_rows(self) -> int:
+        """The most messages that user code is given at a time, in one call or side by side."""
+        role, calls = self.role, self.calls
+        if tables := [calls.rows_of(part) for part in _code_in(role) if part.mode in _TABLES]:
+            return max(tables)
+        one_by_one = isinstance(role, UserMap) and role.mode == "unary"
+        return calls.concurrency if one_by_one else calls.batch_size
+
+    @property
+    def has_own_store(self) -> bool:
+        """Whether its answers go to a store of the user's."""
+        role = self.role.sinks if isinstance(self.role, MonoPlan) else self.role
+        return isinstance(role, SinksPlan) and role.store is not None
 
     @property
     def largest(self) -> int:
         """The largest value that a message may have which is stored in NATS."""
-        return self.max_payload - _RESERVED
+        return self.run.max_payload - _RESERVED
 
     @property
     def largest_output(self) -> int:

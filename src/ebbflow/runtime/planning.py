@@ -19,25 +19,27 @@ from ebbflow.engine.routing import Edge
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.numaflow.pynumaflow.adapters import mode_of
-from ebbflow.runtime.handlers import resolve_code
 from ebbflow.runtime.plan import (
+    CallLimits,
     DataFrameMap,
     Forward,
     MonoPlan,
+    Policy,
     Role,
+    RunFacts,
     SinksPlan,
     SqlMap,
     UserMap,
     VertexPlan,
 )
 from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
+from ebbflow.runtime.worker import resolve_code
 from ebbflow.streams.feed import FeedPlan, StorePlan
-from ebbflow.streams.names import VertexStreams
 from ebbflow.usercode.monovertex import Bypass
 
 if TYPE_CHECKING:
     from ebbflow.spec import sections
-    from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec, Spec, Vertex
+    from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec, Spec, Step, Vertex
 
 _BATCH_ROWS = 50_000
 
@@ -55,22 +57,29 @@ def make_plans(
     spec: Spec, server: Addresses, max_payload: int, search: str | None
 ) -> list[VertexPlan]:
     """Returns the plans of all vertices, sources first, so that a drain is checked downstream."""
-    shared = {
-        "pipeline": spec.name,
-        "server": server,
-        "max_payload": max_payload,
-        "search": search,
-        "run": secrets.token_hex(8),
-        "traces": read_trace_variables(os.environ),
-        "namespace": spec.metadata.namespace or "default",
-        "publish": _publish(spec.inter_step_buffer.publish),
-        "trail": any(step.streams.serves for step in spec.steps),
-        "audit": None if spec.audit is None else describe_table(spec.audit),
-        **_bucket(spec),
-    }
+    run = _describe_run(spec, server, max_payload, search)
     if spec.kind == "MonoVertex":
-        return [_mono(spec, shared)]
-    return [_vertex(spec, vertex, shared) for vertex in _downstream_order(spec)]
+        return [_mono(spec, run)]
+    steps = {step.name: step for step in spec.steps}
+    return [_vertex(spec, vertex, steps[vertex.name], run) for vertex in _downstream_order(spec)]
+
+
+def _describe_run(spec: Spec, server: Addresses, max_payload: int, search: str | None) -> RunFacts:
+    store = spec.nats_store
+    return RunFacts(
+        spec.name,
+        server,
+        max_payload,
+        search,
+        id=secrets.token_hex(8),
+        namespace=spec.metadata.namespace or "default",
+        publish=_publish(spec.inter_step_buffer.publish),
+        bucket=spec.bucket,
+        bucket_ttl=0 if store is None else store.ttl,
+        trail=any(step.streams.serves for step in spec.steps),
+        audit=None if spec.audit is None else describe_table(spec.audit),
+        traces=read_trace_variables(os.environ),
+    )
 
 
 def describe_table(audit: sections.AuditSpec) -> str:
@@ -96,11 +105,6 @@ def _publish(options: sections.Publish) -> PublishRetry:
     )
 
 
-def _bucket(spec: Spec) -> dict[str, Any]:
-    store = spec.nats_store
-    return {} if store is None else {"bucket": spec.bucket, "bucket_ttl": store.ttl}
-
-
 def _downstream_order(spec: PipelineSpec) -> list[Vertex]:
     order = [vertex.name for vertex in spec.vertices if vertex.source is not None]
     for name in order:
@@ -108,32 +112,19 @@ def _downstream_order(spec: PipelineSpec) -> list[Vertex]:
     return [spec.vertex(name) for name in order]
 
 
-def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> VertexPlan:
-    limits = spec.limits_of(vertex)
-    asked = _rows_asked_for(spec.spec.limits, vertex.limits)
-    source = vertex.source
-    plan = VertexPlan(
-        role=_role(vertex, spec.serving_store, MapSetting(vertex.name, limits, shared["search"])),
+def _vertex(spec: PipelineSpec, vertex: Vertex, step: Step, run: RunFacts) -> VertexPlan:
+    limits, asked = spec.limits_of(vertex), _rows_asked_for(spec.spec.limits, vertex.limits)
+    if step.streams.batched:
+        # A batch for Spark is worth its while only with many rows, unless something else is said.
+        limits = replace(limits, read_batch_size=asked or _BATCH_ROWS)
+    role = _role(vertex, spec.serving_store, MapSetting(vertex.name, limits, run.search))
+    plan = _plan(spec, step, role, run, limits, asked, served=_is_served(spec, vertex))
+    return replace(
+        plan,
         edges=_edges(spec, vertex.name),
-        on_error=vertex.on_error.policy(served=_is_served(spec, vertex)),
-        systems=vertex.on_unavailable.systems,
-        on_unavailable=vertex.on_unavailable.policy,
-        breaker=vertex.breaker.limit,
-        batch_size=limits.read_batch_size,
-        table_size=asked,
-        concurrency=limits.concurrency,
-        call_timeout=limits.call_timeout and limits.call_timeout / 1000,
-        buffer_frames=limits.buffer_frames,
-        source=_source(source, vertex.name, limits, asked, spec.serving_store, shared),
-        is_source=source is not None,
-        paused=spec.paused and source is not None,
         feeders=_feeders(spec, vertex.name),
         ordered=spec.is_ordered(vertex),
-        **_stream_fields(spec.streams_of(vertex.name)),
-        **shared,
     )
-    # A batch for Spark is worth its while only with many rows, unless something else is said.
-    return replace(plan, batch_size=asked or _BATCH_ROWS) if plan.batched else plan
 
 
 def _rows_asked_for(*levels: sections.ReadLimits | None) -> int | None:
@@ -142,32 +133,53 @@ def _rows_asked_for(*levels: sections.ReadLimits | None) -> int | None:
     return next((rows for rows in said if rows is not None), None)
 
 
-def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
-    limits, source = spec.limits, spec.source
+def _mono(spec: MonoVertexSpec, run: RunFacts) -> VertexPlan:
+    (step,) = spec.steps
+    setting = MapSetting(spec.name, spec.limits, run.search)
+    role = MonoPlan(
+        _map(spec.source.transformer, setting),
+        _map(spec.udf, setting),
+        _sinks(spec.sink, spec.serving_store),
+        _bypass(spec.bypass),
+    )
     asked = _rows_asked_for(spec.spec.limits)
-    setting = MapSetting(spec.name, limits, shared["search"])
+    return _plan(spec, step, role, run, spec.limits, asked, served=step.streams.serves)
+
+
+def _plan(
+    spec: Spec,
+    step: Step,
+    role: Role,
+    run: RunFacts,
+    limits: EffectiveLimits,
+    asked: int | None,
+    *,
+    served: bool,
+) -> VertexPlan:
+    """Returns what the plans of a vertex and of a MonoVertex have in common.
+
+    ``asked`` are the rows of one call that the spec asks for; ``served`` if callers wait for what
+    the step does.
+    """
+    section, timeout = step.section, limits.call_timeout
     return VertexPlan(
-        role=MonoPlan(
-            _map(source.transformer, setting),
-            _map(spec.udf, setting),
-            _sinks(spec.sink, spec.serving_store),
-            _bypass(spec.bypass),
+        run,
+        replace(step.streams, max_frames=limits.buffer_frames),
+        role,
+        CallLimits(
+            limits.read_batch_size,
+            limits.concurrency,
+            table_size=asked,
+            timeout=timeout and timeout / 1000,
         ),
-        edges=(),
-        on_error=spec.on_error.policy(served=spec.steps[0].streams.serves),
-        systems=spec.spec.on_unavailable.systems,
-        on_unavailable=spec.spec.on_unavailable.policy,
-        breaker=spec.spec.breaker.limit,
-        batch_size=limits.read_batch_size,
-        table_size=asked,
-        concurrency=limits.concurrency,
-        call_timeout=limits.call_timeout and limits.call_timeout / 1000,
-        buffer_frames=limits.buffer_frames,
-        paused=spec.paused,
-        source=_source(source, spec.name, limits, asked, spec.serving_store, shared),
-        is_source=True,
-        **_stream_fields(spec.steps[0].streams),
-        **shared,
+        Policy(
+            section.on_error.policy(served=served),
+            section.on_unavailable.systems,
+            section.on_unavailable.policy,
+            section.breaker.limit,
+        ),
+        source=_source(spec, step, run, limits, asked),
+        paused=spec.paused and step.source is not None,
     )
 
 
@@ -279,11 +291,11 @@ def _own_store(store: sections.ServingStoreSpec | None) -> sections.ServingStore
     return store if store is not None and store.nats is None else None
 
 
-def _store(store: sections.ServingStoreSpec | None, shared: dict[str, Any]) -> StorePlan | None:
+def _store(store: sections.ServingStoreSpec | None, run: RunFacts) -> StorePlan | None:
     """Returns where feeds find the answers of the pipeline, if there is a bucket for them."""
-    if "bucket" not in shared:
+    if run.bucket is None:
         return None
-    plan = StorePlan(shared["bucket"], shared["bucket_ttl"], search=shared["search"])
+    plan = StorePlan(run.bucket, run.bucket_ttl, search=run.search)
     own = _own_store(store)
     return plan if own is None else replace(plan, code=own.code, env=own.variables)
 
@@ -293,19 +305,14 @@ def _strategy(section: sections.RetrySpec | None) -> RetryStrategy | None:
 
 
 def _source(
-    source: sections.SourceSpec | None,
-    vertex: str,
-    limits: EffectiveLimits,
-    asked: int | None,
-    store: sections.ServingStoreSpec | None,
-    shared: dict[str, Any],
+    spec: Spec, step: Step, run: RunFacts, limits: EffectiveLimits, asked: int | None
 ) -> GeneratorPlan | SourcePlan | FeedPlan | None:
     """Returns what a source vertex gets its messages from; ``asked`` are the rows of one read."""
-    if source is None:
+    if step.source is None:
         return None
-    plan = source.section.plan(shared["pipeline"], vertex)
+    plan = step.source.section.plan(run.pipeline, step.name)
     if isinstance(plan, FeedPlan):
-        return replace(plan, store=_store(store, shared))
+        return replace(plan, store=_store(spec.serving_store, run))
     if not isinstance(plan, Pulled):
         return plan
     return SourcePlan(
@@ -313,20 +320,7 @@ def _source(
         limit=limits.read_batch_size,
         columns_limit=asked or COLUMNS_LIMIT,
         timeout=limits.read_timeout / 1000,
-        run=shared["run"],
-        search=shared["search"],
+        run=run.id,
+        search=run.search,
         env=plan.env,
     )
-
-
-def _stream_fields(streams: VertexStreams) -> dict[str, Any]:
-    """Returns which streams the vertex keeps, as the fields of its plan."""
-    return {
-        "vertex": streams.vertex,
-        "partitions": streams.partitions,
-        "has_buffer": streams.has_buffer,
-        "returns": streams.returns,
-        "remembers": streams.remembers,
-        "batched": streams.batched,
-        "serves": streams.serves,
-    }

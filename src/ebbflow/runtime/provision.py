@@ -47,10 +47,10 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
     pipeline = PipelineStreams(
         names,
         [plan.streams for plan in plans],
-        bucket=plans[0].bucket,
-        bucket_ttl=plans[0].bucket_ttl,
+        bucket=plans[0].run.bucket,
+        bucket_ttl=plans[0].run.bucket_ttl,
         own_store=any(plan.has_own_store for plan in plans),
-        audit_table=plans[0].audit,
+        audit_table=plans[0].run.audit,
         replicas=replicas,
     )
     for config in list_configs(pipeline):
@@ -166,9 +166,9 @@ async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
     """
     positions = await read_positions(link.client, Names(plans[0].pipeline))
     for plan in plans:
-        if plan.is_source and not plan.has_buffer and not plan.paused:
+        if plan.is_source and not plan.streams.has_buffer and not plan.paused:
             ends = [positions.get((plan.vertex, p)) for p in range(plan.partitions)]
-            if not all(end is not None and _exhausted(end, plan.run) for end in ends):
+            if not all(end is not None and _exhausted(end, plan.run.id) for end in ends):
                 return False
     first = await snapshot(link, plans)
     if any(state is None or state.messages for state in first.values()):

@@ -1,8 +1,8 @@
 """The engine: Spark's JVM, watched and replaced within a second when it dies.
 
 A JVM can be killed, run out of memory, or stop Spark when its cluster is gone. Everything that a
-pipeline knows is in NATS, so a new one goes on where the old one was: nothing is lost, and only
-what tasks had in hand is processed again. A JVM that keeps dying is not started for ever, and a
+pipeline knows is in NATS, so a new one continues where the old one was: nothing is lost, and only
+what tasks had in flight is processed again. A JVM that keeps dying is not started for ever, and a
 session that the user's program has started is the user's to start again.
 """
 

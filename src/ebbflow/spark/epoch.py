@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 
 from ebbflow.accounts.traces import flush_spans
-from ebbflow.runtime.handlers import close_other_runs, close_run
 from ebbflow.runtime.nats_task import VertexTask
 from ebbflow.runtime.operators import UserCode, set_environment
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import Report
+from ebbflow.runtime.worker import WORKER
 from ebbflow.usercode.call_watch import watch_calls
 from ebbflow.usercode.poison import end_worker_on_base_exception
 
@@ -69,18 +69,18 @@ def run_partition(
     plan: VertexPlan, partition: int, seconds: float, isolate: bool = False
 ) -> Report:
     """Runs one task on a worker; user code stays open unless this was the last epoch."""
-    close_other_runs(plan.run)
+    WORKER.close_other_runs(plan.run.id)
     set_environment(plan, partition)
     task = VertexTask(plan, partition, seconds)
     code = UserCode(plan, task.events.log, isolate)
-    watch = watch_calls(plan.call_timeout, task.events.in_call)
+    watch = watch_calls(plan.calls.timeout, task.events.in_call)
     with task.events.printing(), end_worker_on_base_exception(), watch:
         try:
             report = task.run(code)
         finally:
             code.close()
     if report.ended == "stop":
-        close_run(plan.run)
-        if plan.traces:
+        WORKER.close_run(plan.run.id)
+        if plan.run.traces:
             flush_spans()
     return report

@@ -31,15 +31,12 @@ from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.embedded import FolderWitness
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
-from ebbflow.runtime.attachment import Attachment
 from ebbflow.runtime.control import STOP, shorten
 from ebbflow.runtime.feeds import Feeds
-from ebbflow.runtime.handlers import close_run
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
-from ebbflow.runtime.run_lock import hold_run_lock
-from ebbflow.runtime.run_options import RunOptionNames, RunOptions
-from ebbflow.runtime.stored_spec import store_spec
+from ebbflow.runtime.run import Attachment, RunOptionNames, RunOptions, hold_run_lock, store_spec
+from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
@@ -131,7 +128,7 @@ class Run:
         name, partitions, heard = vertex.plan.vertex, vertex.plan.partitions, self._listener
         if vertex.failure is not None or heard.halted(name) is not None:
             return False
-        return vertex.plan.batched or heard.has_heard(name, partitions, vertex.up_since)
+        return vertex.plan.streams.batched or heard.has_heard(name, partitions, vertex.up_since)
 
     def execute(self) -> Summary:
         """Starts everything, waits for the end, stops everything and returns the summary."""
@@ -156,7 +153,7 @@ class Run:
                 self._witness = FolderWitness(options.state)
             stack.enter_context(hold_run_lock(self._link, self._names))
             plans = self._plans()
-            stack.callback(close_run, plans[0].run)
+            stack.callback(WORKER.close_run, plans[0].run.id)
             self._observer = Observer(self._link, plans, self._listener, self._spec.kind)
             self._observer.begin()
             for attachment in self._beside:
@@ -180,7 +177,7 @@ class Run:
         return Summary(self._spec.name, ended, seconds, vertices, totals, publishing, status)
 
     def _attach(self, stack: ExitStack, attachment: Attachment) -> None:
-        """Opens something beside the run, for as long as the server is there."""
+        """Opens something next to the run, for as long as the server is there."""
         opened = attachment(self._link.server, self._spec.name, self._watcher.stage)
         for name, address in stack.enter_context(opened).items():
             self._observer.link_to(name, address)
@@ -246,8 +243,8 @@ class Run:
         link.run(provision.provision(link, plans, replicas))
         link.run(store_spec(link.client, self._names, self._spec))
         lineage = link.run(provision.lineage(link, self._spec.name))
-        level = self._options.log_level
-        return [replace(plan, lineage=lineage, log_level=level) for plan in plans]
+        run = replace(plans[0].run, lineage=lineage, log_level=self._options.log_level)
+        return [replace(plan, run=run) for plan in plans]
 
     def _session(self, plans: Sequence[VertexPlan]) -> AbstractContextManager[SparkSession]:
         from ebbflow.spark.session import open_session
@@ -260,7 +257,7 @@ class Run:
         )
 
     def _check_batches(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
-        if any(plan.batched for plan in plans):
+        if any(plan.streams.batched for plan in plans):
             from ebbflow.spark.batch.vertex import check_batches
 
             check_batches(spark, plans)
@@ -346,14 +343,14 @@ class Run:
     def _facts_of(self, vertex: VertexSupervisor) -> JobFacts:
         name, plan = vertex.plan.vertex, vertex.plan
         unheard = self._listener.unheard(name, plan.partitions)
-        resident = not plan.batched and not self._takes_turns()
+        resident = not plan.streams.batched and not self._takes_turns()
         is_silent = resident and vertex.failure is None and _SILENT < unheard < math.inf
         return JobFacts.with_errors(
             vertex.errors,
             restarts=vertex.restarts,
             failure=vertex.failure or self._hear_feed(vertex),
             up=self._is_up(vertex),
-            opened=plan.batched or self._listener.has_opened(name, plan.partitions),
+            opened=plan.streams.batched or self._listener.has_opened(name, plan.partitions),
             silent=unheard if is_silent else None,
             silent_because=self._explain_silence() if is_silent else None,
         )

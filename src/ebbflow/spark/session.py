@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ebbflow.domain.errors import SetupError
-from ebbflow.spark.class_archive import ClassArchive
 from ebbflow.spark.daemon import preload
+from ebbflow.spark.jvm import ClassArchive
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -2,7 +2,7 @@
 
 A vertex whose epoch fails is started again after a wait that doubles from half a second to thirty
 seconds, while the others go on; why it failed is kept to be shown. Its messages are safe meanwhile:
-what it had in hand is replayed from its position.
+what it had in flight is replayed from its position.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class VertexSupervisor:
     def _run_epoch(self, isolate: bool) -> None:
         plan = self.plan
         seconds = _CLOSING if self._stopping.is_set() else next(self._lengths)
-        if plan.batched:
+        if plan.streams.batched:
             run_batches(self._spark, plan, self.epoch, seconds, self._stopping)
         else:
             reports = self._epochs.run(self.epoch, seconds, isolate)

@@ -133,7 +133,7 @@ class Observer:
         self.last = PipelineStatus(
             names.pipeline,
             kind,
-            run=plans[0].run,
+            run=plans[0].run.id,
             host=socket.gethostname(),
             pid=os.getpid(),
             phase="starting",
@@ -316,7 +316,7 @@ class Observer:
             partitions_up=plan.partitions if job.up else heard.count_heard(name, _SILENT),
             silent=job.silent,
             silent_because=job.silent_because,
-            batched=plan.batched,
+            batched=plan.streams.batched,
             publishing=heard.tally(name),
             waiting=None if job.failure else waiting,
             halted=halted,

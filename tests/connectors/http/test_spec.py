@@ -163,7 +163,7 @@ def test_the_settings_of_a_source_have_its_secrets_read(tmp_path, monkeypatch):
     assert endpoint.certificate.chain.startswith("-----BEGIN CERTIFICATE-----")
     assert (settings.token.reveal(), settings.ack_wait) == ("open sesame", 2.0)
     assert "sesame" not in repr(source)
-    assert source.has_buffer
+    assert source.streams.has_buffer
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from pathlib import Path
 from ebbflow.domain.code import Code
 from ebbflow.domain.errors import SourceError
 from ebbflow.engine.system_errors import LISTED, SystemErrors
-from ebbflow.runtime.source_process.line import Line
-from ebbflow.runtime.source_process.protocol import Answer, Order, Request
+from ebbflow.runtime.source_process.protocol import FromSource, Line, Order, ToSource
 from ebbflow.usercode.poison import pickle_by_value
 from ebbflow.usercode.variables import CONTAINER_TYPE, Variables, expand_all
 
@@ -91,17 +90,17 @@ class Companion:
             time.sleep(0.01)
         raise SourceError(vertex, f"its process did not start{self._ended()}")
 
-    def tell(self, request: Request) -> None:
+    def tell(self, request: ToSource) -> None:
         """Returns when the request is on its way; ``SourceError`` if the process has ended."""
         try:
             self._line.send(request)
         except OSError as error:
             raise SourceError(self._vertex, f"its process has ended{self._ended()}") from error
 
-    def hear(self) -> Answer:
+    def hear(self) -> FromSource:
         """Waits for the next answer; ``SourceError`` if the process has ended."""
         try:
-            answer: Answer = self._line.receive()
+            answer: FromSource = self._line.receive()
         except (EOFError, OSError) as error:
             raise SourceError(self._vertex, f"its process has ended{self._ended()}") from error
         return answer

@@ -25,17 +25,17 @@ from ebbflow.engine.position import Mark
 from ebbflow.engine.source_columns import NO_OFFSETS, frame_of
 from ebbflow.runtime.source_process.client import Companion, SourcePlan
 from ebbflow.runtime.source_process.protocol import (
-    Answer,
     End,
     Failed,
+    FromSource,
     Given,
     Greet,
     Heard,
     Hello,
-    Request,
     Resume,
     Settle,
     Told,
+    ToSource,
 )
 from ebbflow.streams.ledger import FACTS, Ledger
 from ebbflow.usercode.printing import Printed
@@ -79,7 +79,7 @@ class PulledInlet(Inlet):
         self._change = threading.Condition()
         """Guards what follows, and is notified when there may be a word to say."""
         self._settled: list[HandedBack] = []
-        self._in_question: Request | None = None
+        self._in_question: ToSource | None = None
         """The word that the source has not answered yet."""
         self._telling: HandedBack | None = None
         self._unsettled = 0
@@ -101,7 +101,7 @@ class PulledInlet(Inlet):
 
     @property
     def waiting(self) -> Waiting | None:
-        """The system behind the source, if that is away."""
+        """The system behind the source, if that is unavailable."""
         return self._patience.waiting
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
@@ -122,7 +122,7 @@ class PulledInlet(Inlet):
         return taken
 
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
-        """Returns nothing: the source gives again what was in hand."""
+        """Returns nothing: the source gives again what was in flight."""
         self.mark = max(self.mark, end)
         return []
 
@@ -162,7 +162,7 @@ class PulledInlet(Inlet):
         except BaseException as error:
             self._fail(error)
 
-    def _next_request(self) -> Request | None:
+    def _next_request(self) -> ToSource | None:
         """Waits until there is something to say; ``None`` when there is nothing more for good."""
         with self._change:
             while self._failure is None:
@@ -181,7 +181,7 @@ class PulledInlet(Inlet):
     def _is_telling(self) -> bool:
         return bool(self._settled or self._telling)
 
-    def _choose_request(self, away: bool) -> Request | None:
+    def _choose_request(self, away: bool) -> ToSource | None:
         if not self._greeted:
             return Greet()
         if self._settled:
@@ -205,7 +205,7 @@ class PulledInlet(Inlet):
             self._change.notify()
         self._wake.set()
 
-    def _hear(self, answer: Answer) -> None:
+    def _hear(self, answer: FromSource) -> None:
         match answer:
             case Hello():
                 self.takes_back, self._greeted = answer.redelivers, True

@@ -1,6 +1,7 @@
 """A source in its process: opened, read from, and told what became of its messages.
 
-All its methods are called from one thread. What it gave and is not settled is in hand here.
+All its methods are called from one thread. What it gave and is not settled is in
+flight, and given again to the next task.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import contextlib
 import pickle
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +27,6 @@ from ebbflow.domain.source import NackOffset, SourceMessage, redelivers
 from ebbflow.engine.blame import Outage
 from ebbflow.engine.source_columns import check_columns, columns_of, rows_of
 from ebbflow.numaflow.pynumaflow.adapters import adapt
-from ebbflow.runtime.source_process.in_hand import InHand
 from ebbflow.runtime.source_process.protocol import (
     Failed,
     Given,
@@ -41,7 +42,6 @@ from ebbflow.usercode.targets import resolve
 
 WINDOW = 40_000
 """Messages that may be unsettled before no more are read."""
-
 _MOST_BYTES = 64 * 1024 * 1024
 _SETTLE_SOON = 0.25
 # Seconds for which a quick source is read on before its messages are given, and the wait of such a
@@ -49,7 +49,6 @@ _SETTLE_SOON = 0.25
 _GATHER, _AT_HAND = 0.005, 0.001
 _TELL_EVERY = 2.0
 _PRINTED = 1_000
-
 T = TypeVar("T")
 
 
@@ -58,7 +57,7 @@ class SourceReading:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._in_hand = InHand()
+        self._in_flight = InFlightRows()
         self._inherited: set[bytes] = set()
         self._again: deque[pa.RecordBatch] = deque()
         self._lines: list[Printed] = []
@@ -74,13 +73,13 @@ class SourceReading:
 
     def begin_task(self) -> None:
         """Has the next task be given again what the last one has not settled."""
-        self._again.extendleft(reversed(self._in_hand.take_all()))
+        self._again.extendleft(reversed(self._in_flight.take_all()))
         self._told_exhausted, self._told_at = False, 0.0
 
     @property
     def has_room(self) -> bool:
         """Whether there may be another read before something is settled."""
-        return len(self._in_hand) < WINDOW and self._in_hand.nbytes < _MOST_BYTES
+        return len(self._in_flight) < WINDOW and self._in_flight.nbytes < _MOST_BYTES
 
     def attempt(
         self, what: Literal["greet", "settle", "read"], call: Callable[..., T], *arguments: Any
@@ -96,12 +95,12 @@ class SourceReading:
             return Failed(what, text, traceback.format_exc(), self._outage(error, text))
 
     def _outage(self, error: BaseException, what: str) -> Outage | None:
-        """Returns what is away, if the error says so; the source is then closed."""
+        """Returns what is unavailable, if the error says so; the source is then closed."""
         if not self._order.systems.means_away(error):
             return None
         self.close()
         self._source = None
-        self._inherited |= self._in_hand.offsets
+        self._inherited |= self._in_flight.offsets
         for rows in self._again:
             self._inherited.update(rows.column("offset").to_pylist())
         outage = Outage.of(error)
@@ -142,11 +141,11 @@ class SourceReading:
     def read(self) -> Given | None:
         """Returns messages, those first that an earlier task has not settled; ``None`` if none."""
         rows = self._again.popleft() if self._again else self._read_source()
-        rows = self._in_hand.without_known(rows)
+        rows = self._in_flight.without_known(rows)
         self._was_dry = not rows.num_rows
         if self._was_dry:
             return None
-        self._in_hand.add(rows)
+        self._in_flight.add(rows)
         return Given.of(rows)
 
     def _read_source(self) -> pa.RecordBatch:
@@ -155,7 +154,7 @@ class SourceReading:
             raise error
         began, order = time.monotonic(), self._order
         # While something is unsettled the task may want to say so soon.
-        timeout = min(_SETTLE_SOON, order.timeout) if len(self._in_hand) else order.timeout
+        timeout = min(_SETTLE_SOON, order.timeout) if len(self._in_flight) else order.timeout
         given = self._read_once(0, timeout)
         if isinstance(given, pa.RecordBatch):
             return self._rows_of(check_columns(given))
@@ -166,9 +165,9 @@ class SourceReading:
         return self._rows_of(columns_of(messages))
 
     def _read_once(self, waiting: int, timeout: float) -> Any:
-        """Calls the source when so many messages are to be given beside those in hand."""
+        """Calls the source when so many messages are to be given next to those in flight."""
         most = self._order.columns_limit if self._gives_columns else self._order.limit
-        room = WINDOW - len(self._in_hand) - waiting
+        room = WINDOW - len(self._in_flight) - waiting
         given = self._call("read", None, min(most, room), timeout)
         self._gives_columns = isinstance(given, pa.RecordBatch)
         return given
@@ -178,7 +177,7 @@ class SourceReading:
 
         A word with many messages costs hardly more than one with few, here and in the task.
         """
-        if len(self._in_hand) + len(messages) >= WINDOW:
+        if len(self._in_flight) + len(messages) >= WINDOW:
             return False
         try:
             given = self._read_once(len(messages), _AT_HAND)
@@ -222,7 +221,7 @@ class SourceReading:
         else:
             self._tell_ends(acks, nacks)
         for settled in offsets:
-            self._in_hand.settle(settled)
+            self._in_flight.settle(settled)
             self._inherited.difference_update(settled.to_pylist() if self._inherited else ())
         # A nacked message is to be given again: what was exhausted need not be any more.
         self._told_exhausted = self._told_exhausted and self._exhausted
@@ -279,3 +278,73 @@ def _list_nacks(nacks: pa.RecordBatch) -> list[NackOffset]:
     return [
         NackOffset(offset, NackOptions(*options)) for offset, *options in zip(*columns, strict=True)
     ]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch, how many of its messages are not settled, and the bytes that each takes, about."""
+
+    rows: pa.RecordBatch
+    left: int
+    size: float
+
+
+class InFlightRows:
+    """Messages by their offsets. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._batch_of: dict[bytes, int] = {}
+        self._batches: dict[int, _Batch] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._batch_of)
+
+    @property
+    def offsets(self) -> set[bytes]:
+        """The offsets of all messages in flight."""
+        return set(self._batch_of)
+
+    @property
+    def nbytes(self) -> float:
+        """The bytes that the messages in flight take, about."""
+        return sum(batch.left * batch.size for batch in self._batches.values())
+
+    def without_known(self, columns: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns those of the messages that are not in flight yet, each once."""
+        offsets = columns.column("offset").to_pylist()
+        if self._batch_of.keys().isdisjoint(offsets) and len(set(offsets)) == len(offsets):
+            return columns
+        first = {offset: row for row, offset in reversed([*enumerate(offsets)])}
+        fresh = sorted(row for offset, row in first.items() if offset not in self._batch_of)
+        return columns.take(pa.array(fresh, pa.int64()))
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Notes that these are given; none of them is in flight already."""
+        self._number += 1
+        count = rows.num_rows
+        self._batches[self._number] = _Batch(rows, count, rows.nbytes / max(1, count))
+        self._batch_of |= dict.fromkeys(rows.column("offset").to_pylist(), self._number)
+
+    def settle(self, offsets: pa.BinaryArray) -> None:
+        """Lets these go; those that are not in flight are not minded."""
+        settled = Counter(map(self._batch_of.pop, offsets.to_pylist(), repeat(0)))
+        for number, count in settled.items():
+            if number:
+                self._batches[number].left -= count
+                if not self._batches[number].left:
+                    del self._batches[number]
+
+    def take_all(self) -> list[pa.RecordBatch]:
+        """Returns all that are in flight, in the order they were given, and lets them go."""
+        taken = [self._unsettled(number) for number in self._batches]
+        self._batch_of, self._batches = {}, {}
+        return taken
+
+    def _unsettled(self, number: int) -> pa.RecordBatch:
+        batch = self._batches[number]
+        if batch.left == batch.rows.num_rows:
+            return batch.rows
+        offsets = batch.rows.column("offset").to_pylist()
+        kept = [self._batch_of.get(offset) == number for offset in offsets]
+        return batch.rows.filter(pa.array(kept, pa.bool_()))

@@ -1,13 +1,13 @@
-"""The process that a source runs in: started beside its vertex's task, kept across epochs.
+"""The process that a source runs in: started next to its vertex's task, kept across epochs.
 
 Run as ``python -m ebbflow.runtime.source_process.server``; what it needs comes through standard
 input. It serves one task at a time on a unix socket and calls the source's methods from one thread.
 It reads ahead of its task, within a window of messages that are not settled. Messages that a task
 was given and has not settled are given again to the next task, so that nothing is lost between
-epochs or when a worker is killed. When the system behind a source is away, the source is closed and
-made anew for the next request; what the old one gave and is not settled yet is told to the new one,
-which may not know it and then gives it again. The process ends when it is told to, when no task has
-come for a while, and when Spark's own process beside it is gone.
+epochs or when a worker is killed. When the system behind a source is unavailable, the source is
+closed and made anew for the next request; what the old one gave and is not settled yet is told to
+the new one, which may not know it and then gives it again. The process ends when it is told to,
+when no task has come for a while, and when Spark's own process next to it is gone.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import threading
 import time
 from pathlib import Path
 
-from ebbflow.runtime.source_process.line import Line
 from ebbflow.runtime.source_process.protocol import (
-    Answer,
     End,
     Failed,
+    FromSource,
     Greet,
+    Line,
     Order,
-    Request,
     Resume,
     Settle,
+    ToSource,
 )
 from ebbflow.runtime.source_process.reading import SourceReading
 from ebbflow.usercode.printing import Printed, redirected
@@ -109,7 +109,7 @@ class _Conversation:
         pause, self._pause = self._pause, 0.0
         return pause * 1000
 
-    def _hear(self, request: Request) -> None:
+    def _hear(self, request: ToSource) -> None:
         self._may_read = True
         match request:
             case Greet():
@@ -121,7 +121,7 @@ class _Conversation:
 
     def _read(self) -> None:
         began = time.monotonic()
-        # Given before anything else is asked of the source: what is in hand and was not given
+        # Given before anything else is asked of the source: what is in flight and was not given
         # would wait for the next task.
         given = self._answer(self._reading.attempt("read", self._reading.read))
         if self._may_read:
@@ -129,7 +129,7 @@ class _Conversation:
         if not given and time.monotonic() - began < _MIN_READ:
             self._pause = _MIN_READ  # a source that does not wait must not keep us spinning
 
-    def _answer(self, answer: Answer | None) -> bool:
+    def _answer(self, answer: FromSource | None) -> bool:
         """Says it, if there is something to say; returns whether there was."""
         if isinstance(answer, Failed):
             self._may_read = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ebbflow.connectors.plans import FILE_FORMATS, Format
 from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.domain.errors import SetupError
-from ebbflow.spark.audit.files import WAITING, TableFiles, local_folder
-from ebbflow.spark.audit.rows import merge_files, plain_ddl
+from ebbflow.spark.audit.files import WAITING, TableFiles, local_folder, merge_files, plain_ddl
 from ebbflow.streams.audit_rows import PLAIN_TABLE
 
 if TYPE_CHECKING:
@@ -27,6 +27,27 @@ if TYPE_CHECKING:
 VIEW = "audit"
 _TRIES = 5
 _Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTables:
+    """The tables of pipelines by their names, and their dead letters if those are asked for."""
+
+    tables: Mapping[str, Mapping[str, Any]]
+    letters: Sequence[Mapping[str, Any]] | None = None
+
+
+class AuditResult:
+    """What a query comes to."""
+
+    def __init__(self, columns: list[str], rows: Callable[[], Iterator[tuple[Any, ...]]]) -> None:
+        self.columns = columns
+        """The names of its columns."""
+        self._rows = rows
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yields its rows, times with their zone; ``EbbflowError`` if they cannot be made."""
+        return self._rows()
 
 
 class AuditFolder(Protocol):

@@ -27,8 +27,17 @@ from pyspark.errors import PySparkException
 from ebbflow.connectors.plans import FILE_FORMATS, Format
 from ebbflow.connectors.spark.session import clone_session, find_format, root_cause
 from ebbflow.domain.errors import SetupError, SparkError
-from ebbflow.spark.audit.files import ASIDE, BatchSpan, TableFiles, local_folder
-from ebbflow.spark.audit.rows import BatchRows, give_rows, merge_files, plain_ddl, write_files
+from ebbflow.spark.audit.files import (
+    ASIDE,
+    BatchRows,
+    BatchSpan,
+    TableFiles,
+    give_rows,
+    local_folder,
+    merge_files,
+    plain_ddl,
+    write_files,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,4 +1,4 @@
-"""The writer of the audit table: a thread of the driver that writes batches while the run goes on.
+"""The writer of the audit table: a thread of the driver that writes batches while the run lasts.
 
 It writes at the end of each epoch where batches are merged later, else after each ``interval``;
 earlier when much waits, and a last time when the tasks have ended. What it cannot write stays in
@@ -21,8 +21,7 @@ from pyspark import InheritableThread
 
 from ebbflow.connectors.spark.session import silence_pyspark_loggers
 from ebbflow.domain.durations import Backoff
-from ebbflow.spark.audit.files import BatchSpan
-from ebbflow.spark.audit.rows import BatchRows
+from ebbflow.spark.audit.files import BatchRows, BatchSpan
 from ebbflow.spark.audit.tables import AuditTable, open_table
 from ebbflow.status.model import Concern
 from ebbflow.streams.audit import AuditStream
@@ -64,13 +63,13 @@ def writing_audit(
     ``SetupError`` if the table can never be written. A context that ends by an exception leaves the
     rest to the next one: Spark has died.
     """
-    if audit is None or plan.audit is None:
+    if audit is None or plan.run.audit is None:
         yield
         return
-    options = tuple(json.loads(plan.audit)["options"].items())
+    options = tuple(json.loads(plan.run.audit)["options"].items())
     table = open_table(spark, replace(audit.read_format("the audit table"), options=options))
     table.check()
-    stream = AuditStream(link, Names(plan.pipeline), plan.lineage)
+    stream = AuditStream(link, Names(plan.pipeline), plan.run.lineage)
     times = AuditTimes(lambda: slots.epoch_seconds, audit.interval / 1000, audit.lasts)
     writer = AuditWriter(spark, table, stream, link, plan, times, tell)
     observer.beside = writer.list_concerns
@@ -117,7 +116,7 @@ class AuditWriter:
         self._table = table
         self._stream = stream
         self._link = link
-        self._rows_of = (plan.server, plan.pipeline)
+        self._rows_of = (plan.run.server, plan.pipeline)
         self._times = times
         self._tell = tell
         self._stopping = threading.Event()
@@ -143,7 +142,7 @@ class AuditWriter:
         self._tell(f"{self.problem} The next run writes what waits.")
 
     def stop(self) -> None:
-        """Ends without writing, where Spark is gone; the next one goes on."""
+        """Ends without writing, where Spark is gone; the next one continues."""
         self._stopping.set()
 
     def list_concerns(self) -> tuple[Concern, ...]:

@@ -1,32 +1,48 @@
-"""SQL and DataFrame vertices: a query makes new messages from those of a batch.
+"""The work of a batch vertex, on the driver: a query makes messages of a batch, a sink writes it.
 
-The query is planned by Spark and runs on its workers. Its result is kept by Spark until the batch
-is settled, so what was looked at is what is published. A query that cannot work at all is refused
-before the pipeline runs.
+**Queries** (SQL, DataFrame functions) are planned by Spark and run on its workers. Spark keeps the
+result until the batch is settled, so what was looked at is what is published. A query that cannot
+work at all is refused before the pipeline runs.
+
+**Writes** (Spark sinks) have one task, in the order of the messages. So one that fails leaves
+nothing behind where the format writes all of a task or nothing: databases do with a transaction,
+Spark does with files.
+
+**Calls.** ``limits.callTimeout`` holds for each attempt at either. When its time is over, Spark's
+jobs of the attempt are cancelled, which ends it wherever Spark works: in a shuffle, a user's
+function on a worker, a database that does not answer. Python code of a DataFrame function runs on
+the driver itself and cannot be ended safely from outside; when it returns too late, the attempt
+fails then. A write that has succeeded stays so, however late: it would be written twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType
 
-from ebbflow.connectors.spark.session import root_cause
-from ebbflow.domain.errors import ContractViolation, MessageTooLarge, SetupError
+from ebbflow.connectors.plans import SparkSink
+from ebbflow.connectors.spark.session import find_format, root_cause
+from ebbflow.domain.errors import CallTimeout, ContractViolation, MessageTooLarge, SetupError
 from ebbflow.engine.isolation import Trouble
-from ebbflow.runtime.handlers import resolve_code
-from ebbflow.runtime.plan import DataFrameMap, SqlMap, VertexPlan
-from ebbflow.spark.batch.query_rows import null_value
-from ebbflow.spark.batch.reading import COLUMNS
+from ebbflow.runtime.plan import DataFrameMap, SinksPlan, SqlMap, VertexPlan
+from ebbflow.runtime.worker import resolve_code
+from ebbflow.spark.batch.settling import null_value
+from ebbflow.spark.batch.window import COLUMNS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
-
-    from ebbflow.spark.batch.calls import BatchCall
+    from pyspark import SparkContext
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 VIEW = "messages"
 _NACKS = {
@@ -39,6 +55,40 @@ _FIX = (
     "Give a column 'value' of type STRING or BINARY, for example to_json(struct(*)), and if you "
     "like 'id', 'keys', 'tags', 'event_time' and 'headers'."
 )
+_LOOK_EVERY = 1.0
+# Seldom enough to cost nothing, often enough to end a call soon after its time.
+_LOOKS = 4
+_LONG, _TELL_EVERY = 1.0, 2.0
+Tell = Callable[[float | None], None]
+"""Told for how many seconds an attempt has been running once that is long; None when it ends."""
+_PLACE, _CORRUPT = "__place", "__corrupt"
+
+
+class BatchWork(Protocol):
+    """The work of one batch vertex. One thread uses it."""
+
+    @property
+    def traced(self) -> bool:
+        """True if each row of the result names the message that it was made from."""
+
+    @property
+    def result(self) -> DataFrame | None:
+        """The rows that all attempts since the last ``forget`` have made; ``None`` for no rows."""
+
+    def check(self) -> None:
+        """Raises ``SetupError`` if the work cannot succeed, whatever the messages are."""
+
+    def attempt(self, rows: DataFrame, call: BatchCall) -> None:
+        """Works on some rows; raises what Spark, a database or user code raises."""
+
+    def explain_failure(self, error: Exception) -> Trouble:
+        """Returns what an attempt failed of, without any secret."""
+
+    def suspects(self, rows: DataFrame) -> list[int]:
+        """Returns the places of rows that an attempt may have failed of, as far as it can tell."""
+
+    def forget(self) -> None:
+        """Drops what the attempts have made: the batch is settled, or given up."""
 
 
 def messages(rows: DataFrame) -> DataFrame:
@@ -70,7 +120,7 @@ class Query:
         self._largest = plan.largest
         self._sql = plan.role.query if isinstance(plan.role, SqlMap) else None
         self._code = plan.role.code if isinstance(plan.role, DataFrameMap) else None
-        self._search = plan.search
+        self._search = plan.run.search
         self._function: Callable[[DataFrame], Any] | None = None
         self._kept: list[DataFrame] = []
         self._filled: list[DataFrame] = []
@@ -200,3 +250,183 @@ def _texts(name: str, kind: DataType) -> Column:
     if not isinstance(kind, ArrayType):
         column = F.when(column.isNotNull(), F.array(column))
     return F.array_compact(column.cast("array<string>"))
+
+
+class Write:
+    """Writes the batches of one sink; it makes nothing that is to be published."""
+
+    @property
+    def traced(self) -> bool:
+        """Always ``False``: there is no result."""
+        return False
+
+    @property
+    def result(self) -> None:
+        """Always ``None``: a write makes no rows."""
+
+    def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
+        assert isinstance(plan.role, SinksPlan)
+        assert isinstance(plan.role.primary, SparkSink)
+        self._spark = spark
+        self._vertex = plan.vertex
+        self._most = plan.calls.batch_size
+        self._settings = plan.role.primary.settings
+
+    def check(self) -> None:
+        """Raises ``SetupError`` if a column or the format can never work."""
+        find_format(self._spark, self._settings.format, self._vertex)
+        try:
+            parsed = self._parse(messages(no_messages(self._spark)))
+        except Exception as error:
+            raise SetupError(
+                f"The schema of {self._vertex} cannot be used: {root_cause(error).sentence}",
+                "Correct it.",
+            ) from None
+        for name, expression in self._settings.columns:
+            try:
+                parsed.select(F.expr(expression).alias(name))
+            except Exception as error:
+                raise SetupError(
+                    f"Column {name} of {self._vertex} cannot be {expression!r}: "
+                    f"{root_cause(error).sentence}",
+                    "Correct it.",
+                ) from None
+
+    def attempt(self, rows: DataFrame, call: BatchCall) -> None:
+        """Writes some rows; raises what Spark raises."""
+        settings = self._settings
+        ordered = rows.coalesce(1).sortWithinPartitions(_PLACE)
+        parsed = self._parse(messages(ordered))
+        writer = parsed.select(*self._columns()).write.format(settings.format.name)
+        if settings.partition_by:
+            writer = writer.partitionBy(*settings.partition_by)
+        writer.mode(settings.mode).options(**self._options()).save()
+
+    def _options(self) -> dict[str, str]:
+        options = self._settings.format.reveal_options()
+        if self._settings.format.name.lower() == "jdbc":
+            # All rows of a piece in one batch of the driver's: the row it names is the one.
+            options = {"batchsize": str(self._most), **options}
+        return options
+
+    def explain_failure(self, error: Exception) -> Trouble:
+        """Returns what an attempt failed of, without the secrets of the format."""
+        failure = root_cause(error)
+        return replace(failure, text=self._settings.format.without_secrets(failure.text))
+
+    def suspects(self, rows: DataFrame) -> list[int]:
+        """Returns the places of rows whose values are not what the schema says."""
+        if self._settings.schema is None:
+            return []
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+        schema = f"{self._settings.schema}, {_CORRUPT} STRING"
+        try:
+            parsed = F.from_json(F.col("value").cast("string"), schema, options)
+            wrong = rows.where(parsed[_CORRUPT].isNotNull()).select(_PLACE)
+            return [row[0] for row in wrong.collect()]
+        except PySparkException:  # a schema that has no fields, say
+            return []
+
+    def _parse(self, batch: DataFrame) -> DataFrame:
+        """Returns the messages, with their values as ``data`` if there is a schema for them."""
+        if self._settings.schema is None:
+            return batch
+        text = F.col("value").cast("string")
+        # Anything that is no JSON has to fail: the other modes make NULL of it.
+        data = F.from_json(text, self._settings.schema, {"mode": "FAILFAST"})
+        return batch.withColumn("data", data)
+
+    def _columns(self) -> list[Column]:
+        if self._settings.columns:
+            return [F.expr(text).alias(name) for name, text in self._settings.columns]
+        if self._settings.schema is not None:
+            return [F.col("data.*")]
+        return [F.col("value").cast("string").alias("value")]
+
+    def forget(self) -> None:
+        """Does nothing: a write keeps nothing."""
+
+
+class BatchCall:
+    """One attempt. ``tag`` is what its jobs are known by, and those of no other."""
+
+    def __init__(self, context: SparkContext, tag: str, limit: float | None, tell: Tell) -> None:
+        self._context = context
+        self._tag = tag
+        self._limit = limit
+        self._tell = tell
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+        self._told_at: float | None = None
+        self._is_late = False
+
+    def check_time(self) -> None:
+        """Raises ``CallTimeout`` if its time is over."""
+        if self._limit is not None and time.monotonic() - self._began >= self._limit:
+            self._is_late = True
+            raise CallTimeout(self._limit)
+
+    def watch(self) -> None:
+        """Tells how long it lasts, and cancels its jobs when it is late, until it has ended."""
+        every = _LOOK_EVERY if self._limit is None else min(_LOOK_EVERY, self._limit / _LOOKS)
+        while not self._ended.wait(every):
+            self._tell_length(time.monotonic())
+            try:
+                self.check_time()
+            except CallTimeout:  # again and again: a function may begin another job
+                self._context.cancelJobsWithTag(self._tag)
+
+    def _tell_length(self, now: float) -> None:
+        last = self._began + _LONG - _TELL_EVERY if self._told_at is None else self._told_at
+        if now - last >= _TELL_EVERY:
+            self._told_at = now
+            self._tell(now - self._began)
+
+    def end(self) -> None:
+        """Ends the watch."""
+        self._ended.set()
+
+    def explain(self, error: Exception) -> Exception:
+        """Returns why it failed: because it was cancelled as too late, or the error itself."""
+        if self._limit is None or not self._is_late or isinstance(error, CallTimeout):
+            return error
+        return CallTimeout(self._limit)
+
+    @property
+    def was_told(self) -> bool:
+        """Whether people have heard that it takes long."""
+        return self._told_at is not None
+
+
+class BatchCalls:
+    """The attempts of one partition, one after another."""
+
+    def __init__(self, context: SparkContext, name: str, limit: float | None, tell: Tell) -> None:
+        self._context = context
+        self._name = name
+        self._limit = limit
+        self._tell = tell
+        self._numbers = count()
+
+    @contextmanager
+    def call(self) -> Iterator[BatchCall]:
+        """Watches an attempt; ``CallTimeout`` in place of what it raises when it is late."""
+        # A tag of its own: Spark cancels a little later, which must not hit the next attempt.
+        tag = f"{self._name}-{next(self._numbers)}"
+        call = BatchCall(self._context, tag, self._limit, self._tell)
+        thread = threading.Thread(target=call.watch, name="batch-call", daemon=True)
+        self._context.addJobTag(tag)
+        thread.start()
+        try:
+            yield call
+        except Exception as error:
+            explained = call.explain(error)
+            if explained is error:
+                raise
+            raise explained from error
+        finally:
+            call.end()
+            thread.join()
+            self._context.removeJobTag(tag)
+            if call.was_told:
+                self._tell(None)

@@ -29,22 +29,18 @@ from ebbflow.engine.blame import Outage
 from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.inlet import Watermark
 from ebbflow.engine.isolation import Isolated, Trouble, isolate
-from ebbflow.engine.outage import Breaker
 from ebbflow.engine.position import Position, Span, chunk_key
 from ebbflow.engine.publications import ChunkNumber
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.control import Handlers, PauseWatch, listening
-from ebbflow.runtime.handlers import lasting, patience_of
+from ebbflow.runtime.nats_task import NatsJournal
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
-from ebbflow.spark.batch.calls import BatchCalls
-from ebbflow.spark.batch.query import Query
+from ebbflow.runtime.worker import WORKER
+from ebbflow.spark.batch.query import BatchCalls, BatchWork, Query, Write
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
 from ebbflow.spark.batch.window import Pending, Window, frame_ranges
-from ebbflow.spark.batch.work import BatchWork
-from ebbflow.spark.batch.write import Write
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import PositionStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +62,7 @@ def check_batches(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
     silence_pyspark_loggers()
     with leaving_active(spark):
         for plan in plans:
-            if plan.batched:
+            if plan.streams.batched:
                 _work(clone_session(spark, _SETTINGS), plan).check()
 
 
@@ -91,7 +87,7 @@ def run_batches(
         title = f"{plan.vertex}, epoch {epoch}{part}"
         context.setJobGroup(_group(plan), title, interruptOnCancel=True)
         try:
-            with closing(Link(plan.server)) as link:
+            with closing(Link(plan.run.server)) as link:
                 session = clone_session(spark, _SETTINGS)
                 BatchPartition(session, plan, partition, link, over, stopping).run()
         except BaseException as error:
@@ -159,23 +155,22 @@ class BatchPartition:
         self._stopping = stopping
         names = Names(plan.pipeline)
         self._tally = Tally()
-        self._store = PositionStore(
-            link.client, names, plan.vertex, partition, plan.publish, self._tally
-        )
+        self._journal = NatsJournal(plan, partition, link, self._tally)
         self._pending = Pending(link, names, plan.vertex, partition)
         self._events = Events(link, names, plan.vertex, partition, self._tally)
         self._work = _work(spark, plan)
         name = f"{_group(plan)}/{partition}/{id(self)}"
-        limit, tell = plan.call_timeout, self._events.in_call
+        limit, tell = plan.calls.timeout, self._events.in_call
         self._calls = BatchCalls(spark.sparkContext, name, limit, tell)
-        self._breaker = lasting(plan.whose, ("breaker", partition), lambda: Breaker(plan.breaker))
+        resident = WORKER.vertex(plan.whose)
+        self._breaker = resident.breaker(plan.policy.breaker, partition)
         self._resumed = False
-        self._patience = patience_of(plan.whose, "batch", plan.on_unavailable)
+        self._patience = resident.patience("batch", plan.policy.on_unavailable)
         self._paused = False
         self._pauses = PauseWatch(names, plan.vertex, self._pause)
 
     def run(self) -> None:
-        """Works until the epoch is over; what is in hand then is settled first."""
+        """Works until the epoch is over; what is in flight then is settled first."""
         words: Handlers = {"resume": self._resume, "pauses": self._pauses.hear}
         # Heard before the record of pauses is read: a word that comes meanwhile is not missed.
         with listening(self._link, Names(self._plan.pipeline), words):
@@ -190,7 +185,7 @@ class BatchPartition:
         self._paused = paused
 
     def _run(self) -> None:
-        self._position: Position = self._link.run(self._store.claim())
+        self._position: Position = self._link.run(self._journal.claim())
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         self._breaker.tripped = self._position.halted
         try:
@@ -242,10 +237,11 @@ class BatchPartition:
         pending = self._pending.look(self._position.done)
         if pending is None:
             return False
+        most = self._plan.calls.batch_size
         with self._window(pending.end, pending.size) as window:
             done = 0
             while done < len(window) and not self._is_closed():
-                done = self._batch(window, done, min(done + self._plan.batch_size, len(window)))
+                done = self._batch(window, done, min(done + most, len(window)))
             if not len(window):  # all that came is scheduled for later, or was read before
                 self._record(self._position.settled(window.span(0), Counts()))
         return True
@@ -330,7 +326,7 @@ class BatchPartition:
     def _settle(self, window: Window, low: int, isolated: Isolated) -> None:
         plan, start, end = self._plan, self._position.done, window.span(isolated.end)
         count = isolated.end - low
-        silent = isinstance(plan.role, SinksPlan) and plan.audit is None
+        silent = isinstance(plan.role, SinksPlan) and plan.run.audit is None
         if silent and not isolated.blamed:
             counts = Counts(read=count, written=count, done=count)  # nothing is to be published
             self._breaker.note_answered(count)
@@ -358,7 +354,7 @@ class BatchPartition:
         # same batch again, and what it publishes has the same ids.
         if self._position.intent != end or not self._position.replays:
             self._position = self._position.intending(end)
-            self._link.run(self._store.write(self._position))
+            self._link.run(self._journal.write(self._position))
 
     def _publish(self, decided: Decided) -> Counts:
         """Lets a worker publish the results of the batch; returns when all is confirmed."""
@@ -389,7 +385,7 @@ class BatchPartition:
     def _record(self, position: Position) -> None:
         # The position is stored before the server may delete frames: the other way round, a crash
         # in between would lose them.
-        self._link.run(self._store.write(position))
+        self._link.run(self._journal.write(position))
         self._position = position
         self._pending.forget(position.done)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.runtime.source_process.line import Line
+from ebbflow.runtime.source_process.protocol import Line
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.runtime.source_process.in_hand import InHand
+from ebbflow.runtime.source_process.reading import InFlightRows
 
 offsets = st.lists(st.integers(0, 12).map(lambda n: b"%d" % n), max_size=6)
 steps = st.lists(st.tuples(st.sampled_from(["read", "settle", "take"]), offsets), max_size=12)
@@ -20,30 +20,30 @@ def listed(batches: list[pa.RecordBatch]) -> list[bytes]:
 
 @given(steps)
 def test_it_holds_what_is_given_and_not_settled(taken_steps):
-    in_hand, model = InHand(), dict[bytes, None]()
+    in_flight, model = InFlightRows(), dict[bytes, None]()
     for step, some in taken_steps:
         if step == "read":
-            fresh = in_hand.without_known(rows(some))
+            fresh = in_flight.without_known(rows(some))
             assert listed([fresh]) == [o for o in dict.fromkeys(some) if o not in model]
-            in_hand.add(fresh)
+            in_flight.add(fresh)
             model |= dict.fromkeys(some)
         elif step == "settle":
-            in_hand.settle(pa.array(some, pa.binary()))
+            in_flight.settle(pa.array(some, pa.binary()))
             for offset in some:
                 model.pop(offset, None)
         else:
-            assert listed(in_hand.take_all()) == list(model)
+            assert listed(in_flight.take_all()) == list(model)
             model.clear()
-        assert len(in_hand) == len(model)
-        assert in_hand.offsets == set(model)
-        assert bool(in_hand.nbytes) == bool(model)
+        assert len(in_flight) == len(model)
+        assert in_flight.offsets == set(model)
+        assert bool(in_flight.nbytes) == bool(model)
 
 
 def test_what_is_settled_takes_no_room():
-    in_hand = InHand()
-    in_hand.add(rows([b"1" * 100, b"2" * 100]))
-    before = in_hand.nbytes
-    in_hand.settle(pa.array([b"1" * 100]))
-    assert in_hand.nbytes == before / 2
-    in_hand.settle(pa.array([b"2" * 100]))
-    assert in_hand.nbytes == 0
+    in_flight = InFlightRows()
+    in_flight.add(rows([b"1" * 100, b"2" * 100]))
+    before = in_flight.nbytes
+    in_flight.settle(pa.array([b"1" * 100]))
+    assert in_flight.nbytes == before / 2
+    in_flight.settle(pa.array([b"2" * 100]))
+    assert in_flight.nbytes == 0
