@@ -77,8 +77,12 @@ class Settlement:
     def stages(self) -> Iterator[list[Publication]]:
         """Yields the publications of each stage that has any, in order."""
         for stage in Stage:
-            if these := [p for p in self.publications if p.stage is stage]:
+            if these := self.of_stage(stage):
                 yield these
+
+    def of_stage(self, stage: Stage) -> list[Publication]:
+        """Returns the publications of one stage."""
+        return [p for p in self.publications if p.stage is stage]
 
     def count_by_edge(self) -> dict[str, int]:
         """Returns how many rows go to each of the next vertices."""

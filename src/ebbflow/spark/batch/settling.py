@@ -41,7 +41,7 @@ from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.spark.batch.query_rows import record_query_rows
 from ebbflow.spark.batch.reading import FrameRange, read_frames
 from ebbflow.streams.names import Names
-from ebbflow.streams.publish_settlement import publish_settlement, without_stored
+from ebbflow.streams.publish_settlement import FROM_THE_START, publish_settlement, without_stored
 from ebbflow.usercode.sinks import run_fallback
 
 SCHEMA = "settled string"
@@ -54,7 +54,7 @@ class Decided:
     ``number`` is its place among the batches. ``blamed`` are those that failed, by their number.
     The result of a query comes beside this, if it has any rows; ``traced`` if they name the
     messages they come from. ``repeated`` is how far redeliveries are read, if the batch was begun
-    before. ``breaker`` has counted the dead letters of earlier batches.
+    before, and ``done`` in any case. ``breaker`` has counted the dead letters of earlier batches.
     """
 
     key: str
@@ -65,6 +65,7 @@ class Decided:
     traced: bool = False
     has_result: bool = False
     repeated: Mark | None = None
+    done: Mark = FROM_THE_START
     breaker: Breaker | None = None
 
 
@@ -178,13 +179,12 @@ class _Settling:
     def _publish(self, settlement: Settlement) -> Counts:
         client, names, repeated = self._link.client, self._names, self._decided.repeated
         settlement = self._link.run(without_stored(client, names, settlement, repeated))
+        retry, tally, done = self._plan.publish, self._tally, self._decided.done
         discarded = self._link.run(
-            publish_settlement(client, names, settlement, self._plan.publish, self._tally)
+            publish_settlement(client, names, settlement, retry, tally, done)
         )
         if (amended := settlement.without_lost(discarded)) is not None:
-            self._link.run(
-                publish_settlement(client, names, amended, self._plan.publish, self._tally)
-            )
+            self._link.run(publish_settlement(client, names, amended, retry, tally, done))
         return settlement.counts_without(discarded)
 
 
