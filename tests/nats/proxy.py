@@ -12,13 +12,15 @@ _PIECE = 64 * 1024
 class Line:
     """Passes bytes on in both directions. ``cut_after`` bytes from the server it hangs up, once.
 
-    While ``open`` is not set it reads nothing from the client.
+    While ``open`` is not set it reads nothing from the client; while ``deaf`` is, the client hears
+    nothing: what the server says is lost.
     """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self.cut_after: int | None = None
         self.cuts = 0
+        self.deaf = False
         self.open = asyncio.Event()
         self.open.set()
 
@@ -53,6 +55,8 @@ class Line:
             while piece := await reader.read(_PIECE):
                 if keep == self._all:
                     await self.open.wait()
+                elif self.deaf:
+                    continue
                 kept = keep(piece)
                 writer.write(kept)
                 await writer.drain()

@@ -50,6 +50,7 @@ NO_BREAKER = BreakerLimit(share=1.0)
 
 _FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
 _BLOCKED = "blocked"
+_LOOKED_FOR = (Stage.REDELIVER, Stage.DEAD_LETTER)
 
 
 class Crash(BaseException):
@@ -63,6 +64,7 @@ class Rules:
     content_hash: bool = True
     done_after_publishing: bool = True
     looks_before_repeating: bool = True
+    looks_before_sending_again: bool = True
     order: Sequence[Stage] = tuple(Stage)
 
     def stages(self, settlement: Settlement) -> Iterator[list[Publication]]:
@@ -205,8 +207,8 @@ class DueReader(Reader):
         self._parked_on = parked_on
         self.known = self._known_before = known_of_moved(done.known)
 
-    def _pass_copies(self) -> None:
-        while self.rows_left and not self.mark.row:
+    def _pass_copies(self, end: Mark | None = None) -> None:
+        while self.rows_left and not self.mark.row and (end is None or self.mark < end):
             stamp = Stamp.of_moved(self._parked_on[self.mark.seq])
             if stamp is None or not is_copy(self.known, stamp):
                 return
@@ -214,7 +216,7 @@ class DueReader(Reader):
             self.mark = Mark(self.mark.seq + 1)
 
     def _left(self, end: Mark) -> int:
-        self._pass_copies()
+        self._pass_copies(end)
         return super()._left(end)
 
     def _cut(self, limit: int, most: int) -> list[pa.RecordBatch]:
@@ -366,7 +368,7 @@ class MemoryJournal:
         left = [p for p in settlement.publications if not self._server.holds(p, repeated)]
         return replace(settlement, publications=left)
 
-    async def publish(self, settlement: Settlement) -> list[Publication]:
+    async def publish(self, settlement: Settlement, done: Mark) -> list[Publication]:
         remaining: list[Publication] = []
         for stage in self._rules.stages(settlement):
             remaining += self._chances.random.sample(stage, len(stage))
@@ -379,10 +381,19 @@ class MemoryJournal:
             except Crash:
                 self._server.late += remaining[: self._chances.zombie]
                 raise
-            self._server.publish(remaining.pop(0))
+            self._send(remaining.pop(0), done)
         whole, self._whole = self._whole or settlement, None
         self.on_settled(whole)
         return []
+
+    def _send(self, publication: Publication, done: Mark) -> None:
+        """As often as it takes until the server, which may be killed, has confirmed."""
+        self._server.publish(publication)
+        while self._server.dies_before_it_confirms():
+            looks = self._rules.looks_before_sending_again and publication.stage in _LOOKED_FOR
+            if looks and self._server.holds(publication, done):
+                return
+            self._server.publish(publication)
 
     def submit(self, step: Coroutine[Any, Any, Any]) -> Flight:
         """It begins at once and may be anywhere when the task next looks."""

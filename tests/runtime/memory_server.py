@@ -30,6 +30,8 @@ class Server:
     due_ids: list[str] = field(default_factory=list)
     parked_on: list[str | None] = field(default_factory=list)
     """Where each of those that are due was parked, if it was."""
+    dies: float = 0.1
+    """How likely it is to be killed before it has confirmed what it has stored."""
     moved_twice: int = 0
     """The rows of frames that it has moved once more."""
     waiting: list[tuple[int, bytes, str]] = field(default_factory=list)
@@ -123,6 +125,17 @@ class Server:
             self.move_again(self.chance)
         for follower in self.followers.values():
             follower.happen(self.chance)
+
+    def dies_before_it_confirms(self) -> bool:
+        """It is killed, and is back after a while; of what it has moved it knows no ids.
+
+        What was parked may have come due before.
+        """
+        if self.chance is None or self.chance.random() <= 1 - self.dies:
+            return False
+        self.pass_time(self.chance.choice((0, 20, 250, 1_000)))
+        self.forget_ids()
+        return True
 
     def forget_ids(self) -> None:
         """The time is over in which the server knows copies."""

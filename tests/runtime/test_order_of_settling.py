@@ -87,7 +87,7 @@ def test_the_order_as_it_is_loses_nothing_and_doubles_nothing():
 def test_publications_before_the_intent_are_there_twice(monkeypatch):
     async def publish_first(self, position, settlement, before):
         await self._journal.without_stored(settlement, position.repeated)
-        discarded = await self._journal.publish(settlement)
+        discarded = await self._journal.publish(settlement, position.done.redelivery)
         await self._journal.write(position)
         await self._tell_source(before)
         return settlement.counts_without(discarded)
@@ -137,7 +137,8 @@ def test_without_histories_a_nacked_message_comes_back_for_ever(monkeypatch):
         await self._journal.write(position)
         await self._tell_source(before)
         await self._journal.without_stored(settlement, position.repeated)
-        return settlement.counts_without(await self._journal.publish(settlement))
+        done = position.done.redelivery
+        return settlement.counts_without(await self._journal.publish(settlement, done))
 
     monkeypatch.setattr(Settling, "_carry_out", forget_histories)
     assert most_deliveries() == 1

@@ -224,6 +224,24 @@ def test_a_replay_that_does_not_look_writes_letters_and_redeliveries_twice():
     assert doubled(Rules()) == set()
 
 
+def test_what_is_sent_again_without_a_look_is_stored_twice():
+    """A server that was killed knows no id of what it has moved: it stores a redelivery again."""
+
+    def doubled(rules: Rules) -> set[str]:
+        found = set()
+        for seed in range(20):
+            server = Server(inlet_of(7), Random(seed), dies=0.3)
+            assert run_to_the_end(server, Settled(()), rules=rules) == set()
+            counts = Position.from_json(server.stored).counts
+            found |= {"letters"} if len(server.letters) > len(set(server.letters)) else set()
+            again = sum(batch.num_rows for batch in server.due) - server.moved_twice
+            found |= {"redeliveries"} if again > counts.redelivered else set()
+        return found
+
+    assert doubled(Rules(looks_before_sending_again=False)) == {"letters", "redeliveries"}
+    assert doubled(Rules()) == set()
+
+
 @pytest.mark.guarantee("at-least-once")
 def test_a_task_that_was_replaced_cannot_write_any_more():
     server = Server(inlet_of(3))

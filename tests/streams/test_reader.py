@@ -260,6 +260,29 @@ def test_frames_that_were_read_before_are_passed_over(writer, knowing):
     assert take(another, 1) == ["e"], "it knows what the first one knew"
 
 
+@pytest.mark.guarantee("at-least-once")
+@pytest.mark.parametrize("behind", [("c",), ("d",), ("c", "d")], ids=["copy", "new", "both"])
+def test_a_replay_ends_where_it_ended_before_whatever_is_behind_it(writer, knowing, behind):
+    """Behind copies that came later it would be another chunk, with other ids."""
+    reader = knowing()
+    writer.write(1, "a", "b")
+    writer.write(1, "c")
+    writer.write(1, "c")
+    assert take(reader, 3) == ["a", "b", "c"]
+    assert take(reader, 1, seconds=0.5) == []
+    assert reader.mark == Mark(3), "behind the copy"
+
+    for one in behind:
+        writer.write(1, one)
+    again = knowing()
+    again._wake.wait(5)
+    time.sleep(0.3)
+    taken = again.take_until(Mark(3))
+    assert [batch.num_rows for batch in taken] == [2, 1]
+    assert (again.mark, again.known) == (reader.mark, reader.known)
+    assert take(again, 1, seconds=0.5) == [one for one in behind if one == "d"]
+
+
 def test_a_frame_that_is_read_in_part_is_no_copy_of_itself(writer, knowing):
     reader = knowing()
     writer.write(1, "a", "b", "c")

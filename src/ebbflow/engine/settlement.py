@@ -75,8 +75,12 @@ class Settlement:
     def stages(self) -> Iterator[list[Publication]]:
         """Yields the publications of each stage that has any, in order."""
         for stage in Stage:
-            if these := [p for p in self.publications if p.stage is stage]:
+            if these := self.of_stage(stage):
                 yield these
+
+    def of_stage(self, stage: Stage) -> list[Publication]:
+        """Returns the publications of one stage."""
+        return [p for p in self.publications if p.stage is stage]
 
     def counts_without(self, discarded: Collection[Publication]) -> Counts:
         """Returns the counts if some outputs were given up; inputs without any left are drops."""

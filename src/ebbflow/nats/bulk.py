@@ -22,12 +22,14 @@ from collections import deque
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
+    Awaitable,
     Callable,
     Coroutine,
     Iterable,
     Mapping,
     Sequence,
 )
+from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
 from ebbflow.domain.errors import Ack, EbbflowError, PublishError
@@ -62,11 +64,13 @@ async def publish_all(
     *,
     room: WaitForRoom = WaitForRoom.NO,
     tally: Tally | None = None,
+    find_copy: Callable[[int], Awaitable[Ack | None]] | None = None,
 ) -> dict[int, PublishError]:
     """Publishes all rows; returns those that are not confirmed, each with the reason.
 
     Each row is on its own: others go on when one fails. Only with ``WaitForRoom.FOREVER`` the first
-    error is raised at once, because others may wait for ever.
+    error is raised at once, because others may wait for ever. ``find_copy`` is asked about a
+    row that got no answer, before it is sent again.
     """
     began, tally = time.monotonic(), tally or Tally()
     answers: list[Answer] = [None] * len(rows)
@@ -81,7 +85,15 @@ async def publish_all(
             subject, headers = rows.subjects[row].decode(), read_headers(rows.headers[row])
             payload = rows.payloads[row]
             sending = Sending(
-                client, subject, payload, headers, retry, room=room, tally=tally, began=began
+                client,
+                subject,
+                payload,
+                headers,
+                retry,
+                room=room,
+                tally=tally,
+                began=began,
+                find_copy=partial(find_copy, row) if find_copy is not None else None,
             )
             try:
                 await (sending.go_on(answers[row]) if was_sent else sending.confirm())

@@ -5,6 +5,10 @@ killed leader, where the request in flight meets silence, so each attempt also h
 own inside the total deadline. Every attempt carries the same message id: a copy that did arrive is
 answered with ``duplicate`` and counts once. A full stream is not a failure but back-pressure.
 
+An id is known only for the duplicate window, and after a restart of the server only if the message
+is still there. Who stores what the server moves or deletes by itself gives ``find_copy``: after
+silence it is asked before the message is sent again, until there is an answer.
+
 Nothing is sent while there is no connection, so that copies do not pile up in the client; the wait
 for it is part of the deadline and no attempt. No wait goes beyond the deadline.
 
@@ -21,7 +25,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -35,17 +39,21 @@ from ebbflow.domain.errors import (
     AccessError,
     Ack,
     BufferFull,
+    JetStreamUnavailable,
     MessageTooLarge,
     NoStreamResponse,
     PermanentPublishError,
     PublishError,
     PublishTimeout,
 )
+from ebbflow.nats.api import ApiError
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.requests import NO_RESPONDERS, Answer
 from ebbflow.nats.wire import write_headers
 
 E = TypeVar("E", bound=PublishError)
+FindCopy = Callable[[], Awaitable[Ack | None]]
+"""Looks where a copy of a message is stored; ``None`` if there is none."""
 
 MSG_ID = "Nats-Msg-Id"
 DEFAULT_ACK_WAIT = 5.0
@@ -66,6 +74,8 @@ _UNANSWERED = "got no answer"
 _CLOSED = (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError)
 # The client's buffer counts as silence too: the message has not left.
 _SILENCE = (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError)
+# After these nobody knows what is stored.
+_UNKNOWN = (JetStreamUnavailable, ApiError, nats.errors.Error, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,7 @@ class Sending:
         tally: Tally | None = None,
         began: float | None = None,
         on_full: Callable[[], None] = lambda: None,
+        find_copy: FindCopy | None = None,
     ) -> None:
         self.headers = write_headers(headers)
         check_size(client.max_payload, payload, self.headers)
@@ -153,6 +164,8 @@ class Sending:
         self._room = room
         self._tally = tally or Tally()
         self._on_full = on_full
+        self._find_copy = find_copy
+        self._in_doubt = False
         self._begin(time.monotonic() if began is None else began)
 
     def _begin(self, start: float) -> None:
@@ -164,12 +177,44 @@ class Sending:
     async def confirm(self) -> Ack:
         """Sends it, as often as it takes and may take, and returns the confirmation."""
         while True:
-            await self._wait_for_connection()
-            self._count()
-            answer = await self._send()
-            ack = self._read_stored(answer) or await self._hear(answer)
+            ack = await self._look() or await self._attempt()
             if ack is not None:
                 return ack
+
+    async def _attempt(self) -> Ack | None:
+        await self._wait_for_connection()
+        self._count()
+        answer = await self._send()
+        return self._read_stored(answer) or await self._hear(answer)
+
+    async def _look(self) -> Ack | None:
+        """Returns where an unanswered attempt has stored it; waits until that is known."""
+        # To send it without knowing may store it twice, and to take it for stored may lose it.
+        while self._in_doubt and self._find_copy is not None:
+            await self._wait_for_connection()
+            try:
+                async with asyncio.timeout(self._remaining):
+                    return self._note_copy(await self._find_copy())
+            except _CLOSED as error:
+                raise self.explain(PublishError, "the connection is closed") from error
+            except _UNKNOWN as error:
+                self._note_unknown(error)
+                await asyncio.sleep(max(0.0, min(self._retry.wait, self._remaining)))
+        return None
+
+    def _note_copy(self, copy: Ack | None) -> Ack | None:
+        if copy is None:
+            return None
+        self._tally.confirmed += 1
+        return replace(copy, attempts=self._sent)
+
+    def _note_unknown(self, error: Exception) -> None:
+        self._note("could not be looked for")
+        if isinstance(error, ApiError):
+            self._tally.refused += 1
+            self._tally.refusal = error.text
+        else:
+            self._tally.unanswered += 1
 
     async def go_on(self, answer: Answer) -> Ack:
         """Goes on behind a first attempt, which was sent with others and got this answer."""
@@ -220,6 +265,7 @@ class Sending:
         if answer is None:
             self._note(_UNANSWERED)
             self._tally.unanswered += 1
+            self._in_doubt = True
             return None
         if answer == NO_RESPONDERS:
             self._note("found no stream")
@@ -345,19 +391,29 @@ async def publish(
     room: WaitForRoom = WaitForRoom.NO,
     tally: Tally | None = None,
     on_full: Callable[[], None] = lambda: None,
+    find_copy: FindCopy | None = None,
 ) -> Ack:
     """Publishes one message and returns when the server has confirmed it.
 
     Raises one of the ``PublishError`` family when it is not confirmed, ``MessageTooLarge`` when it
     cannot be sent at all. A call that is cancelled stops waiting at once; the message may or may
     not have arrived. ``on_full`` is called each time that a full stream is waited for without end.
+    ``find_copy`` is asked after silence, before the message is sent again.
     """
     sent = dict(headers or {})
     if msg_id is not None:
         sent[MSG_ID] = msg_id
     bounds = retry or PublishRetry()
     sending = Sending(
-        client, subject, payload, sent, bounds, room=room, tally=tally, on_full=on_full
+        client,
+        subject,
+        payload,
+        sent,
+        bounds,
+        room=room,
+        tally=tally,
+        on_full=on_full,
+        find_copy=find_copy,
     )
     return await sending.confirm()
 

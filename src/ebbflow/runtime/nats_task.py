@@ -79,10 +79,10 @@ class NatsJournal:
         """Returns the settlement without what an earlier attempt has stored."""
         return await without_stored(self._link.client, self._names, settlement, repeated)
 
-    async def publish(self, settlement: Settlement) -> Collection[Publication]:
+    async def publish(self, settlement: Settlement, done: Mark) -> Collection[Publication]:
         """Stores the publications, stage after stage; returns those that a full buffer discards."""
         client, retry = self._link.client, self._plan.run.publish
-        return await publish_settlement(client, self._names, settlement, retry, self._tally)
+        return await publish_settlement(client, self._names, settlement, retry, self._tally, done)
 
     def submit(self, step: Coroutine[Any, Any, T]) -> InFlight[T]:
         """Starts a coroutine on the link's loop."""

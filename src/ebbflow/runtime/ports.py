@@ -79,8 +79,11 @@ class TaskJournal(Protocol):
         ``repeated`` is how far the redeliveries are read; ``None`` if there was no earlier attempt.
         """
 
-    async def publish(self, settlement: Settlement) -> Collection[Publication]:
-        """Stores the publications, stage after stage; returns those that a full buffer discards."""
+    async def publish(self, settlement: Settlement, done: Mark) -> Collection[Publication]:
+        """Stores the publications, stage after stage; returns those that a full buffer discards.
+
+        ``done`` is how far the redeliveries are recorded as read: none behind it is deleted.
+        """
 
     def submit(self, step: Coroutine[Any, Any, T]) -> InFlight[T]:
         """Starts a coroutine of this journal, beside the task's own thread."""

@@ -172,7 +172,7 @@ class Settling:
 
     async def _answer(self, settlement: Settlement, counts: Counts, record: ChunkRecord) -> Counts:
         began = self._clock.monotonic()
-        await self._journal.publish(settlement)
+        await self._journal.publish(settlement, self.position.done.redelivery)
         record.publish = self._clock.monotonic() - began
         record.end()
         return counts
@@ -220,10 +220,11 @@ class Settling:
         missing = await self._journal.without_stored(settlement, position.repeated)
         # Redeliveries, dead letters, answers, outputs, trail, audit rows: the order of ``Stage``.
         # What is to come back is stored before what is passed on, and all of it before it is told.
-        discarded = await self._journal.publish(missing)
+        done = position.done.redelivery
+        discarded = await self._journal.publish(missing, done)
         # Before the record, which makes the rows count that were told last.
         if (amended := settlement.amended(discarded, self._observers)) is not None:
-            await self._journal.publish(amended)
+            await self._journal.publish(amended, done)
         if record is not None:
             record.settle, record.publish = recorded - began, self._clock.monotonic() - recorded
             record.end()

@@ -8,17 +8,24 @@ dead letters and redeliveries twice, and these have no reader that knows copies:
 one, and the other come in the order in which they are due. So whoever replays looks first, with
 ``without_stored``. Everything that the first attempt has stored is still there then: nobody but the
 task that replays reads its redeliveries. Nothing is looked up for a chunk that is settled for the
-first time.
+first time, as long as the server answers.
+
+What got no answer is looked up before it is sent again, for the same reason: a server that was
+killed knows no id of a redelivery that it has moved meanwhile. See ``_Copies``.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
-from ebbflow.domain.errors import BufferFull
+from ebbflow.domain.errors import Ack, BufferFull
 from ebbflow.engine.frames import fingerprint
 from ebbflow.engine.position import Mark
 from ebbflow.engine.publications import MOVED_FROM, Publication, Stage
@@ -28,6 +35,7 @@ from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import (
     BUFFER,
     MSG_ID,
+    FindCopy,
     PublishRetry,
     Tally,
     WaitForRoom,
@@ -36,9 +44,14 @@ from ebbflow.nats.publish import (
 )
 from ebbflow.nats.stored import read_after, read_page, take_snapshot
 from ebbflow.nats.wire import Publishes
+from ebbflow.streams.catalogue import DUPLICATE_WINDOW
 from ebbflow.streams.names import Names
 
 IN_FLIGHT = 256
+FROM_THE_START = Mark()
+# Nothing deletes letters but people, so a server knows their ids for all of its window, restarted
+# or not. To look for them means to read all letters of the vertex.
+_LETTERS_ARE_KNOWN = DUPLICATE_WINDOW / 2
 # Stages with a message for each row of the chunk; in no order, and nothing of them is given up.
 _A_MESSAGE_EACH = frozenset({Stage.DEAD_LETTER, Stage.ANSWER})
 
@@ -49,23 +62,31 @@ async def publish_settlement(
     settlement: Settlement,
     retry: PublishRetry = BUFFER,
     tally: Tally | None = None,
+    done: Mark = FROM_THE_START,
 ) -> list[Publication]:
     """Publishes all of a settlement; returns the outputs that a full buffer did not take.
 
     It returns when everything else is confirmed, and raises the first error that no wait mends.
+    ``done`` is how far the redeliveries are read and recorded; nothing behind it is deleted.
     """
     discarded: list[Publication] = []
+    copies = _Copies(client, names, settlement, done)
 
     async def publish_one(publication: Publication) -> None:
-        if not await _publish(client, names, publication, retry, tally):
+        find_copy = copies.finder(publication)
+        if not await _publish(client, names, publication, retry, tally, find_copy):
             discarded.append(publication)
+
+    async def publish_each(stage: list[Publication]) -> None:
+        rows, room = _encode(client, names, stage), WaitForRoom.FOREVER
+        find = copies.row_finder(stage)
+        await publish_all(client, rows, retry, room=room, tally=tally, find_copy=find)
 
     for stage in settlement.stages():
         # A stage begins when the one before it is confirmed. The order of stages is what a crash in
         # between may not turn around: see ``Stage``.
         if len(stage) > 1 and stage[0].stage in _A_MESSAGE_EACH:
-            rows = _encode(client, names, stage)
-            await publish_all(client, rows, retry, room=WaitForRoom.FOREVER, tally=tally)
+            await publish_each(stage)
         else:
             await publish_lanes(_split_lanes(stage), publish_one, IN_FLIGHT)
     return discarded
@@ -98,6 +119,7 @@ async def _publish(
     publication: Publication,
     retry: PublishRetry,
     tally: Tally | None,
+    find_copy: FindCopy | None,
 ) -> bool:
     """Returns ``True`` when it is stored; only what may be discarded can fail to be."""
     subject, headers = address(names, publication)
@@ -112,6 +134,7 @@ async def _publish(
             retry=retry,
             room=room,
             tally=tally,
+            find_copy=find_copy,
         )
     except BufferFull:
         return False
@@ -148,6 +171,76 @@ def format_time(epoch_ms: int) -> str:
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+class _SharedLook:
+    """One look at a stream for all who ask at the same time, as they do after an outage."""
+
+    def __init__(self, look: Callable[[], Awaitable[Mapping[str, Ack]]]) -> None:
+        self._look = look
+        self._looking = asyncio.Lock()
+        self._began = -math.inf
+        self._stored: Mapping[str, Ack] = {}
+
+    async def find(self, msg_id: str) -> Ack | None:
+        """Returns where it is stored, by a look that began after this call."""
+        # An earlier one does not count: the attempt that got no answer may have been stored since.
+        asked = time.monotonic()
+        async with self._looking:
+            if self._began <= asked:
+                began = time.monotonic()
+                self._stored = await self._look()
+                self._began = began  # only now: one that failed has seen nothing
+            return self._stored.get(msg_id)
+
+
+class _Copies:
+    """Finds what attempts without an answer have stored, before it is sent again.
+
+    The server moves a redelivery that has come due, and the copy is without an id. If it is killed
+    before it has confirmed, it knows of its messages only the ids that are still there, so it would
+    take the same redelivery again. Other messages keep their ids, but only for the window.
+    """
+
+    def __init__(
+        self, client: SecuredClient, names: Names, settlement: Settlement, done: Mark
+    ) -> None:
+        self._client = client
+        self._names = names
+        self._settlement = settlement
+        self._done = done
+        self._began = time.monotonic()
+        self._again = _SharedLook(self._look_for_redeliveries)
+        self._letters = _SharedLook(self._look_for_letters)
+
+    def finder(self, publication: Publication) -> FindCopy | None:
+        """Returns what finds a copy of it; nothing for what readers know copies of."""
+        if publication.stage is Stage.REDELIVER:
+            return partial(self._again.find, publication.msg_id)
+        if publication.stage is Stage.DEAD_LETTER:
+            return partial(self._find_letter, publication.msg_id)
+        return None
+
+    def row_finder(
+        self, stage: Sequence[Publication]
+    ) -> Callable[[int], Awaitable[Ack | None]] | None:
+        """Returns what finds a copy of any of a stage that is published together."""
+        if stage[0].stage is not Stage.DEAD_LETTER:
+            return None
+        return lambda row: self._find_letter(stage[row].msg_id)
+
+    async def _find_letter(self, msg_id: str) -> Ack | None:
+        if time.monotonic() - self._began < _LETTERS_ARE_KNOWN:
+            return None
+        return await self._letters.find(msg_id)
+
+    async def _look_for_redeliveries(self) -> dict[str, Ack]:
+        again = self._settlement.of_stage(Stage.REDELIVER)
+        return await _find_stored_redeliveries(self._client, self._names, again, self._done.seq)
+
+    async def _look_for_letters(self) -> dict[str, Ack]:
+        letters = self._settlement.of_stage(Stage.DEAD_LETTER)
+        return await _find_stored_letters(self._client, self._names, letters)
+
+
 async def without_stored(
     client: SecuredClient, names: Names, settlement: Settlement, repeated: Mark | None
 ) -> Settlement:
@@ -159,8 +252,8 @@ async def without_stored(
         return settlement
     # Outputs and answers are not looked up: readers know copies of frames, and an answer that is
     # written again is the same entry. Leaving one out here that is not stored would lose it.
-    letters = [p for p in settlement.publications if p.stage is Stage.DEAD_LETTER]
-    again = [p for p in settlement.publications if p.stage is Stage.REDELIVER]
+    letters = settlement.of_stage(Stage.DEAD_LETTER)
+    again = settlement.of_stage(Stage.REDELIVER)
     stored = {
         *await _find_stored_letters(client, names, letters),
         *await _find_stored_redeliveries(client, names, again, repeated.seq),
@@ -173,41 +266,46 @@ async def without_stored(
 
 async def _find_stored_letters(
     client: SecuredClient, names: Names, letters: Sequence[Publication]
-) -> set[str]:
-    """Returns the ids of those that are among the vertex's dead letters."""
+) -> dict[str, Ack]:
+    """Returns the ids of those that are among the vertex's dead letters, and where they are."""
     wanted = {letter.msg_id for letter in letters}
+    stored: dict[str, Ack] = {}
     if not wanted:
-        return wanted
+        return stored
     stream, subject = names.dead_letters, names.dead_letter_subject(letters[0].target)
     there = await take_snapshot(client, stream)
-    stored: set[str] = set()
     start = there.first
     while page := await read_page(client, stream, subject, start, there):
-        stored |= wanted & {message.headers.get(MSG_ID, "") for message in page}
+        seqs = {message.headers.get(MSG_ID, ""): message.seq for message in page}
+        stored |= {one: Ack(stream, seqs[one], True, 0) for one in wanted & seqs.keys()}
         start = page[-1].seq + 1
     return stored
 
 
 async def _find_stored_redeliveries(
     client: SecuredClient, names: Names, again: Sequence[Publication], done: int
-) -> set[str]:
-    """Returns the ids of those that wait for their time, or are due and not read."""
+) -> dict[str, Ack]:
+    """Returns the ids of those that wait for their time, or are due and not read, and where."""
     if not again:
-        return set()
+        return {}
     stream = names.redelivery(again[0].target, again[0].partition)
-    marks: set[str] = set()
-    for headers in await _read_headers_after(client, stream, done):
-        marks |= {headers.get(MSG_ID, ""), headers.get(MOVED_FROM, "")}
-    return {p.msg_id for p in again if not marks.isdisjoint((p.msg_id, address(names, p)[0]))}
+    marks: dict[str, int] = {}
+    for seq, headers in await _read_headers_after(client, stream, done):
+        marks |= {headers[name]: seq for name in (MSG_ID, MOVED_FROM) if name in headers}
+    found = ((p.msg_id, {p.msg_id, address(names, p)[0]} & marks.keys()) for p in again)
+    return {one: Ack(stream, marks[min(by)], True, 0) for one, by in found if by}
 
 
 async def _read_headers_after(
     client: SecuredClient, stream: str, after: int
-) -> list[dict[str, str]]:
-    """Returns the headers of all messages behind a sequence, in order.
+) -> list[tuple[int, dict[str, str]]]:
+    """Returns the sequences and headers of all messages behind a sequence, in order.
 
     One that comes due meanwhile is moved to the end, so it is met at its old place or there.
     """
-    batches = read_after(client, stream, "", after, headers_only=True)
-    parcels = [batch.parcel async for batch in batches]
-    return [parcel.headers(row) or {} for parcel in parcels for row in range(len(parcel))]
+    batches = [batch async for batch in read_after(client, stream, "", after, headers_only=True)]
+    return [
+        (seq, batch.parcel.headers(row) or {})
+        for batch in batches
+        for row, seq in enumerate(batch.seqs)
+    ]

@@ -122,8 +122,9 @@ class FrameReader(Inlet):
             limit -= piece.num_rows
         return taken
 
-    def _load_head(self) -> bool:
-        while self._head is None and self._queue:
+    def _load_head(self, end: Mark | None = None) -> bool:
+        # Not beyond the end of a replay, not even over copies: another end is another chunk.
+        while self._head is None and self._queue and (end is None or self.mark < end):
             seq, payload, origin, stamp = self._queue.popleft()
             self._ask_now_and_then()
             self._stamp = stamp if self._drops_copies else None
@@ -186,14 +187,15 @@ class FrameReader(Inlet):
         deadline = time.monotonic() + timeout
         while self.mark < end:
             self._wake.clear()
-            if not self._load_head():
+            if self._load_head(end):
+                assert self._head is not None
+                rows = self._head[1].num_rows
+                whole = self._head[0] <= end.seq
+                taken.append(self._cut(rows if whole else end.row - self.mark.row))
+            elif self.mark < end:
                 if time.monotonic() > deadline:
                     raise EbbflowError(f"{self.stream}: no frames after {self.mark} up to {end}")
                 self._wake.wait(0.2)
-                continue
-            assert self._head is not None
-            whole = self._head[0] <= end.seq
-            taken.append(self._cut(self._head[1].num_rows if whole else end.row - self.mark.row))
         return taken
 
     def forget(self, done: Mark) -> None:

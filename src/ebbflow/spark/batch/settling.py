@@ -52,6 +52,7 @@ from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.batch.window import FrameRange, read_frames
 from ebbflow.streams.names import Names
+from ebbflow.streams.publish_settlement import FROM_THE_START
 from ebbflow.usercode.columns import QUERY_TYPES, record_columns
 from ebbflow.usercode.sinks import run_fallback
 
@@ -67,7 +68,7 @@ class Decided:
     ``number`` is its place among the batches. ``blamed`` are those that failed, by their number.
     The result of a query comes with this, if it has any rows; ``traced`` if they name the
     messages they come from. ``repeated`` is how far redeliveries are read, if the batch was begun
-    before. ``breaker`` has counted the dead letters of earlier batches.
+    before, and ``done`` in any case. ``breaker`` has counted the dead letters of earlier batches.
     """
 
     key: str
@@ -78,6 +79,7 @@ class Decided:
     traced: bool = False
     has_result: bool = False
     repeated: Mark | None = None
+    done: Mark = FROM_THE_START
     breaker: Breaker | None = None
 
 
@@ -193,10 +195,11 @@ class _Settling:
 
     async def _publish(self, settlement: Settlement, observers: Sequence[ChunkObserver]) -> Counts:
         """Stores what an earlier attempt has not stored, in the order of every chunk."""
+        done = self._decided.done
         missing = await self._journal.without_stored(settlement, self._decided.repeated)
-        discarded = await self._journal.publish(missing)
+        discarded = await self._journal.publish(missing, done)
         if (amended := missing.amended(discarded, observers)) is not None:
-            await self._journal.publish(amended)
+            await self._journal.publish(amended, done)
         return missing.counts_without(discarded)
 
 

@@ -343,6 +343,7 @@ class BatchPartition:
                     self._work.traced,
                     self._work.result is not None,
                     self._position.repeated,
+                    start.redelivery,
                     self._breaker,
                 )
             )
