@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.dataset as ds
@@ -198,7 +199,9 @@ class Broken:
 def test_what_cannot_be_written_waits_and_the_run_says_so(spark, audited: Audited):
     audited.settle("in", "a")
     table, told = Broken(), list[str]()
-    plan = type("Plan", (), {"server": audited.link.server, "pipeline": audited.names.pipeline})
+    plan = SimpleNamespace(
+        run=SimpleNamespace(server=audited.link.server), pipeline=audited.names.pipeline
+    )
     times = AuditTimes(lambda: 0.01, 60, timedelta(days=1))
     parts = (spark, table, audited.stream(), audited.link, plan, times, told.append)
     writer = AuditWriter(*parts)
@@ -226,7 +229,7 @@ def test_a_silent_server_does_not_delay_the_end_of_a_run(spark, names, tmp_path)
         audited.settle("in", "a")
         table, told = Broken(), list[str]()
         table.is_broken = False
-        plan = type("Plan", (), {"server": server, "pipeline": names.pipeline})
+        plan = SimpleNamespace(run=SimpleNamespace(server=server), pipeline=names.pipeline)
         times = AuditTimes(lambda: 60, 60, answer=0.5)
         writer = AuditWriter(spark, table, audited.stream(), link, plan, times, told.append)
         writer.start()

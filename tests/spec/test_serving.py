@@ -227,7 +227,7 @@ WRONG_SERVING = [
     ("    limits: ", "    servingStore: {nats: {}}\n    limits: ",
      "16:5: EB601 there is already a store in spec.serving.store"),
     ("{serve: {}}", "{log: {}}",
-     "18:44: EB602 no sink answers the requests: one of them must be serve or udsink"),
+     "18:44: EB602 no sink answers the requests: one of them must be udsink or serve"),
     ("to: out}", "to: out, onFull: discardLatest}",
      "21:35: EB603 callers would never hear of what a full buffer drops; use retryUntilSuccess"),
 ]  # fmt: skip
@@ -249,7 +249,7 @@ BATCHES = "works on batches, and callers would wait for them in vain; use code f
 TABLE = "  - {name: table, sink: {spark: {format: noop}}}\n  edges:\n  - {from: map, to: table}"
 WRONG_PIPELINES = [
     ("{serve: {}}", "{http: {url: 'http://localhost'}}",
-     ["7:25: EB602 no sink answers the requests: one of them must be serve or udsink"]),
+     ["7:25: EB602 no sink answers the requests: one of them must be udsink or serve"]),
     ("{python: 'json:loads'}", SQL,
      [f"8:23: EB603 'map' {BATCHES}"]),
     ("  edges:", TABLE, [f"10:26: EB603 'table' {BATCHES}"]),
@@ -288,7 +288,7 @@ def test_a_mono_vertex_serves_as_well(problems_of: Lint, tmp_path: Path) -> None
     spec = load(written(tmp_path, MONOVERTEX))
     assert feed_of(spec).store == StorePlan("ebb_ask_answers", 600_000, None, "folder")
     assert problems_of(MONOVERTEX.replace("sink: {serve: {}}", "sink: {log: {}}")) == [
-        "6:12: EB602 no sink answers the requests: one of them must be serve or udsink"
+        "6:12: EB602 no sink answers the requests: one of them must be udsink or serve"
     ]
 
 
