@@ -21,6 +21,7 @@ from ebbflow.engine.position import (
     chunk_key,
     dump_known,
     is_copy,
+    known_of_moved,
     load_known,
     with_frame,
 )
@@ -116,3 +117,16 @@ def test_a_frame_of_an_earlier_chunk_was_late():
     assert not is_copy(known, Stamp("in.0", "aa", next_one, "0" * 16))
     assert not is_copy(known, Stamp("in.0", "bb", late, "0" * 16)), "it was started over"
     assert not is_copy(known, Stamp("in.1", "aa", late, "0" * 16)), "another writer"
+
+
+def test_redeliveries_that_were_moved_are_known_for_a_while():
+    known = NOTHING
+    for second in range(0, 200, 10):
+        known = with_frame(known, Stamp.of_moved(f"later.{second:016d}", second))
+    assert is_copy(known, Stamp.of_moved("later." + f"{190:016d}", 500)), "whenever it comes again"
+    assert is_copy(known, Stamp.of_moved("later." + f"{150:016d}", 200))
+    assert not is_copy(known, Stamp.of_moved("later." + f"{20:016d}", 200)), "long ago"
+    assert load_known(dump_known(known)) == known
+    assert known_of_moved(known) == known
+    other = with_frame(NOTHING, Stamp("v.0", "l", (1, 2), "a" * 16))
+    assert known_of_moved({**known, **other}) == known

@@ -209,7 +209,7 @@ class DueReader(Reader):
 
     def _pass_copies(self, end: Mark | None = None) -> None:
         while self.rows_left and not self.mark.row and (end is None or self.mark < end):
-            stamp = Stamp.of_moved(self._parked_on[self.mark.seq])
+            stamp = Stamp.of_moved(self._parked_on[self.mark.seq], 0)
             if stamp is None or not is_copy(self.known, stamp):
                 return
             self.passed = self.mark if self.passed is None else self.passed
@@ -228,7 +228,7 @@ class DueReader(Reader):
             if not pieces:
                 break
             self.passed = None
-            stamp = Stamp.of_moved(self._parked_on[seq])
+            stamp = Stamp.of_moved(self._parked_on[seq], 0)
             if self.mark.seq > seq and stamp is not None:
                 self.known = with_frame(self.known, stamp)
             taken += pieces

@@ -27,8 +27,12 @@ MOST = 256
 MOVED = "due"
 """The writer of redeliveries that were parked: the server, which moves them when they are due."""
 
-MOST_MOVED = 64
-"""So many of those are known: a server that dies moves the frames again that it moved last."""
+MOST_MOVED = 2_048
+"""So many of those are known at most, of each span of ``_MOVED_SPAN`` seconds."""
+
+# A server that is killed may have forgotten what it deleted last, and moves that again when it is
+# back. Seen up to 10 seconds after the first time; time stands still for a server that is down.
+_MOVED_SPAN, _MOVED_SPANS = 15, 4
 
 _LENGTH = 16
 _MARK = r"(\d+)(?:\.(\d+))?"
@@ -58,13 +62,17 @@ class Stamp:
         return cls(writer, parts[1], begins, parts[8][:_LENGTH])
 
     @classmethod
-    def of_moved(cls, parked_on: str | None) -> Stamp | None:
+    def of_moved(cls, parked_on: str | None, stored: float) -> Stamp | None:
         """Returns the stamp of a redelivery by the subject that it was parked on, if it was.
 
         A server that dies between moving a frame and deleting it where it was parked moves it again
         when it is back. The subject is made of the frame's id, which the server leaves out.
+        ``stored`` is when the server moved it, in seconds since 1970.
         """
-        return cls(MOVED, "", (), parked_on.rpartition(".")[2][:_LENGTH]) if parked_on else None
+        if not parked_on:
+            return None
+        span = int(stored // _MOVED_SPAN)
+        return cls(MOVED, "", (span,), parked_on.rpartition(".")[2][:_LENGTH])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,8 @@ NOTHING: Known = {}
 
 def is_copy(known: Known, stamp: Stamp) -> bool:
     """Returns whether a frame was read before."""
+    if stamp.writer == MOVED:
+        return any(stamp.rows in last.rows for last in known_of_moved(known).values())
     last = known.get(stamp.writer)
     # A writer of another lineage counts its marks from 0 again: nothing of it is older, and taking
     # it for a copy would lose it.
@@ -97,16 +107,37 @@ def with_frame(known: Known, stamp: Stamp) -> Known:
 
     Not before the last row: a frame of which some rows are unread is no copy when it comes again.
     """
+    if stamp.writer == MOVED:
+        return _with_moved(known, stamp)
     last = known.get(stamp.writer)
     if last is None or (last.lineage, last.begins) != (stamp.lineage, stamp.begins):
         last = LastChunk(stamp.lineage, stamp.begins)
-    rows = (*last.rows, stamp.rows)[-(MOST_MOVED if stamp.writer == MOVED else MOST) :]
+    rows = (*last.rows, stamp.rows)[-MOST:]
     return {**known, stamp.writer: LastChunk(last.lineage, last.begins, rows)}
+
+
+def _with_moved(known: Known, stamp: Stamp) -> Known:
+    """Returns what is known with a moved frame, and without those of long ago."""
+    oldest = stamp.begins[0] - _MOVED_SPANS
+    kept = {
+        writer: last
+        for writer, last in known.items()
+        if not _is_moved(writer) or last.begins[0] > oldest
+    }
+    writer = f"{MOVED} {stamp.begins[0]}"
+    before = kept.get(writer, LastChunk("", stamp.begins)).rows
+    rows = (*before, stamp.rows)[-MOST_MOVED:]
+    return {**kept, writer: LastChunk("", stamp.begins, rows)}
+
+
+def _is_moved(writer: str) -> bool:
+    # Tasks have a dot in their names, and no space.
+    return writer.startswith(f"{MOVED} ")
 
 
 def known_of_moved(known: Known) -> Known:
     """Returns what is known of redeliveries that the server moved."""
-    return {MOVED: known[MOVED]} if MOVED in known else NOTHING
+    return {writer: last for writer, last in known.items() if _is_moved(writer)}
 
 
 def dump_known(known: Known) -> dict[str, list[Any]]:

@@ -26,7 +26,7 @@ from ebbflow.nats import api
 from ebbflow.nats.follow import MOST_MESSAGES, Follower
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import MSG_ID
-from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.pull import NANOS, Deliveries
 
 # A follower asks for more by itself when frames arrive, unless half its window is waiting, which is
 # this many or more. So it has to be told once while so many are taken: told more seldom, it could
@@ -85,7 +85,8 @@ class FrameReader(Inlet):
         for row, seq in enumerate(deliveries.seqs):
             headers = parcel.headers(row) or {}
             origin = _read_origin(headers)
-            self._queue.append((seq, parcel.view(row), origin, _read_stamp(headers)))
+            stamp = _read_stamp(headers, deliveries.nanos[row] / NANOS)
+            self._queue.append((seq, parcel.view(row), origin, stamp))
         self._wake.set()
 
     def _fail(self, error: EbbflowError) -> None:
@@ -229,10 +230,9 @@ class FrameReader(Inlet):
         self._link.run(self._follower.close(), timeout=10)
 
 
-def _read_stamp(headers: Mapping[str, str]) -> Stamp | None:
-    return Stamp.of_moved(headers.get(MOVED_FROM)) or Stamp.of(
-        headers.get(FROM), headers.get(MSG_ID)
-    )
+def _read_stamp(headers: Mapping[str, str], stored: float) -> Stamp | None:
+    moved = Stamp.of_moved(headers.get(MOVED_FROM), stored)
+    return moved or Stamp.of(headers.get(FROM), headers.get(MSG_ID))
 
 
 def _read_origin(headers: Mapping[str, str]) -> Origin:

@@ -253,10 +253,16 @@ def _key(frame: _Frame) -> tuple[int, int]:
     return frame.kind, frame.seq
 
 
+def _stamp_of_moved(mark: str | None) -> Stamp | None:
+    """Returns the stamp of a redelivery that was parked; the mark says when it was moved."""
+    stored, _, parked_on = (mark or "").partition(" ")
+    return Stamp.of_moved(parked_on, datetime.fromisoformat(stored).timestamp()) if mark else None
+
+
 def _frame(row: Row) -> _Frame:
     kind, seq, last = place_parts(row[0])
     watermark = datetime.fromisoformat(row[3]) if row[3] else None
-    stamp = Stamp.of(row[2], row[4]) if kind == FRESH else Stamp.of_moved(row[4])
+    stamp = Stamp.of(row[2], row[4]) if kind == FRESH else _stamp_of_moved(row[4])
     return _Frame(kind, seq, last + 1 - row[1], row[1], (row[2], watermark), stamp)
 
 
@@ -411,9 +417,17 @@ def _to_columns(frame: Frame) -> pa.RecordBatch:
     headers = frame.message.headers
     columns["__from"] = _on_last_row(headers.get(FROM), count, pa.string())
     columns["__watermark"] = _on_last_row(headers.get(WATERMARK), count, pa.string())
-    mark = headers.get(MSG_ID if frame.kind == FRESH else MOVED_FROM)
-    columns["__mark"] = _on_last_row(mark, count, pa.string())
+    columns["__mark"] = _on_last_row(_mark_of(frame), count, pa.string())
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _mark_of(frame: Frame) -> str | None:
+    """Returns what a frame is known by: its id, or when and from where the server moved it."""
+    headers = frame.message.headers
+    if frame.kind == FRESH:
+        return headers.get(MSG_ID)
+    parked_on = headers.get(MOVED_FROM)
+    return f"{frame.message.stored} {parked_on}" if parked_on else None
 
 
 def _on_last_row(value: object, count: int, kind: pa.DataType) -> pa.Array:
