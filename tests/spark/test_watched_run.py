@@ -50,7 +50,7 @@ class Watched:
 
     def rows(self, *args: str) -> list[dict]:
         lines = self.command("tap", "test", *args, "--json", "--timeout", "60s").splitlines()
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines if line.startswith("{")]  # not: "1 more"
 
     def read(self, vertex: str) -> int:
         return self.live.status[vertex].counts.read
