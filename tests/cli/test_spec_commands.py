@@ -1,4 +1,4 @@
-"""TODO."""
+"""What commands say of a spec: lint, echo, graph, schema and permissions."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ from ebbflow.status.model import (
 )
 from ebbflow.status.nodes import NodeWatch
 from ebbflow.status.publishing import SAMPLE_EVERY, StatusPublisher
-from ebbflow.streams.names import Names
+from ebbflow.streams.names import Names, bucket_stream
 from ebbflow.streams.positions import read_positions
 
 _LOGGER = logging.getLogger("ebbflow")
@@ -121,7 +121,7 @@ class Observer:
         self.unread: str | None = None
         """Why the numbers could not be read at the last look, if so."""
         self._letters = LetterCauses(client, names)
-        self.nodes = NodeWatch(client, f"KV_{names.positions}")
+        self.nodes = NodeWatch(client, bucket_stream(names.positions))
         self._publisher = StatusPublisher(client, names)
         self._read_at = self._sampled_at = -math.inf
         self._numbers_at: datetime | None = None

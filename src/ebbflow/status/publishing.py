@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import nats.errors
-
 from ebbflow.domain.records import to_json
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import PublishRetry, publish
@@ -103,7 +101,3 @@ def make_sample(status: PipelineStatus) -> Sample:
             for vertex in status.vertices
         },
     )
-
-
-SEND_ERRORS = (nats.errors.Error, OSError)
-"""What publishing may raise while the server is away; the next state makes up for it."""

@@ -26,7 +26,7 @@ from ebbflow.status.metrics import render_metrics
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import read_chunks, read_history, read_status
 from ebbflow.streams.logs import LogPage, read_logs
-from ebbflow.streams.names import Names
+from ebbflow.streams.names import PREFIX, Names, list_pipelines
 from ebbflow.ui.app import (
     Stream,
     UiRoute,
@@ -82,7 +82,7 @@ class Pipelines:
         async with self._listing:
             now = asyncio.get_running_loop().time()
             if now >= self._listed_at + within:
-                self._listed = await self._submit(self._readers, list_pipelines)
+                self._listed = await self._submit(self._readers, _read_pipelines)
                 self._listed_at = now
         return self._listed
 
@@ -122,13 +122,9 @@ class Pipelines:
         return await loop.run_in_executor(threads, lambda: function(self._link.get()))
 
 
-def list_pipelines(link: Link) -> list[str]:
+def _read_pipelines(link: Link) -> list[str]:
     """Returns the names of all pipelines that have streams on a server; blocks."""
-    first, last = Names("|").dead_letters.split("|")
-    streams = link.run(api.list_streams(link.client, first))
-    return sorted(
-        name.removeprefix(first).removesuffix(last) for name in streams if name.endswith(last)
-    )
+    return list_pipelines(link.run(api.list_streams(link.client, PREFIX)))
 
 
 def _describe(error: Exception) -> bytes:
