@@ -38,7 +38,7 @@ def test_every_message_arrives_and_is_settled_once(outcome: Outcome) -> None:
 def test_the_run_says_what_is_lost_and_gives_no_advice_about_calls(outcome: Outcome) -> None:
     said = "\n".join(outcome.said)
     assert "Spark lost an executor on 127.0.0.1" in said
-    assert f"NATS node {outcome.node} is away" in said
+    assert f"NATS node {outcome.node} is down" in said
     assert "callTimeout" not in said
 
 

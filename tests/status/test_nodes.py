@@ -42,7 +42,7 @@ def test_a_node_that_is_away_twice_in_a_row_is_named_with_what_to_do(watch: Node
     assert watch.list_concerns() == ()
     watch.note(cluster(WELL, GONE))
     (concern,) = watch.list_concerns()
-    assert (concern.level, concern.what) == ("warning", "NATS node n3 is away")
+    assert (concern.level, concern.what) == ("warning", "NATS node n3 is down")
     assert concern.next_step == "Start it again; until then, streams have 2 of 3 replicas."
 
 
@@ -56,7 +56,7 @@ def test_a_leader_that_has_just_been_elected_makes_nobody_seem_away(watch: NodeW
 def test_a_node_that_is_back_is_told() -> None:
     one, none = frozenset({"n3"}), frozenset[str]()
     assert describe_change(none, one) == [
-        "NATS node n3 is away; streams go on with the nodes that are left"
+        "NATS node n3 is down; streams continue on the nodes that are left"
     ]
     assert describe_change(one, none) == ["NATS node n3 is back"]
     assert describe_change(one, one) == []

@@ -1,6 +1,6 @@
 """The nodes of a NATS cluster, as the leader of a pipeline's positions sees them.
 
-A cluster goes on without a node, so nothing else says that one is lost. ``NodeWatch`` names it.
+A cluster continues without a node, so nothing else says that one is lost. ``NodeWatch`` names it.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class NodeWatch:
             self.away = away
 
     def list_concerns(self) -> tuple[Concern, ...]:
-        """Returns a warning for each node that is away."""
+        """Returns a warning for each node that is down."""
         left = self._nodes - len(self.away)
         step = f"Start it again; until then, streams have {left} of {self._nodes} replicas."
         return tuple(
-            Concern("warning", None, f"NATS node {name} is away", step)
+            Concern("warning", None, f"NATS node {name} is down", step)
             for name in sorted(self.away)
         )
 
@@ -66,7 +66,7 @@ class NodeWatch:
 def describe_change(before: frozenset[str], now: frozenset[str]) -> list[str]:
     """Returns in a sentence each which nodes are lost, and which are back."""
     lost = [
-        f"NATS node {name} is away; streams go on with the nodes that are left"
+        f"NATS node {name} is down; streams continue on the nodes that are left"
         for name in sorted(now - before)
     ]
     return lost + [f"NATS node {name} is back" for name in sorted(before - now)]
