@@ -69,12 +69,21 @@ def settle_or_refuse(
     returning: Collection[int] = (),
     held: HeldRow | None = None,
     observers: Sequence[ChunkObserver] = (),
+    inline: Collection[str] = (),
 ) -> Settlement:
     """Settles a chunk; the rows that cannot be settled as decided are dead-lettered instead."""
 
     def whole(chunk: Chunk) -> Settlement:
         return settle(
-            chunk, verdict, place, now, watermark, returning, held=held, observers=observers
+            chunk,
+            verdict,
+            place,
+            now,
+            watermark,
+            returning,
+            held=held,
+            observers=observers,
+            inline=inline,
         )
 
     try:
@@ -86,7 +95,7 @@ def settle_or_refuse(
         part = verdict.between(start, end)
         own = {index - start for index in range(start, end) if index in returning}
         own_chunk = replace(chunk, rows=part.rows)
-        settle(own_chunk, part, place, now, watermark, own, observers=observers)
+        settle(own_chunk, part, place, now, watermark, own, observers=observers, inline=inline)
 
     _, culprits = _find_culprits(len(chunk.rows), work, failure)
     for index, cause in culprits.items():

@@ -7,7 +7,7 @@ are passed on from here while it still yields, a part of the chunk at a time.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,7 +20,7 @@ from ebbflow.engine.frames import Rows
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place
 from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.verdict import Emitter, Rules, Verdict
 from ebbflow.runtime.outage_gate import OutageGate
 from ebbflow.runtime.ports import Clock
 
@@ -32,6 +32,12 @@ PublishPart = Callable[[Verdict], int | None]
 
 ``None`` if it cannot be published as it is, and waits until its chunk is settled.
 """
+
+
+def never_publish(part: Verdict) -> int | None:
+    """Publishes nothing early: everything waits until the chunk is settled."""
+    return None
+
 
 Times = Callable[[Verdict], Iterable[datetime]]
 """Returns the event times with which a chunk raises the watermark of its vertex."""
@@ -70,6 +76,33 @@ class DecisionRules:
     largest: int
     emits: bool = False
     times: Times = no_times
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFacts:
+    """What a chunk is settled under, apart from what is decided about it.
+
+    Rows from ``returned_from`` on go back to their source when they are to come again, ``held`` is
+    the row behind the chunk if an ordered vertex holds it, and ``more`` are counts of that row.
+    ``writer`` is the task and ``via`` the chain of vertices when a vertex runs inline.
+    """
+
+    key: str
+    number: ChunkNumber
+    watermark: datetime | None
+    writer: str = ""
+    via: str = ""
+    returned_from: int | None = None
+    held: HeldRow | None = None
+    more: Counts | None = None
+
+    def path_to(self, vertex: str) -> str:
+        """Returns the chain of inline vertices that ends with this one."""
+        return f"{self.via}>{vertex}" if self.via else vertex
+
+    def behind(self, vertex: str) -> ChunkFacts:
+        """Returns the facts under which an inline vertex settles outputs of the chunk."""
+        return ChunkFacts(self.key, self.number, self.watermark, self.writer, self.path_to(vertex))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +145,23 @@ class ChunkDecider:
             return self._decide(rows, in_order, publish)
 
     def _decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
-        vertex = self._rules.place.vertex
-        rules = Rules(vertex, self._rules.on_error, self._rules.largest, ordered=in_order)
         emitter = _Emission(self, publish) if self._rules.emits else None
-        verdict = Verdict(rows, rules, emitter)
+        verdict = self.undecided(rows, in_order, emitter)
         try:
             with self._size.measured(verdict):
                 self._gate.decide(verdict)
         except Exception as error:
-            verdict = Verdict(rows, rules)
+            verdict = self.undecided(rows, in_order)
             decide_in_pieces(verdict, self._gate.decide, error)
         return verdict
+
+    def undecided(
+        self, rows: Rows, in_order: bool = False, emitter: Emitter | None = None
+    ) -> Verdict:
+        """Returns a verdict on rows of the vertex about which nothing is decided yet."""
+        own = self._rules
+        rules = Rules(own.place.vertex, own.on_error, own.largest, ordered=in_order)
+        return Verdict(rows, rules, emitter)
 
     def emits_now(self) -> bool:
         """Returns whether it is time to pass on what a stream map has yielded so far."""
@@ -138,26 +177,26 @@ class ChunkDecider:
         return self._rules.times(verdict)
 
     def settle(
-        self,
-        verdict: Verdict,
-        key: str,
-        watermark: datetime | None,
-        number: ChunkNumber,
-        returned_from: int | None = None,
-        more: Counts | None = None,
-        held: HeldRow | None = None,
+        self, verdict: Verdict, facts: ChunkFacts, inline: Collection[str] = ()
     ) -> Settlement:
-        """Returns what the chunk of that key comes to, with ``more`` among its counts.
-
-        Rows from ``returned_from`` on go back to their source when they are to come again. ``held``
-        is the row behind the chunk, if an ordered vertex holds it.
-        """
-        returning = range(0) if returned_from is None else range(returned_from, sys.maxsize)
-        chunk = Chunk(key, verdict.rows, number, is_probe=self._gate.probing)
-        place, now, observers = self._rules.place, self._clock.now(), self._observers
-        settlement = settle_or_refuse(
-            chunk, verdict, place, now, watermark, returning, held, observers
+        """Returns what the chunk comes to; outputs for the vertices in ``inline`` are left out."""
+        first = facts.returned_from
+        returning = range(0) if first is None else range(first, sys.maxsize)
+        chunk = Chunk(
+            facts.key, verdict.rows, facts.number, self._gate.probing, facts.writer, facts.via
         )
+        settlement = settle_or_refuse(
+            chunk,
+            verdict,
+            self._rules.place,
+            self._clock.now(),
+            facts.watermark,
+            returning,
+            facts.held,
+            self._observers,
+            inline,
+        )
+        more = facts.more
         return replace(settlement, counts=settlement.counts + more) if more else settlement
 
     def settle_part(self, part: Verdict, key: str, watermark: datetime | None) -> Settlement | None:

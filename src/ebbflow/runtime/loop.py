@@ -15,7 +15,7 @@ Whoever reports on chunks, as data, to people or as traces, observes the account
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from ebbflow.domain.outcome import Counts
@@ -27,7 +27,8 @@ from ebbflow.engine.position import Span, chunk_key
 from ebbflow.engine.publications import Place
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
-from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, DecisionRules
+from ebbflow.runtime.deciding import ChunkDecider, ChunkFacts, ChunkSize, DecisionRules
+from ebbflow.runtime.inline import InlineEdges
 from ebbflow.runtime.intake import Intake, Taken, held_row
 from ebbflow.runtime.outage_gate import OutageGate
 from ebbflow.runtime.ports import Clock, Epoch, Report, TaskEvents, TaskJournal
@@ -51,7 +52,7 @@ class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
     ``feeders`` are the tasks that write to the inlet. ``interval`` is that of small chunks.
-    ``observers`` report on its chunks.
+    ``observers`` report on its chunks. ``inline`` are the edges that its chunks may take inline.
     """
 
     journal: TaskJournal
@@ -64,6 +65,7 @@ class TaskParts:
     feeders: Iterable[str] = ()
     interval: float = AT_BUFFER
     observers: Sequence[ChunkObserver] = ()
+    inline: InlineEdges = field(default_factory=InlineEdges)
 
 
 class ChunkLoop:
@@ -74,7 +76,10 @@ class ChunkLoop:
         self._gate, self._size = parts.gate, parts.size
         self._events, self._clock = parts.events, parts.clock
         self._observers = parts.observers
+        self._inline = parts.inline
+        self._replayed: tuple[str, ...] | None = None
         self._place: Place = parts.rules.place
+        self._writer = f"{self._place.vertex}.{self._place.partition}"
         self._decider = ChunkDecider(
             parts.rules, parts.gate, parts.size, parts.clock, parts.observers
         )
@@ -146,7 +151,9 @@ class ChunkLoop:
         if taken is None:
             self._settling.skip_replay(self._intake.end)
             return False
+        self._replayed = position.inline
         self._process(taken)
+        self._replayed = None
         return True
 
     def _step(self) -> bool:
@@ -183,7 +190,7 @@ class ChunkLoop:
         settlement = self._settle(verdict, start, first, more, told_beside)
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
-        chunk = ChunkEnd(end, settlement.counts, watermark, held, back)
+        chunk = ChunkEnd(end, settlement.all_counts(), watermark, held, back)
         self._settling.begin(settlement, chunk, record)
 
     def _begin_record(self, rows: int) -> ChunkRecord:
@@ -206,10 +213,16 @@ class ChunkLoop:
         # Redeliveries come before them in a chunk: the source has been told of those long ago, and
         # could not give them again.
         returned_from = first if self._inlet.takes_back else None
-        key, watermark, number = self._key(start), self._watermark.current, self._settling.number
-        settlement = self._decider.settle(
-            verdict, key, watermark, number, returned_from, more, held
+        facts = ChunkFacts(
+            self._key(start),
+            self._settling.number,
+            self._watermark.current,
+            self._writer,
+            returned_from=returned_from,
+            held=held,
+            more=more,
         )
+        settlement = self._inline.settle(self._decider, verdict, facts, self._replayed)
         self._show(settlement)
         self._tell()
         return settlement

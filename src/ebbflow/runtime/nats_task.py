@@ -20,7 +20,7 @@ from ebbflow.accounts.trail import TrailObserver
 from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
 from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.inlet import Inlet
-from ebbflow.engine.position import Mark, Position, Span, known_of_moved
+from ebbflow.engine.position import Mark, Position, Span, known_of_redeliveries
 from ebbflow.engine.publications import Place, Publication
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.link import Link, worker_link
@@ -204,7 +204,7 @@ def open_redeliveries(
     plan: VertexPlan, partition: int, link: Link, done: Span, wake: threading.Event
 ) -> Inlet:
     """Opens the stream of rows that come back to the vertex itself, behind ``done``."""
-    names, known = Names(plan.pipeline), known_of_moved(done.known)
+    names, known = Names(plan.pipeline), known_of_redeliveries(done.known)
     stream = names.redelivery(plan.vertex, partition)
     subject = names.due_subject(plan.vertex, partition)
     return FrameReader(link, stream, subject, done.redelivery, wake, known)
