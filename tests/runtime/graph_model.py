@@ -8,7 +8,6 @@ read what the crashed one has published. So one task replays while the other has
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -34,7 +33,7 @@ from ebbflow.engine.position import (
 from ebbflow.engine.publications import FRAME, FROM, Place, Publication, Stage
 from ebbflow.engine.routing import Edge
 from ebbflow.runtime.deciding import ChunkDecider, DecisionRules
-from ebbflow.runtime.inline import InlineEdges, InlineVertex
+from ebbflow.runtime.inline import InlineVertex, InlineVertices
 from ebbflow.runtime.intake import Intake
 from ebbflow.runtime.loop import ChunkLoop, TaskParts
 from ebbflow.runtime.outage_gate import OutageGate
@@ -282,11 +281,11 @@ class AnyEdge:
         self._random = random
         self._often = often
 
-    def takes(self, rows: int) -> bool:
-        return self._random.random() < self._often
+    def takes(self, rows: int, is_open: bool) -> bool:
+        return is_open and self._random.random() < self._often
 
-    def measured(self, rows: int) -> AbstractContextManager[None]:
-        return nullcontext()
+    def took(self, rows: int, seconds: float) -> None:
+        pass
 
 
 Codes = Callable[[str], UserCode]
@@ -315,7 +314,7 @@ class GraphTask:
             rules=self._rules(name),
             events=Silence(),
             clock=self.clock,
-            inline=self._inline(name, (name,)),
+            inline=self._inline(name),
         )
         self.loop = ChunkLoop(parts, self.epoch)
 
@@ -326,20 +325,14 @@ class GraphTask:
     def _rules(self, name: str) -> DecisionRules:
         return DecisionRules(Place(name, 0, self.world.graph[name], 1_000_000), POLICY, 10**6)
 
-    def _inline(self, name: str, chain: tuple[str, ...]) -> InlineEdges:
-        return InlineEdges(
-            [
-                self._inline_vertex(edge.to, (*chain, edge.to))
-                for edge in self.world.graph[name]
-                if edge.to not in chain
-            ]
-        )
+    def _inline(self, name: str) -> InlineVertices:
+        return InlineVertices(self._inline_vertex(to) for to in self.world.graph if to != name)
 
-    def _inline_vertex(self, name: str, chain: tuple[str, ...]) -> InlineVertex:
+    def _inline_vertex(self, name: str) -> InlineVertex:
         gate, random = self._gate(name), self.chances.random
         decider = ChunkDecider(self._rules(name), gate, AnySize(random, 6), self.clock)
         rule = AnyEdge(random, self._often)
-        return InlineVertex(name, gate, decider, rule, edges=self._inline(name, chain))
+        return InlineVertex(name, gate, decider, rule, Silence(), self.clock)
 
     def _open(self, done: Span) -> Intake:
         vertex, random = self._vertex, self.chances.random

@@ -117,11 +117,12 @@ class TaskState:
     halted: str | None = None
     opened: bool = False
     in_hand: tuple[int, float] | None = None
+    runner: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as it is sent."""
         spreads = {name: [s.seconds, *s.buckets] for name, s in self.numbers.spreads.items()}
-        plain = ("vertex", "partition", "task", "pending", "halted", "opened", "in_hand")
+        plain = ("vertex", "partition", "task", "runner", "pending", "halted", "opened", "in_hand")
         return {name: getattr(self, name) for name in plain} | {
             "tally": asdict(self.tally),
             "waiting": asdict(self.waiting) if self.waiting else None,

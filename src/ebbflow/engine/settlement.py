@@ -247,8 +247,9 @@ def settle(
     ]
     at, reasons = now.astimezone(UTC), _count_reasons(ends.again)
     part = AccountPart(place, chunk.rows.batch, verdict, routed, at)
+    key = f"{chunk.key}:{chunk.via}" if chunk.via else chunk.key
     account = Account(
-        chunk.key, chunk.number, at, (part,), watermark, held, reasons, is_early, chunk.is_probe
+        key, chunk.number, at, (part,), watermark, held, reasons, is_early, chunk.is_probe
     )
     publications += gather_late(observers, account)
     for publication in publications:

@@ -137,6 +137,11 @@ class ChunkDecider:
         self._clock = clock
         self._emitted_at = clock.monotonic()
 
+    @property
+    def place(self) -> Place:
+        """Where the chunks are settled."""
+        return self._rules.place
+
     def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
         """Returns what user code decides about the rows; ``publish`` is called meanwhile."""
         with ExitStack() as stack:

@@ -14,7 +14,7 @@ an inline edge is one more outlet of the task before it, and nothing is converte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,6 +27,7 @@ from ebbflow.engine.settlement import InlineSettlement, Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.deciding import ChunkDecider, ChunkFacts, never_publish
 from ebbflow.runtime.outage_gate import OutageGate
+from ebbflow.runtime.ports import Clock, TaskEvents, VertexControl
 
 _NOT_OPEN = "its user code could not be opened here"
 
@@ -34,48 +35,55 @@ _NOT_OPEN = "its user code could not be opened here"
 class InlineRule(Protocol):
     """Says whether an edge is taken inline, and learns what that took."""
 
-    def takes(self, rows: int) -> bool:
-        """Whether a chunk of this many rows is given to the vertex inline."""
+    def takes(self, rows: int, is_open: bool) -> bool:
+        """Whether a chunk of this many rows is taken inline; never while the gate is closed."""
 
-    def measured(self, rows: int) -> AbstractContextManager[None]:
-        """Times the vertex on a chunk."""
+    def took(self, rows: int, seconds: float) -> None:
+        """Learns how long the vertex took for a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class InlineVertex:
     """A vertex that the task of another vertex can run. Used by that task's thread.
 
-    ``gate``, ``decider`` and ``observers`` are those of this vertex in that task, ``rule`` says
-    when it is run there, and ``around`` is entered while its user code is called.
+    ``gate``, ``decider``, ``events`` and ``observers`` are those of this vertex in that task,
+    ``control`` is what people want of it, ``rule`` says when it is run there, and ``around`` is
+    entered while its user code is called.
     """
 
     name: str
     gate: OutageGate
     decider: ChunkDecider
     rule: InlineRule
+    events: TaskEvents
+    clock: Clock
+    control: VertexControl = field(default_factory=VertexControl)
     observers: Sequence[ChunkObserver] = ()
-    edges: InlineEdges = field(default_factory=lambda: InlineEdges())
     around: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def takes(self, rows: int) -> bool:
         """Whether a chunk of this many rows is given to it inline."""
+        if self.control.take_resumed():
+            self.gate.resume()
+        self.gate.paused = self.control.paused
         # In an outage the vertex's own task tries single messages; a whole chunk would not help.
-        return self.rule.takes(rows) and self.gate.open() and not self.gate.probing
+        with self.around():
+            is_open = not self.gate.probing and self.gate.open()
+        return self.rule.takes(rows, is_open)
 
-    def settle(
-        self, edge: EdgeRows, facts: ChunkFacts, again: Collection[str] | None
-    ) -> InlineSettlement:
-        """Has the vertex decide about the rows of an edge; ``again`` are the paths of a replay."""
-        with self.rule.measured(edge.batch.num_rows), self.around():
-            verdict = self._decide(Rows(edge.batch, facts.watermark))
-        settlement = self.edges.settle(self.decider, verdict, facts, again)
-        for observer in self.observers:
-            assert settlement.account is not None
-            observer.see(settlement.account)
-        return InlineSettlement(self.name, facts.via, settlement, edge.parents, self.observers)
+    def decide(self, rows: Rows) -> Verdict:
+        """Returns what the vertex decides about rows that the task has just made."""
+        record = self.events.begin_chunk(self.clock.now(), len(rows))
+        began = self.clock.monotonic()
+        with self.around():
+            verdict = self._decide(rows)
+        record.call = self.clock.monotonic() - began
+        record.end()
+        self.rule.took(len(rows), record.call)
+        return verdict
 
     def _decide(self, rows: Rows) -> Verdict:
-        # Only a replay comes here with a closed gate: it has to make the choice that was made.
+        # Only a replay finds the gate closed: it has to make the choice that was made before.
         if self.gate.open():
             return self.decider.decide(rows, in_order=False, publish=never_publish)
         verdict = self.decider.undecided(rows)
@@ -84,10 +92,10 @@ class InlineVertex:
         return verdict
 
 
-class InlineEdges:
-    """The edges of one vertex that its chunks may take inline. Used by the task's thread."""
+class InlineVertices:
+    """The vertices that one task may run inline. Used by the task's thread."""
 
-    def __init__(self, vertices: Sequence[InlineVertex] = ()) -> None:
+    def __init__(self, vertices: Iterable[InlineVertex] = ()) -> None:
         self._vertices = {vertex.name: vertex for vertex in vertices}
 
     def settle(
@@ -101,20 +109,35 @@ class InlineEdges:
 
         ``again`` are the paths that a replayed chunk took; ``None`` if the chunk is a new one.
         """
-        chosen = self._choose(len(verdict.rows), facts, again) if self._vertices else ()
+        chosen = self._choose(decider, verdict, facts, again) if self._vertices else ()
         settlement = decider.settle(verdict, facts, chosen)
-        return (
-            settlement.with_inlined([*self._run(settlement, chosen, facts, again)])
-            if chosen
-            else settlement
-        )
+        if not chosen:
+            return settlement
+        return settlement.with_inlined([*self._run(settlement, chosen, facts, again)])
+
+    def tell_now_and_then(self) -> None:
+        """Tells what has been counted of the vertices, unless that was just done."""
+        for vertex in self._vertices.values():
+            vertex.events.tell_now_and_then()
+
+    def flush(self) -> None:
+        """Tells what has been counted of the vertices."""
+        for vertex in self._vertices.values():
+            vertex.events.flush()
 
     def _choose(
-        self, rows: int, facts: ChunkFacts, again: Collection[str] | None
+        self,
+        decider: ChunkDecider,
+        verdict: Verdict,
+        facts: ChunkFacts,
+        again: Collection[str] | None,
     ) -> Collection[str]:
+        edges = [edge.to for edge in decider.place.edges if edge.to in self._vertices]
         if again is not None:
-            return {name for name in self._vertices if facts.path_to(name) in again}
-        return {name for name, vertex in self._vertices.items() if vertex.takes(rows)}
+            return {name for name in edges if facts.path_to(name) in again}
+        passed = facts.via.split(">")  # a vertex in a cycle is run once
+        rows = len(verdict.rows)
+        return {name for name in edges if name not in passed and self._vertices[name].takes(rows)}
 
     def _run(
         self,
@@ -126,4 +149,15 @@ class InlineEdges:
         assert settlement.account is not None
         for edge in settlement.account.parts[0].routed.edges:
             if edge.to in chosen and edge.batch.num_rows:
-                yield self._vertices[edge.to].settle(edge, facts.behind(edge.to), again)
+                yield self._run_vertex(edge, facts.behind(edge.to), again)
+
+    def _run_vertex(
+        self, edge: EdgeRows, facts: ChunkFacts, again: Collection[str] | None
+    ) -> InlineSettlement:
+        vertex = self._vertices[edge.to]
+        verdict = vertex.decide(Rows(edge.batch, facts.watermark))
+        settlement = self.settle(vertex.decider, verdict, facts, again)
+        assert settlement.account is not None
+        for observer in vertex.observers:
+            observer.see(settlement.account)
+        return InlineSettlement(vertex.name, facts.via, settlement, edge.parents, vertex.observers)

@@ -28,7 +28,7 @@ from ebbflow.engine.publications import Place
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.deciding import ChunkDecider, ChunkFacts, ChunkSize, DecisionRules
-from ebbflow.runtime.inline import InlineEdges
+from ebbflow.runtime.inline import InlineVertices
 from ebbflow.runtime.intake import Intake, Taken, held_row
 from ebbflow.runtime.outage_gate import OutageGate
 from ebbflow.runtime.ports import Clock, Epoch, Report, TaskEvents, TaskJournal
@@ -52,7 +52,7 @@ class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
     ``feeders`` are the tasks that write to the inlet. ``interval`` is that of small chunks.
-    ``observers`` report on its chunks. ``inline`` are the edges that its chunks may take inline.
+    ``observers`` report on its chunks. ``inline`` are the vertices that it may run.
     """
 
     journal: TaskJournal
@@ -65,7 +65,7 @@ class TaskParts:
     feeders: Iterable[str] = ()
     interval: float = AT_BUFFER
     observers: Sequence[ChunkObserver] = ()
-    inline: InlineEdges = field(default_factory=InlineEdges)
+    inline: InlineVertices = field(default_factory=InlineVertices)
 
 
 class ChunkLoop:
@@ -104,6 +104,7 @@ class ChunkLoop:
             pass  # the next task replays it
         finally:
             self._events.flush()
+            self._inline.flush()
             stopped = self._epoch.stopped
             self._intake.close(for_good=stopped)
         return Report("stop" if stopped else "epoch", self._chunks, self._rows)
@@ -253,6 +254,7 @@ class ChunkLoop:
     def _tell(self) -> None:
         self._events.waits(self._gate.waiting or self._inlet.waiting, self._gate.halted)
         self._events.tell_now_and_then()
+        self._inline.tell_now_and_then()
 
     # --- resting --------------------------------------------------------------------------------
 

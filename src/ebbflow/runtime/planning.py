@@ -6,7 +6,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -61,7 +61,28 @@ def make_plans(
     if spec.kind == "MonoVertex":
         return [_mono(spec, run)]
     steps = {step.name: step for step in spec.steps}
-    return [_vertex(spec, vertex, steps[vertex.name], run) for vertex in _downstream_order(spec)]
+    plans = [_vertex(spec, vertex, steps[vertex.name], run) for vertex in _downstream_order(spec)]
+    return [replace(plan, inline=_inline(spec, plan, plans)) for plan in plans]
+
+
+def _inline(
+    spec: PipelineSpec, plan: VertexPlan, plans: Sequence[VertexPlan]
+) -> tuple[VertexPlan, ...]:
+    """Returns the plans of the vertices that the tasks of a vertex may run, over any path."""
+    # Calls are timed by one clock in a task, which has one limit.
+    able = {
+        other.vertex: other
+        for other in plans
+        if spec.vertex(other.vertex).inline
+        and other.can_run_inline
+        and other.calls.timeout == plan.calls.timeout
+    }
+    if not (spec.spec.inline and plan.can_run_others) or plan.run.audit is not None:
+        return ()
+    reached = [edge.to for edge in plan.edges if edge.to in able]
+    for name in reached:
+        reached += [e.to for e in able[name].edges if e.to in able and e.to not in reached]
+    return tuple(able[name] for name in reached if name != plan.vertex)
 
 
 def _describe_run(spec: Spec, server: Addresses, max_payload: int, search: str | None) -> RunFacts:

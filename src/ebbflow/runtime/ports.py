@@ -147,7 +147,34 @@ class TaskEvents(Protocol):
         """Tells what has been counted."""
 
 
-class Epoch:
+class VertexControl:
+    """What people want of a vertex in one task. Words come from any thread (``control``)."""
+
+    def __init__(self) -> None:
+        self.wake = threading.Event()
+        self._resumed = False
+        self.paused = False
+        """Whether people have paused the vertex."""
+
+    def resume(self) -> None:
+        """Has the vertex continue although there were too many dead letters."""
+        self._resumed = True
+        self.wake.set()
+
+    def pause(self, paused: bool) -> None:
+        """Has the task take nothing more once it has settled what it holds, or continue."""
+        self.paused = paused
+        self.wake.set()
+
+    def take_resumed(self) -> bool:
+        """Whether the vertex was resumed since the last call."""
+        if not self._resumed:  # reset only when seen: the word comes from another thread
+            return False
+        self._resumed = False
+        return True
+
+
+class Epoch(VertexControl):
     """One epoch of one task: how long it works, and what people want of it meanwhile.
 
     It begins when everything is open and has at least one chunk if there is anything to take, so
@@ -156,13 +183,10 @@ class Epoch:
     """
 
     def __init__(self, seconds: float, clock: Clock) -> None:
-        self.wake = threading.Event()
+        super().__init__()
         self._clock = clock
         self._seconds = seconds
         self._stopped_at: float | None = None
-        self._resumed = False
-        self.paused = False
-        """Whether people have paused the vertex."""
         self.begin()
 
     def begin(self) -> None:
@@ -182,23 +206,6 @@ class Epoch:
             self._deadline += seconds - self._seconds
             self._seconds = seconds
         self.wake.set()
-
-    def resume(self) -> None:
-        """Has the vertex continue although there were too many dead letters."""
-        self._resumed = True
-        self.wake.set()
-
-    def pause(self, paused: bool) -> None:
-        """Has the task take nothing more once it has settled what it holds, or continue."""
-        self.paused = paused
-        self.wake.set()
-
-    def take_resumed(self) -> bool:
-        """Whether the vertex was resumed since the last call."""
-        if not self._resumed:  # reset only when seen: the word comes from another thread
-            return False
-        self._resumed = False
-        return True
 
     @property
     def stopped(self) -> bool:

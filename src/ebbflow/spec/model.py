@@ -239,6 +239,11 @@ class Vertex(VertexFields):
     on_error: OnError = OnError()
     on_unavailable: OnUnavailable = OnUnavailable()
     breaker: BreakerSpec = BreakerSpec()
+    inline: StrictBool = Field(
+        default=True,
+        description="whether the task of the vertex before it may run it, without its buffer: "
+        "[inline edges](../guides/running.md#inline-edges)",
+    )
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -267,6 +272,11 @@ class PipelineBody(PipelineFields, ResourceBody):
     ordered: Ordered = Ordered()
     lifecycle: PipelineLifecycle = PipelineLifecycle()
     side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
+    inline: StrictBool = Field(
+        default=True,
+        description="whether tasks may run the next vertices themselves: "
+        "[inline edges](../guides/running.md#inline-edges)",
+    )
 
 
 class PipelineSpec(Resource):

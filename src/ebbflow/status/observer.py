@@ -261,6 +261,9 @@ class Observer:
         for (vertex, _), position in self._positions.items():
             if vertex in totals:
                 totals[vertex] += position.counts
+                for inline, counts in position.inline_counts.items():
+                    if inline in totals:
+                        totals[inline] += counts
         return totals
 
     def _assemble(self, phase: Phase, jobs: Mapping[str, JobFacts]) -> PipelineStatus:

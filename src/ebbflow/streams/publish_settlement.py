@@ -7,9 +7,9 @@ The server forgets ids: for two minutes it drops copies by itself. After that a 
 dead letters and redeliveries twice, and these have no reader that knows copies: people read the
 one, and the other come in the order in which they are due. So whoever replays looks first, with
 ``without_stored``. Everything that the first attempt has stored is still there then, since only the
-task that replays reads its redeliveries. Redeliveries of a vertex that ran inline are read by that
-vertex's own task; its record says which ones it has read of a writer's last chunk. Nothing is looked up for a chunk that is settled for the
-first time, as long as the server answers.
+task that replays reads its redeliveries. Redeliveries of a vertex that ran inline are read by the
+tasks of that vertex: their records say which of the last chunk they have read. Nothing is looked up
+for a chunk that is settled for the first time, as long as the server answers.
 
 What got no answer is looked up before it is sent again, for the same reason: a server that was
 killed knows no id of a redelivery that it has moved meanwhile. See ``_Copies``.
