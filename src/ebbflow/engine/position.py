@@ -402,6 +402,14 @@ class Position:
         )
 
 
+def count_by_vertex(positions: Mapping[tuple[str, int], Position]) -> Mapping[str, Counts]:
+    """Returns the counts of each vertex, whichever tasks ran it."""
+    counted: Mapping[str, Counts] = {}
+    for (vertex, _), position in positions.items():
+        counted = add_counts(counted, add_counts({vertex: position.counts}, position.inline_counts))
+    return counted
+
+
 def _dump(mark: Mark) -> list[int]:
     return [mark.seq, mark.row]
 

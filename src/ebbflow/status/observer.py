@@ -31,7 +31,7 @@ from ebbflow.accounts.listener import TaskListener, ToldChunk
 from ebbflow.accounts.numbers import Histogram
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.causes import Raised, RaisedErrors
-from ebbflow.engine.position import Position
+from ebbflow.engine.position import Position, count_by_vertex
 from ebbflow.engine.routing import Edge
 from ebbflow.nats.link import Link
 from ebbflow.runtime.plan import DataFrameMap, MonoPlan, SinksPlan, SqlMap, VertexPlan
@@ -257,14 +257,8 @@ class Observer:
     # --- putting it together ----------------------------------------------------------------------
 
     def _count(self) -> dict[str, Counts]:
-        totals = {plan.vertex: Counts() for plan in self._plans}
-        for (vertex, _), position in self._positions.items():
-            if vertex in totals:
-                totals[vertex] += position.counts
-                for inline, counts in position.inline_counts.items():
-                    if inline in totals:
-                        totals[inline] += counts
-        return totals
+        counted = count_by_vertex(self._positions)
+        return {plan.vertex: counted.get(plan.vertex, Counts()) for plan in self._plans}
 
     def _assemble(self, phase: Phase, jobs: Mapping[str, JobFacts]) -> PipelineStatus:
         self.totals, at = self._count(), datetime.now(UTC)
