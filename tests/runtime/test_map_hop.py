@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-MOST_MODULES = 54
+MOST_MODULES = 30
 """Fewer are better: lower this number when modules have been folded."""
 
 MOST_FRAMES = 7
