@@ -15,7 +15,7 @@ from ebbflow.engine.publications import Chunk, Place
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
-from ebbflow.nats.follow import Follower
+from ebbflow.nats.pull import Follower
 from ebbflow.streams import catalogue
 from ebbflow.streams.answers import TrailFrame, follow_trail, read_trail_after
 from ebbflow.streams.publish_settlement import publish_settlement

@@ -15,7 +15,7 @@ from typing import Protocol
 from ebbflow.domain.code import Code
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.answers import Answer, own_answers
-from ebbflow.nats.follow import Follower
+from ebbflow.nats.pull import Follower
 from ebbflow.numaflow.pynumaflow.adapters import adapt
 from ebbflow.streams.answers import AnswerBucket
 from ebbflow.usercode.calling import Handler, in_environment
