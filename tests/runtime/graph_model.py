@@ -19,7 +19,9 @@ from ebbflow import Datum, Message, Nack
 from ebbflow.domain.errors import Fenced, MessageTooLarge
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
-from ebbflow.engine.outage import Breaker, Patience
+from ebbflow.engine.inlet import Intake
+from ebbflow.engine.outage import Breaker, OutageGate, Patience
+from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import (
     NOTHING,
     Mark,
@@ -31,13 +33,9 @@ from ebbflow.engine.position import (
     known_of_redeliveries,
 )
 from ebbflow.engine.publications import FRAME, FROM, Place, Publication, Stage
-from ebbflow.engine.routing import Edge
 from ebbflow.runtime.deciding import ChunkDecider, DecisionRules
 from ebbflow.runtime.inline import InlineVertex, InlineVertices
-from ebbflow.runtime.intake import Intake
-from ebbflow.runtime.loop import ChunkLoop, TaskParts
-from ebbflow.runtime.outage_gate import OutageGate
-from ebbflow.runtime.ports import Epoch
+from ebbflow.runtime.loop import ChunkLoop, Epoch, TaskParts
 from ebbflow.usercode.calling import run_map
 from tests.runtime.crash_model import (
     DELAYS,

@@ -221,10 +221,10 @@ def settle(
     now: datetime,
     watermark: datetime | None = None,
     returning: Collection[int] = (),
-    is_early: bool = False,
     held: HeldRow | None = None,
     observers: Iterable[ChunkObserver] = (),
     inline: Collection[str] = (),
+    is_early: bool = False,
 ) -> Settlement:
     """Turns the verdict on a chunk into publications and counts. ``now`` starts every delay.
 

@@ -15,13 +15,14 @@ from typing import Protocol
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine.account import ChunkObserver, HeldRow
+from ebbflow.engine.account import ChunkObserver, HeldRow, overriding
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
+from ebbflow.engine.outage import OutageGate
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place
-from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
+from ebbflow.engine.rescue import decide_in_pieces, settle_in_pieces
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.verdict import Emitter, Rules, Verdict
-from ebbflow.runtime.outage_gate import OutageGate
+from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.ports import Clock
 
 _EMIT_EVERY = 0.1
@@ -131,7 +132,10 @@ class ChunkDecider:
         observers: Sequence[ChunkObserver] = (),
     ) -> None:
         self._rules = rules
-        self._observers = observers
+        self._around = overriding(observers, "calling")
+        self._late = overriding(observers, "late")
+        of_a_chunk = Rules(rules.place.vertex, rules.on_error, rules.largest)
+        self._of_a_chunk = {False: of_a_chunk, True: replace(of_a_chunk, ordered=True)}
         self._gate = gate
         self._size = size
         self._clock = clock
@@ -144,29 +148,28 @@ class ChunkDecider:
 
     def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
         """Returns what user code decides about the rows; ``publish`` is called meanwhile."""
+        rules = self._of_a_chunk[in_order]
+        if not self._around:
+            return self._decide(rows, rules, publish)
         with ExitStack() as stack:
-            for observer in self._observers:
+            for observer in self._around:
                 rows = stack.enter_context(observer.calling(rows))
-            return self._decide(rows, in_order, publish)
+            return self._decide(rows, rules, publish)
 
-    def _decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
+    def _decide(self, rows: Rows, rules: Rules, publish: PublishPart) -> Verdict:
         emitter = _Emission(self, publish) if self._rules.emits else None
-        verdict = self.undecided(rows, in_order, emitter)
+        verdict = Verdict(rows, rules, emitter)
         try:
             with self._size.measured(verdict):
                 self._gate.decide(verdict)
         except Exception as error:
-            verdict = self.undecided(rows, in_order)
+            verdict = Verdict(rows, rules)
             decide_in_pieces(verdict, self._gate.decide, error)
         return verdict
 
-    def undecided(
-        self, rows: Rows, in_order: bool = False, emitter: Emitter | None = None
-    ) -> Verdict:
+    def undecided(self, rows: Rows) -> Verdict:
         """Returns a verdict on rows of the vertex about which nothing is decided yet."""
-        own = self._rules
-        rules = Rules(own.place.vertex, own.on_error, own.largest, ordered=in_order)
-        return Verdict(rows, rules, emitter)
+        return Verdict(rows, self._of_a_chunk[False])
 
     def emits_now(self) -> bool:
         """Returns whether it is time to pass on what a stream map has yielded so far."""
@@ -190,17 +193,12 @@ class ChunkDecider:
         chunk = Chunk(
             facts.key, verdict.rows, facts.number, self._gate.probing, facts.writer, facts.via
         )
-        settlement = settle_or_refuse(
-            chunk,
-            verdict,
-            self._rules.place,
-            self._clock.now(),
-            facts.watermark,
-            returning,
-            facts.held,
-            self._observers,
-            inline,
-        )
+        place, now, late = self._rules.place, self._clock.now(), self._late
+        rest = (facts.watermark, returning, facts.held, late, inline)
+        try:
+            settlement = settle(chunk, verdict, place, now, *rest)
+        except Exception as error:
+            settlement = settle_in_pieces(error, chunk, verdict, place, now, *rest)
         more = facts.more
         return replace(settlement, counts=settlement.counts + more) if more else settlement
 
@@ -213,7 +211,7 @@ class ChunkDecider:
         try:
             return settle(
                 chunk, part, self._rules.place, now, watermark,
-                is_early=True, observers=self._observers,
+                is_early=True, observers=self._late,
             )  # fmt: skip
         except Exception:
             return None

@@ -22,11 +22,11 @@ from typing import Protocol
 from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.blame import POSTPONED
 from ebbflow.engine.frames import Rows
+from ebbflow.engine.outage import OutageGate
 from ebbflow.engine.publications import EdgeRows
 from ebbflow.engine.settlement import InlineSettlement, Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.deciding import ChunkDecider, ChunkFacts, never_publish
-from ebbflow.runtime.outage_gate import OutageGate
 from ebbflow.runtime.ports import Clock, TaskEvents, VertexControl
 
 _NOT_OPEN = "its user code could not be opened here"

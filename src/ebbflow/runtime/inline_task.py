@@ -16,6 +16,7 @@ import psutil
 
 from ebbflow.accounts.events import Events
 from ebbflow.accounts.taps import Taps
+from ebbflow.engine.outage import OutageGate, VertexCode
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
@@ -23,7 +24,6 @@ from ebbflow.runtime.control import PauseWatch
 from ebbflow.runtime.deciding import ChunkDecider
 from ebbflow.runtime.inline import InlineVertex
 from ebbflow.runtime.inline_load import InlineLoad, TaskLoad
-from ebbflow.runtime.outage_gate import OutageGate, VertexCode
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import Clock, VertexControl
 from ebbflow.runtime.vertex_parts import decision_rules, late_observers, open_spans

@@ -23,10 +23,9 @@ from ebbflow.engine.inlet import Inlet, Origin
 from ebbflow.engine.position import NOTHING, Known, Mark, Stamp, is_copy, with_frame
 from ebbflow.engine.publications import FRAME, FROM, MOVED_FROM, WATERMARK
 from ebbflow.nats import api
-from ebbflow.nats.follow import MOST_MESSAGES, Follower
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import MSG_ID
-from ebbflow.nats.pull import NANOS, Deliveries
+from ebbflow.nats.pull import MOST_MESSAGES, NANOS, Deliveries, Follower
 
 # A follower asks for more by itself when frames arrive, unless half its window is waiting, which is
 # this many or more. So it has to be told once while so many are taken: told more seldom, it could
