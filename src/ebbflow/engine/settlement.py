@@ -249,7 +249,17 @@ def settle(
     part = AccountPart(place, chunk.rows.batch, verdict, routed, at)
     key = f"{chunk.key}:{chunk.via}" if chunk.via else chunk.key
     account = Account(
-        key, chunk.number, at, (part,), watermark, held, reasons, is_early, chunk.is_probe
+        key,
+        chunk.number,
+        at,
+        (part,),
+        watermark,
+        held,
+        reasons,
+        is_early,
+        chunk.is_probe,
+        writer=chunk.writer,
+        via=chunk.via,
     )
     publications += gather_late(observers, account)
     for publication in publications:

@@ -77,7 +77,7 @@ def _inline(
         and other.can_run_inline
         and other.calls.timeout == plan.calls.timeout
     }
-    if not (spec.spec.inline and plan.can_run_others) or plan.run.audit is not None:
+    if not (spec.spec.inline and plan.can_run_others):
         return ()
     reached = [edge.to for edge in plan.edges if edge.to in able]
     for name in reached:
