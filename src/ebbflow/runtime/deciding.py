@@ -134,8 +134,8 @@ class ChunkDecider:
         self._rules = rules
         self._around = overriding(observers, "calling")
         self._late = overriding(observers, "late")
-        of_a_chunk = Rules(rules.place.vertex, rules.on_error, rules.largest)
-        self._of_a_chunk = {False: of_a_chunk, True: replace(of_a_chunk, ordered=True)}
+        in_any_order = Rules(rules.place.vertex, rules.on_error, rules.largest)
+        self._chunk_rules = {False: in_any_order, True: replace(in_any_order, ordered=True)}
         self._gate = gate
         self._size = size
         self._clock = clock
@@ -148,7 +148,7 @@ class ChunkDecider:
 
     def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
         """Returns what user code decides about the rows; ``publish`` is called meanwhile."""
-        rules = self._of_a_chunk[in_order]
+        rules = self._chunk_rules[in_order]
         if not self._around:
             return self._decide(rows, rules, publish)
         with ExitStack() as stack:
