@@ -169,7 +169,7 @@ class ChunkDecider:
 
     def undecided(self, rows: Rows) -> Verdict:
         """Returns a verdict on rows of the vertex about which nothing is decided yet."""
-        return Verdict(rows, self._of_a_chunk[False])
+        return Verdict(rows, self._chunk_rules[False])
 
     def emits_now(self) -> bool:
         """Returns whether it is time to pass on what a stream map has yielded so far."""
