@@ -21,7 +21,7 @@ from functools import partial
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.account import ChunkObserver, ChunkRecord, HeldRow
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.inlet import Intake, Taken, Watermark, handed_back, held_row
+from ebbflow.engine.inlet import Feeder, Intake, Taken, Watermark, handed_back, held_row
 from ebbflow.engine.outage import OutageGate
 from ebbflow.engine.position import Span, chunk_key
 from ebbflow.engine.publications import Place
@@ -53,7 +53,7 @@ _GRACE = 5.0
 class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
-    ``feeders`` are the tasks that write to the inlet. ``interval`` is that of small chunks.
+    ``feeders`` are the vertices that write to the inlet. ``interval`` is that of small chunks.
     ``observers`` report on its chunks. ``inline`` are the vertices that it may run.
     """
 
@@ -64,7 +64,7 @@ class TaskParts:
     rules: DecisionRules
     events: TaskEvents
     clock: Clock
-    feeders: Iterable[str] = ()
+    feeders: Iterable[Feeder] = ()
     interval: float = AT_BUFFER
     observers: Sequence[ChunkObserver] = ()
     inline: InlineVertices = field(default_factory=InlineVertices)

@@ -12,6 +12,7 @@ from ebbflow.connectors.plans import SinkPlan, UserSink, runs_inline
 from ebbflow.domain.code import Code, Mode
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine import frames
+from ebbflow.engine.inlet import Feeder
 from ebbflow.engine.outage import DEFAULT_LIMIT, DEFAULT_ON_UNAVAILABLE, BreakerLimit
 from ebbflow.engine.outputs import Edge
 from ebbflow.engine.retry import RetryStrategy
@@ -176,7 +177,7 @@ class VertexPlan:
     """One vertex, ready to run.
 
     ``source`` is what a source vertex gets its messages from, and ``paused`` keeps it from making
-    anything. ``feeders`` are the tasks that write to this vertex. ``inline`` are the vertices
+    anything. ``feeders`` are the vertices that write to this one. ``inline`` are the vertices
     behind it that its tasks may run themselves.
     """
 
@@ -187,7 +188,7 @@ class VertexPlan:
     policy: Policy
     edges: tuple[Edge, ...] = ()
     source: GeneratorPlan | SourcePlan | FeedPlan | None = None
-    feeders: tuple[str, ...] = ()
+    feeders: tuple[Feeder, ...] = ()
     ordered: bool = False
     paused: bool = False
     inline: tuple[VertexPlan, ...] = ()
