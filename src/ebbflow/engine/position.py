@@ -259,7 +259,8 @@ class Position:
     present intent, and ``exhausted`` is set when a source has nothing more to give, for good.
     ``inline`` are the chains of vertices that the chunk of the present intent was given to inline:
     a replay takes the same ones, so that it makes the same publications. ``inline_counts`` are the
-    counts of those vertices, as far as this task ran them.
+    counts of those vertices, as far as this task ran them. ``runs_inline`` are the vertices that
+    the task may run: one that people have paused is not among them.
 
     A position is never changed, only replaced. ``done`` may move only when all publications of the
     chunk are confirmed, and ``intent`` has to be written before the first of them: whatever is
@@ -281,6 +282,7 @@ class Position:
     chunks: int = 0
     inline: tuple[str, ...] = ()
     inline_counts: Mapping[str, Counts] = field(default_factory=dict)
+    runs_inline: tuple[str, ...] = ()
 
     def claimed(self, owner: str, run: str = "") -> Position:
         """Returns the position as a new task of ``run`` takes it; the old one's next write fails.
@@ -366,6 +368,7 @@ class Position:
                 "chunks": self.chunks,
                 "known": dump_known(self.done.known),
                 "inline": self.inline,
+                "runs_inline": self.runs_inline,
                 "inline_counts": {
                     vertex: counts.as_dict() for vertex, counts in self.inline_counts.items()
                 },
@@ -395,6 +398,7 @@ class Position:
             counts=Counts(**stored["counts"]),
             chunks=stored.get("chunks", 0),
             inline=tuple(stored.get("inline", ())),
+            runs_inline=tuple(stored.get("runs_inline", ())),
             inline_counts={
                 vertex: Counts(**counts)
                 for vertex, counts in stored.get("inline_counts", {}).items()

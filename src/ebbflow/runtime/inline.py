@@ -65,7 +65,6 @@ class InlineVertex:
         """Whether a chunk of this many rows is given to it inline."""
         if self.control.take_resumed():
             self.gate.resume()
-        self.gate.paused = self.control.paused
         # In an outage the vertex's own task tries single messages; a whole chunk would not help.
         with self.around():
             is_open = not self.gate.probing and self.gate.open()
@@ -114,6 +113,18 @@ class InlineVertices:
         if not chosen:
             return settlement
         return settlement.with_inlined([*self._run(settlement, chosen, facts, again)])
+
+    @property
+    def unpaused(self) -> tuple[str, ...]:
+        """The vertices that people have not paused."""
+        return tuple(n for n, vertex in self._vertices.items() if not vertex.gate.paused)
+
+    def follow_pauses(self) -> bool:
+        """Stops running vertices that people have paused; whether that has changed for any."""
+        changed = [v for v in self._vertices.values() if v.gate.paused != v.control.paused]
+        for vertex in changed:
+            vertex.gate.paused = vertex.control.paused
+        return bool(changed)
 
     def tell_now_and_then(self) -> None:
         """Tells what has been counted of the vertices, unless that was just done."""

@@ -30,7 +30,7 @@ from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.deciding import ChunkDecider, ChunkFacts, ChunkSize, DecisionRules
 from ebbflow.runtime.inline import InlineVertices
 from ebbflow.runtime.ports import Clock, Report, TaskEvents, TaskJournal, VertexControl
-from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
+from ebbflow.runtime.settling import ChunkEnd, Settling, TaskState, Unsettled
 
 AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.008, 0.002
 """Seconds from the beginning of a small chunk to that of the next one.
@@ -184,7 +184,7 @@ class ChunkLoop:
         """Whether user code may be given something; its epoch begins when it is first open."""
         if self._epoch.take_resumed():
             self._gate.resume()
-        if self._gate.paused != self._epoch.paused:
+        if self._inline.follow_pauses() or self._gate.paused != self._epoch.paused:
             self._gate.paused = self._epoch.paused
             # Whoever waits for the pause reads in the record that nothing is in hand any more.
             self._record()
@@ -326,7 +326,7 @@ class ChunkLoop:
         wake = self._epoch.wake
         if (soon := self._settling.record_soon()) > 0:
             self._clock.wait(wake, min(soon, self._ready_in()))
-        elif not self._settling.is_recorded(*self._state):
+        elif not self._settling.is_recorded(self._state):
             self._record()
         else:
             self._tell()
@@ -340,12 +340,13 @@ class ChunkLoop:
         return held if held > 0 else self._intake.ready_in()
 
     def _record(self) -> None:
-        self._settling.record(*self._state)
+        self._settling.record(self._state)
 
     @property
-    def _state(self) -> tuple[bool, str | None, bool]:
-        """What is recorded beside the position: of the inlet, and of the gate."""
-        return self._inlet.exhausted, self._gate.halted, self._gate.paused
+    def _state(self) -> TaskState:
+        """What is recorded with the position: of the inlet, the gate, and who may run inline."""
+        gate = self._gate
+        return TaskState(self._inlet.exhausted, gate.halted, gate.paused, self._inline.unpaused)
 
 
 class Gathering:

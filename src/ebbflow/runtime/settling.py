@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.account import ChunkObserver, ChunkRecord
@@ -41,6 +42,15 @@ class Unsettled(BaseException):
 
     No ``Exception``: it ends a stream map in the middle, and is not what user code raised.
     """
+
+
+class TaskState(NamedTuple):
+    """What is recorded of a task with its position; the names are those in ``Position``."""
+
+    exhausted: bool
+    halted: str | None
+    paused: bool
+    runs_inline: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,20 +281,20 @@ class Settling:
                 self._in_flight = None
                 return counts
 
-    def record(self, exhausted: bool, halted: str | None, paused: bool = False) -> None:
-        """Writes down that everything in hand is done, and the state of the inlet and the gate."""
+    def record(self, state: TaskState) -> None:
+        """Writes down that everything in flight is done, and the state of the task."""
         self.confirm()
         position = _with_end(self.position, self._unrecorded)
-        position = replace(position, exhausted=exhausted, halted=halted, paused=paused)
+        position = replace(position, **state._asdict())
         position = self._without_copies(position)
         if position != self.position:
             self._journal.submit(self._write_down(position, self._unrecorded)).result()
             self.position, self._unrecorded = position, None
         self._forget(position, at_once=True)
 
-    def is_recorded(self, exhausted: bool, halted: str | None, paused: bool = False) -> bool:
+    def is_recorded(self, state: TaskState) -> bool:
         """Whether ``record`` would have nothing to write."""
-        position = replace(self.position, exhausted=exhausted, halted=halted, paused=paused)
+        position = replace(self.position, **state._asdict())
         is_behind_copies = self._without_copies(position) != position
         return self._unrecorded is None and not is_behind_copies and position == self.position
 
