@@ -55,6 +55,9 @@ class Silence:
     def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
         return ChunkRecord(at, rows)
 
+    def takes_inline(self, vertex: str, inline: bool) -> None:
+        pass
+
     def raised(self, errors: RaisedErrors) -> None:
         pass
 

@@ -131,6 +131,7 @@ class Events(ChunkObserver):
         runner: str = "",
     ) -> None:
         self._runner = runner
+        self._inline_from: set[str] = set()
         self._link = link
         self._names = names
         self._vertex = vertex
@@ -196,6 +197,10 @@ class Events(ChunkObserver):
         """Returns the record of a chunk that was just taken; the task fills it in."""
         return self._measures.begin_chunk(at, rows)
 
+    def takes_inline(self, vertex: str, inline: bool) -> None:
+        """Says whether chunks come from a vertex inline at the moment."""
+        (self._inline_from.add if inline else self._inline_from.discard)(vertex)
+
     def raised(self, errors: RaisedErrors) -> None:
         """Counts the errors of user code; they are told now and then."""
         self._measures.note_errors(errors)
@@ -252,6 +257,7 @@ class Events(ChunkObserver):
             self._opened,
             self._measures.in_hand,
             self._runner,
+            tuple(sorted(self._inline_from)),
         ).to_json()
         now = time.monotonic()
         if state == self._last_state and now - self._told_state < _ALIVE_EVERY:

@@ -135,6 +135,10 @@ class TaskListener:
         """Returns the last chunks of the vertex, as they ended."""
         return [*self._vertex(vertex).chunks.copy()]
 
+    def is_inline(self, start: str, to: str) -> bool:
+        """Returns whether a task runs the second vertex inline on outputs of the first."""
+        return any(start in state.inline_from for state in self._states(to))
+
     def errors(self, vertex: str) -> RaisedErrors:
         """Returns the errors that its user code has raised in this run."""
         return self._vertex(vertex).errors

@@ -147,8 +147,13 @@ class InlineVertices:
         if again is not None:
             return {name for name in edges if facts.path_to(name) in again}
         passed = facts.via.split(">")  # a vertex in a cycle is run once
-        rows = len(verdict.rows)
-        return {name for name in edges if name not in passed and self._vertices[name].takes(rows)}
+        chosen = set()
+        for name in edges:
+            vertex = self._vertices[name]
+            is_taken = name not in passed and vertex.takes(len(verdict.rows))
+            vertex.events.takes_inline(decider.place.vertex, is_taken)
+            chosen |= {name} if is_taken else set()
+        return chosen
 
     def _run(
         self,

@@ -127,6 +127,9 @@ class TaskEvents(Protocol):
     def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
         """Returns the record of a chunk that was just taken; the task fills it in."""
 
+    def takes_inline(self, vertex: str, inline: bool) -> None:
+        """Says whether chunks come from a vertex inline at the moment."""
+
     def raised(self, errors: RaisedErrors) -> None:
         """Counts the errors of user code."""
 

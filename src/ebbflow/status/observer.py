@@ -377,6 +377,7 @@ class Observer:
                     self._rates.update(f"{frm} to {edge.to}", written, now),
                     written,
                     self._waits.get(edge.to, VertexBacklog()).pending,
+                    self._listener.is_inline(frm, edge.to),
                 )
 
     def _count_by_edge(self, plan: VertexPlan) -> dict[str, int]:
