@@ -24,7 +24,7 @@ _SATURATED, _RELAXED = 0.9, 0.7
 _IDLE_CORES = 0.3
 _HOLD = 10.0
 # A vertex that was slow once is tried again: its first call may have loaded a model.
-_FORGET_HALF = 10.0
+_FORGET_HALF = 5.0
 _FADING = 0.8
 _FEW_FRAMES = 4
 
