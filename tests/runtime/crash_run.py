@@ -103,6 +103,12 @@ class CalledCode:
     def outage(self) -> Outage | None:
         return self._handler.blame.outage
 
+    def answered_others_since(self, row_id: str) -> bool:
+        return self._handler.blame.answered_others_since(row_id)
+
+    def passed(self, messages: int = 1) -> None:
+        self._handler.blame.passed(messages)
+
     def __call__(self, verdict: Verdict) -> None:
         self._code.asides.clear()
         self._code.broken.clear()

@@ -285,6 +285,9 @@ class AnyEdge:
     def took(self, rows: int, seconds: float) -> None:
         pass
 
+    def is_worked_off(self) -> bool:
+        return self._random.random() < self._often
+
 
 Codes = Callable[[str], UserCode]
 

@@ -194,9 +194,13 @@ class Blame:
         """Returns whether the error itself says that a system is away."""
         return self._systems.means_away(error)
 
+    def answered_others_since(self, row_id: str) -> bool:
+        """Returns whether user code has answered for others since the message failed."""
+        return self._suspects.get(row_id, self._passes) < self._passes
+
     def _others_decided(self, ids: Sequence[str]) -> bool:
         """Returns whether one of the messages failed before and others were answered since."""
-        if not any(self._suspects.get(row_id, self._passes) < self._passes for row_id in ids):
+        if not any(self.answered_others_since(row_id) for row_id in ids):
             return False
         for row_id in ids:
             self._suspects.pop(row_id, None)

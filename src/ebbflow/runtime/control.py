@@ -39,6 +39,16 @@ def resume(vertex: str | None) -> bytes:
     return _word("resume", vertex=vertex)
 
 
+def tell_answers(vertex: str) -> bytes:
+    """Returns the word that a vertex's user code has answered, in the task of another vertex."""
+    return _word("answers", vertex=vertex)
+
+
+def halt(vertex: str, why: str) -> bytes:
+    """Returns the word that a vertex made too many dead letters in the task of another vertex."""
+    return _word("halt", vertex=vertex, why=why)
+
+
 def tell_pauses(pauses: Pauses) -> bytes:
     """Returns the word that has tasks know what is paused: the whole record, and its revision."""
     return _word("pauses", revision=pauses.revision, record=json.dumps(pauses.to_json()))

@@ -41,14 +41,17 @@ class InlineRule(Protocol):
     def took(self, rows: int, seconds: float) -> None:
         """Learns how long the vertex took for a chunk."""
 
+    def is_worked_off(self) -> bool:
+        """Whether the vertex's own task has worked off what chunks have left in its buffer."""
+
 
 @dataclass(frozen=True, slots=True)
 class InlineVertex:
     """A vertex that the task of another vertex can run. Used by that task's thread.
 
     ``gate``, ``decider``, ``events`` and ``observers`` are those of this vertex in that task,
-    ``control`` is what people want of it, ``rule`` says when it is run there, and ``around`` is
-    entered while its user code is called.
+    ``control`` is what people want of it, ``rule`` says when it is run there, ``around`` is entered
+    while its user code is called, and ``tell`` has the vertex's own tasks know how it went.
     """
 
     name: str
@@ -60,15 +63,20 @@ class InlineVertex:
     control: VertexControl = field(default_factory=VertexControl)
     observers: Sequence[ChunkObserver] = ()
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+    tell: Callable[[OutageGate], None] = lambda gate: None
 
     def takes(self, rows: int) -> bool:
         """Whether a chunk of this many rows is given to it inline."""
-        if self.control.take_resumed():
-            self.gate.resume()
-        # In an outage the vertex's own task tries single messages; a whole chunk would not help.
+        self.control.follow(self.gate)
+        return self.rule.takes(rows, self._is_open())
+
+    def _is_open(self) -> bool:
+        # In an outage the vertex's own task tries single messages. It has worked off the buffer
+        # only when the outage is over.
+        if self.gate.probing and not self.rule.is_worked_off():
+            return False
         with self.around():
-            is_open = not self.gate.probing and self.gate.open()
-        return self.rule.takes(rows, is_open)
+            return self.gate.open()
 
     def decide(self, rows: Rows) -> Verdict:
         """Returns what the vertex decides about rows that the task has just made."""
@@ -79,12 +87,15 @@ class InlineVertex:
         record.call = self.clock.monotonic() - began
         record.end()
         self.rule.took(len(rows), record.call)
+        self.tell(self.gate)
         return verdict
 
     def _decide(self, rows: Rows) -> Verdict:
         # Only a replay finds the gate closed: it has to make the choice that was made before.
         if self.gate.open():
-            return self.decider.decide(rows, in_order=False, publish=never_publish)
+            verdict = self.decider.decide(rows, in_order=False, publish=never_publish)
+            self.gate.try_again(verdict)
+            return verdict
         verdict = self.decider.undecided(rows)
         for index in range(len(rows)):
             verdict.postpone(index, POSTPONED, _NOT_OPEN)

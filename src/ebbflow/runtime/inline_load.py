@@ -99,6 +99,12 @@ class InlineLoad:
         self._row = row if not self._row else _FADING * self._row + (1 - _FADING) * row
         self._learned = now
 
+    def is_worked_off(self) -> bool:
+        """Whether the vertex's own task has worked off what chunks have left in its buffer."""
+        # Frames of the last second are no backlog: they are deleted a moment after they are done.
+        waiting = self._backlog()
+        return waiting is not None and waiting <= self._few + self._frame_rate
+
     def _count(self, rows: int) -> None:
         self._rows += rows
         if (passed := self._clock.monotonic() - self._began) >= _WINDOW:
@@ -126,6 +132,4 @@ class InlineLoad:
             return False
         if now < self._until or self._would_saturate:
             return True
-        # Frames of the last second are no backlog: they are deleted a moment after they are done.
-        waiting = self._backlog()
-        return waiting is None or waiting > self._few + self._frame_rate
+        return not self.is_worked_off()

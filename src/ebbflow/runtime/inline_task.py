@@ -20,7 +20,7 @@ from ebbflow.engine.outage import OutageGate, VertexCode
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.control import PauseWatch
+from ebbflow.runtime.control import PauseWatch, halt, tell_answers
 from ebbflow.runtime.deciding import ChunkDecider
 from ebbflow.runtime.inline import InlineVertex
 from ebbflow.runtime.inline_load import InlineLoad, TaskLoad
@@ -32,6 +32,7 @@ from ebbflow.streams.names import Names
 from ebbflow.usercode.printing import Printed
 
 _ASK_EVERY = 0.2
+_TELL_EVERY = 0.5
 
 
 class Speaker:
@@ -100,6 +101,7 @@ class InlineTask:
         self._link, self._clock = link, clock
         # The same in a replay on another worker: redeliveries are looked for where they were.
         self._partition = partition % plan.partitions
+        self._told = -_TELL_EVERY
         self.control = VertexControl()
         self.pauses = PauseWatch(names, plan.vertex, self.control.pause)
         self._resident = WORKER.vertex(plan.whose)
@@ -111,6 +113,19 @@ class InlineTask:
             "NUMAFLOW_REPLICA": str(self._partition),
             "NUMAFLOW_VERTEX_NAME": plan.vertex,
         }
+
+    def _tell(self, gate: OutageGate) -> None:
+        """Has the vertex's own tasks know that its user code answers, or that it is stopped."""
+        now = self._clock.monotonic()
+        if gate.halted is not None:
+            word = halt(self.plan.vertex, gate.halted)
+        elif gate.probing or now - self._told < _TELL_EVERY:
+            return
+        else:
+            word = tell_answers(self.plan.vertex)
+        self._told = now
+        # Without waiting: before anything of the chunk is published, and on the same connection.
+        self._link.submit(self._link.client.publish(self._names.control_subject, word))
 
     def vertex(self, code: VertexCode, load: TaskLoad, speaker: Speaker) -> InlineVertex:
         """Returns the vertex, ready to be run."""
@@ -133,6 +148,7 @@ class InlineTask:
             self.control,
             observers,
             lambda: speaker.speaks(self.events, self._variables),
+            self._tell,
         )
 
 

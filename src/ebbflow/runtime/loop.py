@@ -182,8 +182,7 @@ class ChunkLoop:
 
     def _open_code(self) -> bool:
         """Whether user code may be given something; its epoch begins when it is first open."""
-        if self._epoch.take_resumed():
-            self._gate.resume()
+        self._epoch.follow(self._gate)
         if self._inline.follow_pauses() or self._gate.paused != self._epoch.paused:
             self._gate.paused = self._epoch.paused
             # Whoever waits for the pause reads in the record that nothing is in hand any more.

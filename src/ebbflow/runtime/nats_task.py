@@ -73,6 +73,8 @@ class VertexTask:
             "stop": self._epoch.stop,
             "shorten": self._epoch.shorten,
             "resume": self._resume,
+            "answers": self._answer,
+            "halt": self._halt,
             "pauses": _each(vertex.pauses.hear for vertex in everyone),
             "tap": _each(vertex.taps.take for vertex in everyone),
             "untap": _each(vertex.taps.end for vertex in everyone),
@@ -89,6 +91,14 @@ class VertexTask:
         for other in self.inline:
             if vertex in (None, other.plan.vertex):
                 other.control.resume()
+
+    def _answer(self, vertex: str) -> None:
+        if vertex == self._plan.vertex:
+            self._epoch.answer()
+
+    def _halt(self, vertex: str, why: str) -> None:
+        if vertex == self._plan.vertex:
+            self._epoch.halt(why)
 
     def _parts(self, code: VertexCode, inline: Sequence[VertexCode]) -> TaskParts:
         plan, resident = self._plan, self._resident

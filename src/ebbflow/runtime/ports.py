@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ebbflow.engine.account import ChunkRecord
 from ebbflow.engine.causes import RaisedErrors
-from ebbflow.engine.outage import Waiting
+from ebbflow.engine.outage import OutageGate, Waiting
 from ebbflow.engine.position import Mark, Position
 from ebbflow.engine.publications import Publication
 from ebbflow.engine.settlement import Settlement
@@ -148,7 +148,8 @@ class VertexControl:
 
     def __init__(self) -> None:
         self.wake = threading.Event()
-        self._resumed = False
+        self._resumed = self._answered = False
+        self._halted: str | None = None
         self.paused = False
         """Whether people have paused the vertex."""
 
@@ -161,6 +162,28 @@ class VertexControl:
         """Has the task take nothing more once it has settled what it holds, or continue."""
         self.paused = paused
         self.wake.set()
+
+    def answer(self) -> None:
+        """Says that user code of the vertex has answered in another task."""
+        self._answered = True
+        self.wake.set()
+
+    def halt(self, why: str) -> None:
+        """Says that the vertex has made too many dead letters in another task."""
+        self._halted = why
+        self.wake.set()
+
+    def follow(self, gate: OutageGate) -> None:
+        """Passes on to the gate what was said since the last call."""
+        # Reset only when seen: words come from another thread.
+        if self.take_resumed():
+            gate.resume()
+        if self._answered:
+            self._answered = False
+            gate.learn_answer()
+        if self._halted is not None:
+            why, self._halted = self._halted, None
+            gate.halt(why)
 
     def take_resumed(self) -> bool:
         """Whether the vertex was resumed since the last call."""
