@@ -998,7 +998,7 @@ def layer_place(name: str) -> int:
 
 def module_rows(paths: Iterable[Path], folder: Path) -> Iterator[tuple[str, str]]:
     """Yields a row for each module; the module that a package itself is stands above the table."""
-    for path in sorted(set(paths) - set(folder.rglob("*_pb2*.py"))):
+    for path in sorted(set(paths)):
         name = path.relative_to(folder).with_suffix("").as_posix().removesuffix("__init__")
         if name:
             yield f"`{name}`", summary_of(path)

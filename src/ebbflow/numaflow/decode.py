@@ -39,8 +39,7 @@ from ebbflow.engine.frames import FEW
 from ebbflow.engine.source_columns import columns_of
 from ebbflow.numaflow.grpc import Arrived
 from ebbflow.numaflow.nacks import OPTIONS, read_option
-from ebbflow.numaflow.proto import source_pb2
-from ebbflow.numaflow.proto.nack_options_pb2 import NackOptions
+from ebbflow.numaflow.proto import nack_options_pb2, source_pb2
 from ebbflow.numaflow.protobuf import (
     Fields,
     Messages,
@@ -165,7 +164,7 @@ class Responses:
         asked: dict[str, list[Any]] = {name: [None] * count for name in OPTIONS}
         fields = self._results.field(self._shape.nack_options)
         for row, packed in zip(fields.owners, fields.places.column().to_pylist(), strict=True):
-            options = NackOptions.FromString(packed)
+            options = nack_options_pb2.NackOptions.FromString(packed)
             for name, column in asked.items():
                 column[row] = read_option(options, name)
         kinds = {"delay": pa.int64(), "max_deliveries": pa.int64(), "reason": pa.string()}

@@ -42,7 +42,7 @@ from ebbflow.numaflow.grpc import PREFIX, Arrived, GrpcStream
 from ebbflow.numaflow.nacks import read_options
 from ebbflow.numaflow.process import FunctionPlan, FunctionProcess
 from ebbflow.numaflow.proto import sink_pb2, store_pb2
-from ebbflow.numaflow.services import READY, SERVICES, MapMode, Service, service_of
+from ebbflow.numaflow.services import READY, SERVICES, MapMode, Service, pack, service_of
 from ebbflow.numaflow.session import Failures, Session, ask_all
 from ebbflow.usercode.contract import UNTRIED
 
@@ -325,7 +325,7 @@ class SinkCall:
             for text in responses:
                 ended = self._keep(_read(text), {} if ended else by_id) or ended
 
-    def _keep(self, response: sink_pb2.SinkResponse, by_id: Mapping[str, int]) -> bool:
+    def _keep(self, response: Any, by_id: Mapping[str, int]) -> bool:
         """Keeps the results of a response; returns whether it marks the end."""
         for result in response.results:
             row = by_id.get(result.id)
@@ -333,7 +333,7 @@ class SinkCall:
                 self.strange.append(result.id)
             else:
                 self._results.setdefault(row, []).append(result)
-        return response.status.eot
+        return bool(response.status.eot)
 
     def read_answers(self, name: str, failed: Mapping[int, Any]) -> dict[int, RowAnswer]:
         """Returns what becomes of the rows that are neither written nor among the failed ones."""
@@ -387,7 +387,7 @@ class SinkCall:
         )
 
 
-def _read(text: bytes) -> sink_pb2.SinkResponse:
+def _read(text: bytes) -> Any:
     try:
         return sink_pb2.SinkResponse.FromString(text)
     except DecodeError as error:
@@ -423,14 +423,13 @@ class RemoteStore:
     def put(self, id: str, payloads: Sequence[bytes]) -> None:
         """Adds answers to a request; raises if the store has not taken them."""
         answers = [{"origin": self._origin, "value": payload} for payload in payloads]
-        request = store_pb2.PutRequest(id=id, payloads=answers)
-        answer = self._ask("Put", request.SerializeToString())
+        answer = self._ask("Put", pack(store_pb2.PutRequest, id=id, payloads=answers))
         if not store_pb2.PutResponse.FromString(answer).success:
             raise Unavailable(f"the store {self._name}: it did not store an answer")
 
     def get(self, id: str) -> list[bytes]:
         """Returns all answers to a request so far; none for one that is not known."""
-        answer = self._ask("Get", store_pb2.GetRequest(id=id).SerializeToString())
+        answer = self._ask("Get", pack(store_pb2.GetRequest, id=id))
         return [said.value for said in store_pb2.GetResponse.FromString(answer).payloads]
 
     def _ask(self, name: str, request: bytes) -> bytes:

@@ -17,6 +17,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
@@ -29,7 +30,7 @@ from ebbflow.numaflow.grpc import UNAVAILABLE, Arrived, GrpcStream
 from ebbflow.numaflow.nacks import HeldNacks, write_options
 from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan, FunctionProcess
 from ebbflow.numaflow.proto import source_pb2
-from ebbflow.numaflow.services import service_of
+from ebbflow.numaflow.services import pack, service_of
 from ebbflow.numaflow.session import Session
 
 _READ, _ACK = "ReadFn", "AckFn"
@@ -127,7 +128,7 @@ class RemoteSource(Source):
             "num_records": min(limit, self._batch_rows),
             "timeout_in_ms": math.ceil(timeout * 1000),
         }
-        request = source_pb2.ReadRequest(request=wish).SerializeToString()
+        request = pack(source_pb2.ReadRequest, request=wish)
         self._stream(_READ).send([request] * (self._ahead - self._asked))
         self._asked = self._ahead
 
@@ -155,12 +156,12 @@ class RemoteSource(Source):
     def ack(self, offsets: Sequence[bytes]) -> None:
         """Tells the function of settled messages and waits until it has heard of them."""
         requests = [
-            source_pb2.AckRequest(request={"offsets": list(map(offset_of, part))})
+            pack(source_pb2.AckRequest, request={"offsets": list(map(offset_of, part))})
             for part in _cut(offsets, self._batch_rows)
         ]
         with self._telling():
             stream = self._stream(_ACK)
-            stream.send([request.SerializeToString() for request in requests])
+            stream.send(requests)
             heard = 0
             while heard < len(requests):
                 heard += len(responses := stream.receive(ACK_LIMIT))
@@ -179,9 +180,9 @@ class RemoteSource(Source):
     def _nack_now(self, nacks: Sequence[NackOffset]) -> None:
         if not nacks:
             return
-        request = source_pb2.NackRequest(request=[_write_nack(nack) for nack in nacks])
+        request = pack(source_pb2.NackRequest, request=list(map(_write_nack, nacks)))
         with self._telling():
-            self._session.call("NackFn", request.SerializeToString(), ACK_LIMIT)
+            self._session.call("NackFn", request, ACK_LIMIT)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
@@ -234,7 +235,6 @@ def _cut(offsets: Sequence[bytes], size: int) -> Iterator[Sequence[bytes]]:
     return (offsets[start : start + size] for start in range(0, len(offsets), size))
 
 
-def _write_nack(nack: NackOffset) -> source_pb2.NackRequest.Request:
-    offset = source_pb2.Offset(**offset_of(nack.offset))
+def _write_nack(nack: NackOffset) -> dict[str, Any]:
     options = None if nack.options == NackOptions() else write_options(nack.options)
-    return source_pb2.NackRequest.Request(offsets=[offset], nack_options=options)
+    return {"offsets": [offset_of(nack.offset)], "nack_options": options}

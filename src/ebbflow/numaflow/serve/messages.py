@@ -52,6 +52,7 @@ from ebbflow.numaflow.services import (
     RETRY_COUNT,
     SINK_GROUP,
     Service,
+    pack,
 )
 
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -87,7 +88,7 @@ def read_time(timestamp: Any) -> datetime:
     return EPOCH + timedelta(seconds=timestamp.seconds, microseconds=timestamp.nanos // 1_000)
 
 
-def read_metadata(metadata: metadata_pb2.Metadata) -> dict[str, dict[str, bytes]]:
+def read_metadata(metadata: Any) -> dict[str, dict[str, bytes]]:
     """Returns what functions before this one have set."""
     return {group: dict(entries.key_value) for group, entries in metadata.user_metadata.items()}
 
@@ -330,8 +331,7 @@ class MapResults:
         return results
 
     def _pack(self, id: str, results: list[Any]) -> bytes:
-        packed: bytes = self._response(id=id, results=results).SerializeToString()
-        return packed
+        return pack(self._response, id=id, results=results)
 
     def _result(self, request: Request, out: Output) -> Any:
         return self._response.Result(
@@ -376,7 +376,7 @@ def sink_responses(reply: Replies) -> Iterator[bytes]:
         yield response.SerializeToString()
 
 
-def _sink_result(reply: Replies, index: int, request: Request) -> sink_pb2.SinkResponse.Result:
+def _sink_result(reply: Replies, index: int, request: Request) -> Any:
     decisions, result = reply.decisions, sink_pb2.SinkResponse.Result(id=request.id)
     if index in reply.nacked:
         result.status = sink_pb2.NACK
@@ -395,7 +395,7 @@ def _sink_result(reply: Replies, index: int, request: Request) -> sink_pb2.SinkR
     return result
 
 
-def _handed_on(request: Request, message: Message) -> sink_pb2.SinkResponse.Result.Message:
+def _handed_on(request: Request, message: Message) -> Any:
     return sink_pb2.SinkResponse.Result.Message(
         value=message.value,
         keys=request.message.keys if message.keys is None else message.keys,
@@ -410,17 +410,13 @@ def write_time(time: datetime) -> dict[str, int]:
     return {"seconds": seconds, "nanos": rest * 1_000}
 
 
-def write_metadata(metadata: Mapping[str, Mapping[str, bytes]]) -> metadata_pb2.Metadata:
+def write_metadata(metadata: Mapping[str, Mapping[str, bytes]]) -> Any:
     """Returns metadata of the user's as the protocol has it."""
-    groups = {
-        group: metadata_pb2.KeyValueGroup(key_value=entries) for group, entries in metadata.items()
-    }
+    groups = {group: {"key_value": entries} for group, entries in metadata.items()}
     return metadata_pb2.Metadata(user_metadata=groups)
 
 
-def _metadata_of(
-    request: Request, own: Mapping[str, Mapping[str, bytes]] | None
-) -> metadata_pb2.Metadata | None:
+def _metadata_of(request: Request, own: Mapping[str, Mapping[str, bytes]] | None) -> Any:
     if own is not None:
         return write_metadata(own)
     if not request.message.HasField("metadata"):

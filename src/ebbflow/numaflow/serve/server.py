@@ -28,7 +28,7 @@ from ebbflow.numaflow.serve.messages import FunctionFailure
 from ebbflow.numaflow.serve.sources import ServedSource, ServedStore
 from ebbflow.numaflow.serve.streams import Fail, InBatches, InPieces, OneByOne, SideBySide
 from ebbflow.numaflow.server_info import write_server_info
-from ebbflow.numaflow.services import LARGEST, READY, Service
+from ebbflow.numaflow.services import LARGEST, READY, Service, pack
 from ebbflow.usercode.calling import USER_ERRORS
 
 _OPTIONS = (
@@ -37,7 +37,7 @@ _OPTIONS = (
 )
 # The address of a unix socket has room for so many bytes.
 _LONGEST_PATH = 107
-_READY = map_pb2.ReadyResponse(ready=True).SerializeToString()  # the same in every service
+_READY = pack(map_pb2.ReadyResponse, ready=True)  # the same in every service
 _HANDLERS = {
     True: grpc.stream_stream_rpc_method_handler,
     False: grpc.unary_unary_rpc_method_handler,

@@ -23,17 +23,16 @@ from ebbflow.numaflow.proto import source_pb2, store_pb2
 from ebbflow.numaflow.serve.function import ServedFunction
 from ebbflow.numaflow.serve.messages import write_metadata, write_time
 from ebbflow.numaflow.serve.streams import EOF, Fail, greet, write_all
-from ebbflow.numaflow.services import SERVICES
+from ebbflow.numaflow.services import SERVICES, pack
 
 _METHODS = SERVICES["source"].methods
-_GREETING = source_pb2.ReadResponse(handshake={"sot": True}, status={}).SerializeToString()
-_ACK_GREETING = source_pb2.AckResponse(
-    handshake={"sot": True}, result={"success": {}}
-).SerializeToString()
-_ACKED = source_pb2.AckResponse(result={"success": {}}).SerializeToString()
-_NACKED = source_pb2.NackResponse(result={"success": {}}).SerializeToString()
+_HEARD: dict[str, Any] = {"success": {}}
+_GREETING = pack(source_pb2.ReadResponse, handshake={"sot": True}, status={})
+_ACK_GREETING = pack(source_pb2.AckResponse, handshake={"sot": True}, result=_HEARD)
+_ACKED = pack(source_pb2.AckResponse, result=_HEARD)
+_NACKED = pack(source_pb2.NackResponse, result=_HEARD)
 _END = _METHODS["ReadFn"].end_of_responses
-_STORED = store_pb2.PutResponse(success=True).SerializeToString()
+_STORED = pack(store_pb2.PutResponse, success=True)
 # While something is unsettled the runtime may want to say so soon: all calls share one thread.
 _SETTLE_SOON = 0.25
 # Not zero, which some clients take for "for ever".
@@ -89,14 +88,13 @@ class ServedSource:
     async def pending(self, _: bytes, context: Any) -> bytes:
         """Returns how many messages wait to be read; a negative number if that is not known."""
         count = await self._try(context, self._call, "pending")
-        response = source_pb2.PendingResponse(result={"count": -1 if count is None else count})
-        return response.SerializeToString()
+        return pack(source_pb2.PendingResponse, result={"count": -1 if count is None else count})
 
     async def partitions(self, _: bytes, context: Any) -> bytes:
         """Returns the partitions of the outside system, or else the number of this replica."""
         partitions = list(await self._try(context, self._call, "partitions") or ())
         result = {"partitions": partitions or [self._partition]}
-        return source_pb2.PartitionsResponse(result=result).SerializeToString()
+        return pack(source_pb2.PartitionsResponse, result=result)
 
     async def _try(self, context: Any, call: Any, *arguments: Any) -> Any:
         try:
@@ -144,7 +142,7 @@ class ServedSource:
             "headers": message.headers,
             "metadata": write_metadata(message.metadata) if message.metadata else None,
         }
-        return source_pb2.ReadResponse(result=result, status={}).SerializeToString()
+        return pack(source_pb2.ReadResponse, result=result, status={})
 
     def _ack(self, offsets: Sequence[bytes]) -> None:
         if hasattr(self._function.handler.instance, "ack_columns"):
@@ -221,10 +219,8 @@ class ServedStore:
         """Returns the answers to one request."""
         asked = store_pb2.GetRequest.FromString(raw)
         answers = await self._try(context, "get", asked.id)
-        response = store_pb2.GetResponse(
-            id=asked.id, payloads=[{"value": answer} for answer in answers]
-        )
-        return response.SerializeToString()
+        payloads = [{"value": answer} for answer in answers]
+        return pack(store_pb2.GetResponse, id=asked.id, payloads=payloads)
 
     async def _try(self, context: Any, *call: Any) -> Any:
         try:

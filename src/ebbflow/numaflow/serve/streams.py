@@ -24,7 +24,7 @@ import grpc
 from ebbflow.engine.verdict import Verdict
 from ebbflow.numaflow.serve.function import ServedFunction
 from ebbflow.numaflow.serve.messages import FunctionFailure, MapResults, Request, responses_of
-from ebbflow.numaflow.services import Method, Service
+from ebbflow.numaflow.services import Method, Service, pack
 from ebbflow.usercode.calling import USER_ERRORS
 
 Fail = Callable[[Any, FunctionFailure], Awaitable[None]]
@@ -198,8 +198,8 @@ class InPieces(ServedStream):
     ) -> tuple[list[bytes], FunctionFailure | None]:
         reply = self._function.reply_to([request], pieces)
         response = self._method.response
-        nothing = response(id=request.id).SerializeToString()
-        end = response(id=request.id, status={"eot": True}).SerializeToString()
+        nothing = pack(response, id=request.id)
+        end = pack(response, id=request.id, status={"eot": True})
         rest = [packed for packed in self._respond(reply) if packed != nothing]
         return [*rest, end], self._function.failure_in(reply)
 
