@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -427,7 +426,7 @@ def _read_one(result: Any) -> SourceMessage:
     return SourceMessage(
         result.payload,
         b"%b.%d" % (result.offset.offset, partition),
-        _time(result.event_time) if result.HasField("event_time") else None,
+        to_time(result.event_time) if result.HasField("event_time") else None,
         list(result.keys),
         dict(result.headers),
         partition,
@@ -435,14 +434,6 @@ def _read_one(result: Any) -> SourceMessage:
             name: dict(group.key_value) for name, group in result.metadata.user_metadata.items()
         },
     )
-
-
-def _time(said: Any) -> datetime | None:
-    try:
-        moment: datetime = said.ToDatetime(UTC)
-    except (ValueError, OverflowError):  # none that Python knows
-        return None
-    return moment
 
 
 def _read_many(fields: Fields) -> pa.RecordBatch:

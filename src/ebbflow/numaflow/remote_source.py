@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from ebbflow.domain.errors import CallTimeout, StreamBroken, Unavailable
 from ebbflow.domain.message import NackOptions
@@ -28,10 +29,10 @@ from ebbflow.domain.source import NackOffset, Source
 from ebbflow.numaflow.decode import offset_of, read_messages
 from ebbflow.numaflow.grpc import UNAVAILABLE, Arrived, GrpcStream
 from ebbflow.numaflow.nacks import HeldNacks, write_options
-from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan, FunctionProcess
+from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan
 from ebbflow.numaflow.proto import source_pb2
-from ebbflow.numaflow.services import pack, service_of
-from ebbflow.numaflow.session import Session
+from ebbflow.numaflow.services import pack
+from ebbflow.numaflow.session import RemoteCode
 
 _READ, _ACK = "ReadFn", "AckFn"
 ACK_LIMIT = 60.0
@@ -45,7 +46,7 @@ _AHEAD = 2
 _MESSAGE_FIRST = b"\x0a"
 
 
-class RemoteSource(Source):
+class RemoteSource(RemoteCode, Source):
     """The code of a source that runs as a function of its own.
 
     A function whose SDK has no nacks looks like a source without them: Ebbflow then keeps the
@@ -53,23 +54,18 @@ class RemoteSource(Source):
     """
 
     def __init__(self, plan: FunctionPlan) -> None:
-        self._name = plan.name
-        self._session = Session(FunctionProcess(plan), service_of(plan.container))
+        super().__init__(plan)
         self._batch_rows = int(os.environ.get("NUMAFLOW_READ_BATCH_SIZE") or BATCH_ROWS)
         self._asked = 0
         self._ahead = 1
         self._broken: StreamBroken | None = None
         self._held = HeldNacks()
 
+    @override
     def open(self) -> None:
-        """Starts the function and opens its streams; ``Unavailable`` if that cannot be done."""
-        self._session.open()
+        super().open()
         if not self._session.process.server_info.takes_nacks:
             self.nack = None  # type: ignore[assignment,method-assign]
-
-    def close(self) -> None:
-        """Ends the function; what it gave and was not told of, it gives again to the next one."""
-        self._session.close()
 
     # --- reading --------------------------------------------------------------------------------
 

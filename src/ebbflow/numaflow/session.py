@@ -21,8 +21,8 @@ from typing import Protocol
 from ebbflow.domain.errors import CallTimeout, SetupError, StreamBroken, Unavailable
 from ebbflow.engine.blame import CALLS_IN_A_ROW, ENOUGH
 from ebbflow.numaflow.grpc import UNAVAILABLE, GrpcConnection, GrpcStream
-from ebbflow.numaflow.process import FunctionProcess
-from ebbflow.numaflow.services import READY, Method, Service
+from ebbflow.numaflow.process import FunctionPlan, FunctionProcess
+from ebbflow.numaflow.services import READY, Method, Service, service_of
 
 OPEN_LIMIT = 60.0
 """The seconds that a function may take from its server-info to its readiness."""
@@ -135,6 +135,22 @@ class Session:
         self.streams.clear()
         if connection is not None:
             connection.close()
+
+
+class RemoteCode:
+    """The code of a vertex that runs as a function in its own process."""
+
+    def __init__(self, plan: FunctionPlan) -> None:
+        self._name = plan.name
+        self._session = Session(FunctionProcess(plan), service_of(plan.container))
+
+    def open(self) -> None:
+        """Starts the function and opens its streams; ``Unavailable`` if that cannot be done."""
+        self._session.open()
+
+    def close(self) -> None:
+        """Ends the function."""
+        self._session.close()
 
 
 # --- when the function breaks ---------------------------------------------------------------------

@@ -101,22 +101,9 @@ class ServedFunction:
             self.handler.blame.acquit()
 
     def _decide(self, reply: Replies) -> None:
-        handler, size = self.handler, len(reply.rows)
-        match self._mode:
-            case "unary":
-                calling.run_map(handler, reply, concurrency=size)
-            case "stream":
-                calling.run_stream(handler, reply)
-            case "batch" if self._is_sink:
-                calling.run_sink(handler, reply, batch_size=size)
-            case "batch":
-                calling.run_batch_map(handler, reply, batch_size=size)
-            case "columnar" | "pandas" if self._is_sink:
-                pandas = self._mode == "pandas"
-                calling.run_columnar_sink(handler, reply, batch_size=size, pandas=pandas)
-            case "columnar" | "pandas":
-                pandas = self._mode == "pandas"
-                calling.run_columnar(handler, reply, batch_size=size, pandas=pandas)
+        assert self._mode is not None, "sources and stores are called by their methods"
+        call = calling.sink_in_mode if self._is_sink else calling.map_in_mode
+        call(self.handler, self._mode, len(reply.rows))(reply)
 
     def failure_in(self, reply: Replies) -> FunctionFailure | None:
         """Returns why some of the requests stay without an answer, if any do."""

@@ -39,12 +39,25 @@ _SETTLE_SOON = 0.25
 _AT_HAND = 0.001
 
 
-class ServedSource:
-    """The calls of a source; everything but ``read_stream`` and its like runs on its thread."""
+class ServedObject:
+    """An object of the user's whose methods are called. What one raises fails the call."""
 
     def __init__(self, function: ServedFunction, fail: Fail) -> None:
         self._function = function
         self._fail = fail
+
+    async def _try(self, context: Any, call: Any, *arguments: Any) -> Any:
+        try:
+            return await self._function.run(call, *arguments)
+        except (Exception, SystemExit) as error:
+            await self._fail(context, self._function.failure_of(error))
+
+
+class ServedSource(ServedObject):
+    """The calls of a source; everything but ``read_stream`` and its like runs on its thread."""
+
+    def __init__(self, function: ServedFunction, fail: Fail) -> None:
+        super().__init__(function, fail)
         self._partition = int(os.environ.get("NUMAFLOW_REPLICA", "0") or 0)
         self._unsettled: dict[bytes, bytes] = {}
         self._again = HeldNacks()
@@ -95,12 +108,6 @@ class ServedSource:
         partitions = list(await self._try(context, self._call, "partitions") or ())
         result = {"partitions": partitions or [self._partition]}
         return pack(source_pb2.PartitionsResponse, result=result)
-
-    async def _try(self, context: Any, call: Any, *arguments: Any) -> Any:
-        try:
-            return await self._function.run(call, *arguments)
-        except (Exception, SystemExit) as error:
-            await self._fail(context, self._function.failure_of(error))
 
     # --- on the source's thread -----------------------------------------------------------------
 
@@ -196,12 +203,8 @@ def _list_given(given: Any) -> Iterator[SourceMessage]:
 # --- stores ---------------------------------------------------------------------------------------
 
 
-class ServedStore:
-    """The calls of a store. What it raises fails the call, which the runtime repeats."""
-
-    def __init__(self, function: ServedFunction, fail: Fail) -> None:
-        self._function = function
-        self._fail = fail
+class ServedStore(ServedObject):
+    """The calls of a store; the runtime repeats one that failed."""
 
     @property
     def handlers(self) -> dict[str, Any]:
@@ -212,18 +215,12 @@ class ServedStore:
         """Stores the answers to one request."""
         asked = store_pb2.PutRequest.FromString(raw)
         payloads = [payload.value for payload in asked.payloads]
-        await self._try(context, "put", asked.id, payloads)
+        await self._try(context, self._function.call, "put", asked.id, payloads)
         return _STORED
 
     async def get(self, raw: bytes, context: Any) -> bytes:
         """Returns the answers to one request."""
         asked = store_pb2.GetRequest.FromString(raw)
-        answers = await self._try(context, "get", asked.id)
+        answers = await self._try(context, self._function.call, "get", asked.id)
         payloads = [{"value": answer} for answer in answers]
         return pack(store_pb2.GetResponse, id=asked.id, payloads=payloads)
-
-    async def _try(self, context: Any, *call: Any) -> Any:
-        try:
-            return await self._function.run(self._function.call, *call)
-        except (Exception, SystemExit) as error:
-            await self._fail(context, self._function.failure_of(error))
