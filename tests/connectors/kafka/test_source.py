@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from ebbflow.connectors.kafka import client
-from ebbflow.connectors.kafka.client import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
-from ebbflow.connectors.kafka.source import KafkaSource, Member
+from ebbflow.connectors.kafka.client import KafkaAccess, KafkaSourceSettings
+from ebbflow.connectors.kafka.source import KafkaSource
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.domain.source import SourceMessage
@@ -205,7 +205,7 @@ def test_pending_is_how_far_it_is_behind(kafka, opened):
 def test_a_start_at_the_end_is_kept_though_nothing_was_read_yet(kafka, group, opened, monkeypatch):
     topic = kafka.topic()
     kafka.fill(topic, [b"old"])
-    monkeypatch.setattr(Member, "_commit", lambda self: None)
+    monkeypatch.setattr(KafkaSource, "_commit", lambda self: None)
     settings = {"auto.offset.reset": "latest"}
     first = opened(topic, **settings)
     read_until(lambda: kafka.lag(group, topic) == {0: 0}, first)
@@ -344,8 +344,9 @@ def test_brokers_that_do_not_answer_are_told(opened, monkeypatch):
 
 
 def login(kafka, mechanism="PLAIN", password=PASSWORD, ca=None):
-    tls = KafkaTls(Secret((ca or kafka.ca).cert_pem.bytes().decode()))
-    user = KafkaLogin(mechanism, Secret(USER), Secret(password))
+    tls = {"ssl.ca.pem": (ca or kafka.ca).cert_pem.bytes().decode()}
+    user = {"sasl.mechanism": mechanism, "sasl.username": USER, "sasl.password": password}
+    tls, user = (tuple((name, Secret(text)) for name, text in of.items()) for of in (tls, user))
     return KafkaAccess((kafka.protected,), (), tls, user)
 
 
