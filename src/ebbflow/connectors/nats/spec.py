@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ebbflow.streams.feed import FeedPlan
 
 _ANY_NAME = re.compile(r"(?:(?<=\.)|^)\*(?=\.|$)|(?:(?<=\.)|^)>$")
-_HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _KINDS = ("basic", "token", "nkey", "creds")
 
 
@@ -60,12 +59,6 @@ def _checked(value: str, names: str, what: str) -> str:
     return value
 
 
-def _header(value: str) -> str:
-    if _HEADER.fullmatch(value) is None:
-        raise PydanticCustomError("EB104", "{value} is not a header", {"value": shown(value)})
-    return value
-
-
 Url = Annotated[StrictStr, AfterValidator(_url)]
 """A NATS URL, or several with commas in between."""
 
@@ -75,7 +68,10 @@ Subject = Annotated[StrictStr, AfterValidator(_subject)]
 Pattern = Annotated[StrictStr, AfterValidator(_pattern)]
 """A subject to subscribe to, perhaps with ``*`` and ``>``."""
 
-HeaderName = Annotated[StrictStr, AfterValidator(_header)]
+HeaderName = Annotated[
+    StrictStr,
+    fields.matching(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", "EB104", "{value} is not a header"),
+]
 """The name of a header."""
 
 
@@ -207,37 +203,29 @@ class NatsSinkSpec(NatsTarget, SinkSection):
         return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)
 
 
-_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
-_POLICY = re.compile(r"all|new|last|last_per_subject|by_start_sequence [1-9]\d*|by_start_time \d+")
 # Numaflow writes these two otherwise than the rest.
 _SPELLED = {"deliver_policy": "deliverPolicy", "filter_subjects": "filterSubjects"}
 
 
-def _name(value: str) -> str:
-    if _NAME.fullmatch(value) is None:
-        raise PydanticCustomError(
-            "EB104",
-            "{value} is not a name of JetStream: it has no spaces, dots, slashes, * and >",
-            {"value": shown(value)},
-        )
-    return value
-
-
-def _policy(value: str) -> str:
-    if _POLICY.fullmatch(value) is None:
-        raise PydanticCustomError(
-            "EB104",
-            "must be all, new, last, last_per_subject, 'by_start_sequence NUMBER' or "
-            "'by_start_time MILLISECONDS', not {value}",
-            {"value": shown(value)},
-        )
-    return value
-
-
-Name = Annotated[StrictStr, AfterValidator(_name)]
+Name = Annotated[
+    StrictStr,
+    fields.matching(
+        r"[^\s.*>/\\\x00-\x1f\x7f]+",
+        "EB104",
+        "{value} is not a name of JetStream: it has no spaces, dots, slashes, * and >",
+    ),
+]
 """The name of a stream or a consumer."""
 
-Policy = Annotated[StrictStr, AfterValidator(_policy)]
+Policy = Annotated[
+    StrictStr,
+    fields.matching(
+        r"all|new|last|last_per_subject|by_start_sequence [1-9]\d*|by_start_time \d+",
+        "EB104",
+        "must be all, new, last, last_per_subject, 'by_start_sequence NUMBER' or "
+        "'by_start_time MILLISECONDS', not {value}",
+    ),
+]
 """Where in a stream a consumer begins; a time is in milliseconds since 1970."""
 
 

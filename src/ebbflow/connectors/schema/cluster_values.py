@@ -15,17 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    PrivateAttr,
-    StrictBool,
-    StrictStr,
-    ValidationInfo,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import PrivateAttr, StrictBool, StrictStr, ValidationInfo, model_validator
 
-from ebbflow.connectors.schema.fields import Section, shown
+from ebbflow.connectors.schema.fields import Section, matching
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 
@@ -35,8 +27,7 @@ FOLDER_VARIABLE = "EBBFLOW_SECRETS"
 ValueKind = Literal["Secret", "ConfigMap"]
 """A kind of resource that holds values under keys."""
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_KEY = re.compile(r"(?!\.\.)[-._a-zA-Z0-9]{1,253}")
+_KEY = r"(?!\.\.)[-._a-zA-Z0-9]{1,253}"
 _NO_LETTER = re.compile(r"[^A-Z0-9]")
 
 
@@ -80,7 +71,9 @@ class ClusterValues:
         """
         inside = None if self.folder is None else self.folder / name
         if inside is not None and inside.is_dir():
-            keys = sorted(entry.name for entry in inside.iterdir() if _KEY.fullmatch(entry.name))
+            keys = sorted(
+                entry.name for entry in inside.iterdir() if re.fullmatch(_KEY, entry.name)
+            )
         elif (kind, name) in self.documents:
             keys = list(self.documents[kind, name])
         else:
@@ -132,29 +125,19 @@ def _text(file: Path) -> str:
 # --- references in a spec -----------------------------------------------------------------------
 
 
-def _resource_name(name: str) -> str:
-    # What is no name must not become a path that leads out of the folder.
-    if _NAME.fullmatch(name) is None:
-        raise PydanticCustomError(
-            "EB107", "{name} is not the name of a resource", {"name": shown(name)}
-        )
-    return name
-
-
-def _resource_key(key: str) -> str:
-    if _KEY.fullmatch(key) is None:
-        raise PydanticCustomError(
-            "EB107",
-            "{key} is not a key: use letters, digits, '-', '_' and '.'",
-            {"key": shown(key)},
-        )
-    return key
-
-
-ResourceName = Annotated[StrictStr, AfterValidator(_resource_name)]
+# What is no name must not become a path that leads out of the folder.
+ResourceName = Annotated[
+    StrictStr,
+    matching(
+        r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "EB107", "{value} is not the name of a resource"
+    ),
+]
 """The name of a Secret or ConfigMap."""
 
-ResourceKey = Annotated[StrictStr, AfterValidator(_resource_key)]
+ResourceKey = Annotated[
+    StrictStr,
+    matching(_KEY, "EB107", "{value} is not a key: use letters, digits, '-', '_' and '.'"),
+]
 """A key in a Secret or ConfigMap."""
 
 
