@@ -65,7 +65,7 @@ from ebbflow.spec.rules.vertices import NOT_YET
 from ebbflow.spec.validate import CODES
 from ebbflow.status.metrics import METRICS, MetricKind
 from ebbflow.status.run_report import Summary
-from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
+from ebbflow.testing import SINK_RULES, SOURCE_RULES
 from ebbflow.usercode.targets import resolve
 
 DOCS = Path(__file__).parent

@@ -19,7 +19,7 @@ from ebbflow.testing import (
     SourceUnderTest,
 )
 from ebbflow.testing.conformance import samples
-from ebbflow.testing.conformance.user_code import RecordingSink, ScriptedTransformer
+from ebbflow.testing.conformance.samples import RecordingSink, ScriptedTransformer
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,8 @@ import pytest
 
 from ebbflow.testing import SOURCE_RULES, RuleBroken
 from ebbflow.testing.conformance import samples
-from ebbflow.testing.conformance.samples import name_of
+from ebbflow.testing.conformance.samples import DELAY, name_of
 from ebbflow.testing.conformance.sources import Observations
-from ebbflow.testing.conformance.user_code import DELAY
 
 RULES = {rule.__name__: rule for rule in SOURCE_RULES}
 

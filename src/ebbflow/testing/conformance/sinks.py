@@ -23,12 +23,12 @@ from ebbflow.testing.conformance.rules import (
     RuleBroken,
     Sample,
     SinkUnderTest,
+    check_all,
     expect_none,
     rule,
 )
-from ebbflow.testing.conformance.samples import name_of
+from ebbflow.testing.conformance.samples import name_of, pass_slowly, text_of
 from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns
-from ebbflow.testing.conformance.user_code import pass_slowly, text_of
 from ebbflow.testing.memory import MemorySource
 
 _DOWN_FOR = 4.0
@@ -306,3 +306,9 @@ def a_stop_in_the_middle_loses_nothing(trial: SinkTrial) -> None:
 def nothing_is_left_behind(trial: SinkTrial) -> None:
     """After a stop there is no process, thread, listening socket or connection left."""
     expect_none(trial.left, trial.left, "things are still there")
+
+
+def check_sink(under_test: SinkUnderTest, state: Path, patience: float = 30.0) -> None:
+    """Checks every rule for sinks, as for sources."""
+    with SinkTrial(under_test, state, patience) as trial:
+        check_all(SINK_RULES, trial)

@@ -33,20 +33,23 @@ from ebbflow.testing.conformance.rules import (
     RuleBroken,
     Sample,
     SourceUnderTest,
+    check_all,
     expect_none,
     rule,
 )
-from ebbflow.testing.conformance.samples import CALLS, calls_wanted, name_of
-from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns, processes_of
-from ebbflow.testing.conformance.user_code import (
+from ebbflow.testing.conformance.samples import (
+    CALLS,
     DELAY,
-    HELD,
+    LONG_DELAY,
     Arrival,
     Call,
     Journal,
     RecordingSink,
     ScriptedTransformer,
+    calls_wanted,
+    name_of,
 )
+from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns, processes_of
 
 PRODUCERS = 4
 _AT_ONCE = 20
@@ -452,8 +455,8 @@ def nacked_messages_survive_a_restart(trial: SourceTrial) -> None:
     _expect_deliveries(trial, samples.HELD, 2)
     _expect_arrival(trial, samples.HELD, once=True)
     calls = [trial.seen.calls(name) for name in _names(samples.HELD)]
-    early = [f"{c[0].name} after {_gap(c):.3f} s" for c in calls if _gap(c) < HELD]
-    expect_none(early, calls, f"redeliveries came before the delay of {HELD} s was over")
+    early = [f"{c[0].name} after {_gap(c):.3f} s" for c in calls if _gap(c) < LONG_DELAY]
+    expect_none(early, calls, f"redeliveries came before the delay of {LONG_DELAY} s was over")
     forgotten = [c[1].name for c in calls if c[1].reason != "held"]
     expect_none(forgotten, calls, "messages have forgotten why they were nacked")
 
@@ -498,3 +501,12 @@ def everything_is_settled_in_the_end(trial: SourceTrial) -> None:
 def nothing_is_left_behind(trial: SourceTrial) -> None:
     """After a stop there is no process, thread, listening socket or connection left."""
     expect_none(trial.left, trial.left, "things are still there")
+
+
+def check_source(under_test: SourceUnderTest, state: Path, patience: float = 30.0) -> None:
+    """Checks every rule for sources; raises one ``RuleBroken`` about all that are broken.
+
+    ``state`` is an empty folder for what the pipelines keep.
+    """
+    with SourceTrial(under_test, state, patience) as trial:
+        check_all(SOURCE_RULES, trial)

@@ -32,7 +32,7 @@ from ebbflow.status.model import VertexStatus
 from ebbflow.status.run_report import Summary
 from ebbflow.testing.background_run import BackgroundRun, local_spark
 from ebbflow.testing.conformance.rules import UnderTest
-from ebbflow.testing.conformance.user_code import text_of
+from ebbflow.testing.conformance.samples import text_of
 
 
 def processes_of(pipeline: str) -> list[int]:
