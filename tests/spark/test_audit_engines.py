@@ -17,8 +17,8 @@ from ebbflow.spark.audit import local_query
 from ebbflow.spark.audit.dialect import SAME, translate
 from ebbflow.spark.audit.files import BatchSpan, TableFiles, merge_files
 from ebbflow.spark.audit.local_query import open_local_query
-from ebbflow.spark.audit.query import open_query
-from ebbflow.spark.audit.reading import AuditResult, AuditTables, ParquetFiles
+from ebbflow.spark.audit.lookup import AuditResult, AuditTables, ParquetFiles
+from ebbflow.spark.audit.spark_query import open_query
 from ebbflow.streams.audit_rows import PLAIN_TABLE
 
 pytestmark = pytest.mark.slow

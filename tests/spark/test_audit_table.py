@@ -23,7 +23,7 @@ from ebbflow.operations.audit import query_audit
 from ebbflow.operations.trace import trace_message
 from ebbflow.spark.audit.files import BatchRows, BatchSpan, TableFiles
 from ebbflow.spark.audit.local_query import open_local_query
-from ebbflow.spark.audit.reading import ParquetFiles, SparkTable, read_table
+from ebbflow.spark.audit.lookup import ParquetFiles, SparkTable, read_table
 from ebbflow.spark.audit.tables import AppendedTable, open_table
 from ebbflow.spark.audit.writer import AuditTimes, AuditWriter
 from ebbflow.streams.audit import AuditBatch

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from ebbflow.spark.audit.dialect import refusal, translate
 from ebbflow.spark.audit.files import DAY, WAITING, day_of
-from ebbflow.spark.audit.reading import AuditResult, ParquetFiles
+from ebbflow.spark.audit.lookup import AuditResult, ParquetFiles
 from ebbflow.streams.audit_rows import PLAIN_TABLE, TIME
 
 _NEVER: dict[str, str | bool | int | float | list[str]] = {

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from typing_extensions import override
+
 from ebbflow.connectors.plans import FILE_FORMATS, Format
 from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.domain.errors import SetupError
@@ -24,7 +26,6 @@ from ebbflow.streams.audit_rows import PLAIN_TABLE
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VIEW = "audit"
 _TRIES = 5
 _Made = TypeVar("_Made")
 
@@ -37,17 +38,15 @@ class AuditTables:
     letters: Sequence[Mapping[str, Any]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What a query comes to."""
+    """The result of a query: the names of its columns, and a function that yields its rows.
 
-    def __init__(self, columns: list[str], rows: Callable[[], Iterator[tuple[Any, ...]]]) -> None:
-        self.columns = columns
-        """The names of its columns."""
-        self._rows = rows
+    Times have their zone. ``EbbflowError`` if the rows cannot be made.
+    """
 
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yields its rows, times with their zone; ``EbbflowError`` if they cannot be made."""
-        return self._rows()
+    columns: list[str]
+    rows: Callable[[], Iterator[tuple[Any, ...]]]
 
 
 class AuditFolder(Protocol):
@@ -81,14 +80,14 @@ def read_format(table: Mapping[str, Any]) -> Format:
     return Format(table["format"], tuple(table["options"].items()), tuple(secrets.items()))
 
 
-class ParquetFiles:
+class ParquetFiles(AuditFolder):
     """Parquet files in a folder of this machine, those that wait to be in the table as well."""
 
     def __init__(self, folder: Path) -> None:
         self._files = TableFiles(folder)
 
+    @override
     def find(self, batches: str, ids: Sequence[str], prefix: str) -> Iterator[Mapping[str, Any]]:
-        """As in ``AuditFolder``."""
         import pyarrow.compute as pc
         import pyarrow.dataset as ds
 
@@ -123,14 +122,14 @@ class ParquetFiles:
         return self._files.folder
 
 
-class SparkTable:
+class SparkTable(AuditFolder):
     """A table of any format, read by Spark."""
 
     def __init__(self, format: Format) -> None:
         self._format = format
 
+    @override
     def find(self, batches: str, ids: Sequence[str], prefix: str) -> Iterator[Mapping[str, Any]]:
-        """As in ``AuditFolder``."""
         from pyspark.sql import functions as F
 
         from ebbflow.spark.session import open_local_session

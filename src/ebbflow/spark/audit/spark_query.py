@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from ebbflow.connectors.spark.session import root_cause, silence_pyspark_loggers
 from ebbflow.domain.errors import EbbflowError
-from ebbflow.spark.audit.reading import AuditResult, AuditTables, in_utc, read_format, read_table
+from ebbflow.spark.audit.lookup import AuditResult, AuditTables, in_utc, read_format, read_table
 from ebbflow.spark.session import open_local_session
 
 if TYPE_CHECKING:
