@@ -46,7 +46,7 @@ from ebbflow.connectors.schema.container import (
     Variable,
     VariablesFrom,
 )
-from ebbflow.connectors.schema.secret import SecretRef, Tls
+from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
 from ebbflow.datasource.source import READ, WRITTEN
 from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff

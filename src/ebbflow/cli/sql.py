@@ -17,7 +17,7 @@ import typer
 from ebbflow.cli.options import DEFAULT_STATE, JsonOption, NatsOption, StateOption
 
 if TYPE_CHECKING:
-    from ebbflow.spark.audit.lookup import AuditResult
+    from ebbflow.spark.audit.files import AuditResult
 
 
 def sql(

@@ -19,7 +19,7 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.spark.audit.lookup import AuditResult, AuditTables, folder_of, read_format
+from ebbflow.spark.audit.files import AuditResult, AuditTables, folder_of, read_format
 from ebbflow.streams.catalogue import AUDIT_TABLE
 from ebbflow.streams.names import AUDIT, PREFIX, Names, list_pipelines
 from ebbflow.streams.provision import explain_unknown

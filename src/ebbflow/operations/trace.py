@@ -29,7 +29,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.operations.trace_search import Family, Search, Whereabouts
 from ebbflow.runtime.provision import lineage
-from ebbflow.spark.audit.lookup import AuditFolder, open_folder
+from ebbflow.spark.audit.files import AuditFolder, open_folder
 from ebbflow.status.model import WorkInHand
 from ebbflow.status.reading import read_status
 from ebbflow.streams.answers import TrailFrame, find_bucket, read_trail_after

@@ -15,9 +15,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from ebbflow.connectors.schema.cluster_values import KeyRef
 from ebbflow.connectors.schema.container import ResourceRef, Variable
-from ebbflow.connectors.schema.secret import SecretRef
+from ebbflow.connectors.schema.secrets import KeyRef, SecretRef
 from ebbflow.spec.model import Spec
 
 HIDDEN = "(hidden)"

@@ -19,8 +19,8 @@ from pydantic.json_schema import models_json_schema
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.schema import fields
-from ebbflow.connectors.schema.cluster_values import ResourceKey, ResourceName, ValueKind
 from ebbflow.connectors.schema.fields import WITHOUT_EFFECT, Section, shown
+from ebbflow.connectors.schema.secrets import ResourceKey, ResourceName, ValueKind
 from ebbflow.connectors.serving.spec import ServingFields, ServingSourceSpec
 from ebbflow.domain.secrets import Secret
 from ebbflow.spec.kubernetes import (

@@ -2,7 +2,8 @@
 
 ``run_map`` and ``run_sink`` call a handler as a vertex would and need neither Spark nor NATS.
 ``MemorySource`` and ``MemorySink`` are for whole pipelines on local Spark. ``SOURCE_RULES`` and
-``SINK_RULES`` are what every connector has to pass: see ``conformance``.
+``SINK_RULES`` are what every connector has to pass: see ``conformance``. Programs and tests import
+it, and nothing else in Ebbflow does. Start with ``handlers``.
 """
 
 from importlib import import_module

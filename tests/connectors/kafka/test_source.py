@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
-from ebbflow.connectors.kafka import client
 from ebbflow.connectors.kafka.client import KafkaAccess, KafkaSourceSettings
 from ebbflow.connectors.kafka.source import KafkaSource
 from ebbflow.domain.errors import SetupError
@@ -332,11 +331,10 @@ def test_a_topic_that_is_deleted_fails_the_vertex_until_it_is_there_again(kafka,
     assert [message.value for message in take(source, 1)] == [b"new"]
 
 
-def test_brokers_that_do_not_answer_are_told(opened, monkeypatch):
-    monkeypatch.setattr(client, "_ANSWER_WITHIN", 2.0)
+def test_brokers_that_do_not_answer_are_told(opened):
     (port,) = free_ports(1)
     with pytest.raises(SetupError) as raised:
-        opened("orders", access=KafkaAccess((f"127.0.0.1:{port}",)))
+        opened("orders", access=KafkaAccess((f"127.0.0.1:{port}",), answer_within=2.0))
     text = str(raised.value)
     assert text.startswith(f"Kafka at 127.0.0.1:{port} did not answer within 2 s: _TRANSPORT: ")
     assert "Connection refused" in text

@@ -3,7 +3,8 @@
 The pipeline has late customers, a store that fails, and orders that no store can take. The command
 writes it and its user code into the state folder, where users can read and change them, and runs it
 as ``ebbflow run`` does. Afterwards it reads the store and the dead letters: every order that the
-source made must be in one of the two.
+source made must be in one of the two. Only the command line imports it. Start with
+``pipeline.yaml``.
 """
 
 from __future__ import annotations

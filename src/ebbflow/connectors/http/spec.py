@@ -15,7 +15,7 @@ from ebbflow.connectors.listening.section import ListeningSection, check_header_
 from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
-from ebbflow.connectors.schema.secret import SecretRef, Tls
+from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 

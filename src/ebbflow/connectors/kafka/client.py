@@ -28,7 +28,6 @@ from confluent_kafka import (
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 
-_ANSWER_WITHIN = 10.0
 _TRY_FOR = 1.0
 _TELL_EVERY = 30.0
 _LOOKUP_WITHIN = 5.0
@@ -84,13 +83,15 @@ class KafkaAccess:
     """The brokers, the librdkafka settings of the user's own, and what protects the connection.
 
     ``login`` and ``tls`` are settings as well, the latter even if there are none: then those are
-    trusted that this machine trusts.
+    trusted that this machine trusts. ``answer_within`` is how many seconds brokers may take to say
+    which topics there are.
     """
 
     brokers: tuple[str, ...]
     config: tuple[tuple[str, str], ...] = ()
     tls: tuple[tuple[str, Secret], ...] | None = None
     login: tuple[tuple[str, Secret], ...] = ()
+    answer_within: float = 10.0
 
     def __str__(self) -> str:
         return ", ".join(self.brokers)
@@ -192,10 +193,10 @@ def find_topics(
 ) -> None:
     """Makes sure that every topic is there; ``SetupError`` says what is wrong.
 
-    Brokers may make a topic when somebody who writes asks for it, and that takes a moment.
+    Brokers may make a topic when a producer asks for it, and that takes a moment.
     """
     final = _FORBIDDEN if made_by_asking else _FORBIDDEN | _MISSING
-    deadline = time.monotonic() + _ANSWER_WITHIN
+    deadline = time.monotonic() + access.answer_within
     for topic in topics:
         while (error := _ask(client, topic)) is not None:
             client.poll(0)  # what went wrong is told to ``errors_seen``
@@ -230,7 +231,7 @@ def explain_unreachable(
         )
     why = errors_seen.text if error.code() < 0 else describe(error)
     return SetupError(
-        f"{where} did not answer within {_ANSWER_WITHIN:.0f} s: {why}.",
+        f"{where} did not answer within {access.answer_within:.0f} s: {why}.",
         "See whether it is up, and whether brokers:, tls: and sasl: are right.",
     )
 

@@ -18,7 +18,7 @@ from ebbflow.connectors.base import SinkSection, SourceSection, require_extra, s
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section
-from ebbflow.connectors.schema.secret import SecretRef, Tls
+from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.domain.secrets import Secret
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from ebbflow.connectors.base import SourceSection
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
-from ebbflow.connectors.schema.secret import SecretRef
+from ebbflow.connectors.schema.secrets import SecretRef
 from ebbflow.domain.secrets import Secret
 from ebbflow.web.server import Certificate, Endpoint
 

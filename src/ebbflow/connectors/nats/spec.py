@@ -14,7 +14,7 @@ from ebbflow.connectors.base import ConnectorSection, SinkSection, SourceSection
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
-from ebbflow.connectors.schema.secret import SecretRef, Tls
+from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:

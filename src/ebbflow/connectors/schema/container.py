@@ -24,14 +24,14 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.schema import fields
-from ebbflow.connectors.schema.cluster_values import (
+from ebbflow.connectors.schema.fields import Section, matching, shown
+from ebbflow.connectors.schema.secrets import (
     ClusterSection,
     ConfigMapKeyRef,
     ResourceName,
     SecretKeyRef,
     ValueKind,
 )
-from ebbflow.connectors.schema.fields import Section, matching, shown
 from ebbflow.domain.errors import SetupError
 from ebbflow.usercode.variables import Variables, literal
 

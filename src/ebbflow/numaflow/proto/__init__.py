@@ -3,7 +3,8 @@
 ``make protos`` compiles the files to ``protocol.binpb``, from which the classes are made here: one
 namespace for each file, named like the module that protoc would generate. Packages, names and
 numbers of fields are those that Numaflow's SDKs speak. The messages live in a separate pool: a
-process that has loaded an SDK as well, whose messages bear the same names, keeps both apart.
+process that has loaded an SDK as well, whose messages bear the same names, keeps both apart. Only
+``numaflow`` imports it. Start with ``map.proto``.
 """
 
 from importlib.resources import files

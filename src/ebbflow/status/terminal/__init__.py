@@ -1,9 +1,9 @@
-"""The display of a run while it goes on, and of its end.
+"""The display of a run while it lasts, and of its end.
 
 A live table on a terminal, plain lines elsewhere, JSON lines for those who ask for them: all of
 them views of one ``PipelineStatus``. Vertices print through the NATS thread and the run speaks from
 the main thread; both may call at any time. A terminal that is closed meanwhile does not keep a run
-from ending in good order.
+from ending in good order. Builders and the command line import it. Start with ``lines``.
 """
 
 from __future__ import annotations
