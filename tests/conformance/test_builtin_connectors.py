@@ -61,7 +61,7 @@ class GeneratorUnderTest(SourceUnderTest):
 
 class GeneratorTrial(SourceTrial):
     def pipeline(self):
-        numbered = partial(Numbered, self.seen.calls_journal, self._gate, self.state / "killed")
+        numbered = partial(Numbered, self.seen.calls_journal, self._blocked, self.state / "killed")
         pipeline = Pipeline(self.name).source(
             "in", transformer=numbered, **self.under_test.source()
         )

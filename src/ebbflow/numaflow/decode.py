@@ -295,7 +295,7 @@ class Answers:
         return [row for row in rows if not answered[row]]
 
     def violations(self, vertex: str, failures: Failures) -> Failures:
-        """Returns the rows that are not answered as they should be, beside those that failed."""
+        """Returns the rows that are not answered as they should be, next to those that failed."""
         matched = self._matched
         wrong = [row for row in np.flatnonzero(matched.counts != 1).tolist() if row not in failures]
         if not wrong:

@@ -81,7 +81,7 @@ _failures: dict[FunctionPlan, int] = {}
 class FunctionPlan:
     """A function that is called over Numaflow's protocol. Plain data, shipped to workers.
 
-    ``command`` with ``args`` is started beside the task, or ``folder`` has the sockets of a
+    ``command`` with ``args`` is started next to the task, or ``folder`` has the sockets of a
     function that is running already; with ``docker`` the ``image`` itself runs. All of these and
     ``env`` may name variables as Kubernetes writes them, ``$(NAME)``; they are put in when the
     function starts. The facts of the vertex are not here: Numaflow's variables in the worker's own
@@ -299,7 +299,7 @@ class FunctionOutput:
         self._thread: threading.Thread | None = None
 
     def follow(self, pipe: IO[bytes]) -> None:
-        """Reads the pipe to its end, beside the caller; forgets the output of earlier processes."""
+        """Reads the pipe to its end, in its own thread; forgets the output of earlier processes."""
         self._lines.clear()
         self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
         self._thread.start()
@@ -313,7 +313,7 @@ class FunctionOutput:
                 self._show()
 
     def _show(self) -> None:
-        if sys.stdout is sys.__stdout__:  # nobody listens here now
+        if sys.stdout is sys.__stdout__:  # no one reads it here now
             return
         while self._unshown:
             sys.stdout.write(self._unshown.popleft())

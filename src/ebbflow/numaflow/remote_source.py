@@ -2,10 +2,10 @@
 
 A function is asked for a number of messages, sends them one by one and marks the end. It is asked
 for the next ones before the last ones have been handed on, so that it never waits for us. What it
-sends while nobody reads waits in the connection; a read returns whatever has arrived in its time,
-and the function goes on with what it was asked for.
+sends between reads waits in the connection; a read returns whatever has arrived in its time,
+and the function continues with what it was asked for.
 
-A function that breaks while it is read from, or is gone, is away: what it gave before is handed on,
+A function that breaks while it is read from, or is gone, is unavailable: what it gave is handed on,
 then it is closed and opened anew. One that fails on an acknowledgement fails its vertex, as any
 source does that raises there.
 """
@@ -39,7 +39,7 @@ ACK_LIMIT = 60.0
 """The seconds that a function may take to hear of messages that are settled."""
 
 _CALL_LIMIT = 10.0
-# Seconds for which a read goes on once the first messages have come: a word to the task costs
+# Seconds for which a read continues once the first messages have come: a word to the task costs
 # hardly more with many than with few.
 _GATHER = 0.005
 _AHEAD = 2
@@ -182,7 +182,7 @@ class RemoteSource(RemoteCode, Source):
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """Has a function that is gone be away; raises what it says about what it was told.
+        """Has a function that is gone be unavailable; raises what it says about what it was told.
 
         What it said is no outage: a function that breaks on what it hears would do so for ever.
         It is started anew, for what it is told next.

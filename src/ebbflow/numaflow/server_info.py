@@ -46,7 +46,7 @@ _OLDEST: dict[str, dict[str, _Version]] = {
 """The first release of the SDK for each language with which something works."""
 _PREFIX = "ebf-"
 _LONGEST_NAME = len("/sourcetransform.sock")
-# A younger folder may belong to somebody who is about to lock it.
+# A younger folder may belong to a launcher that is about to lock it.
 _OLD = 60.0
 
 
@@ -172,7 +172,7 @@ def _texts(metadata: Any) -> dict[str, str]:
 
 
 def make_folder() -> Path:
-    """Makes a folder for sockets, whose paths may not be long; takes away those left behind.
+    """Makes a folder for sockets, whose paths may not be long; removes those left behind.
 
     It lies in a folder that only this user can enter, and is itself open to whatever user a
     container runs as.
@@ -187,7 +187,7 @@ def make_folder() -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Takes a folder away, with all that is in it."""
+    """Removes a folder, with all that is in it."""
     shutil.rmtree(folder.parent, ignore_errors=True)
 
 
@@ -215,7 +215,7 @@ def _left_behind(parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _unlocked(outer: Path) -> Iterator[None]:
-    """Holds the lock of a folder; raises ``OSError`` if somebody else does."""
+    """Holds the lock of a folder; raises ``OSError`` if another process does."""
     descriptor = os.open(outer, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

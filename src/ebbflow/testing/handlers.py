@@ -75,9 +75,9 @@ def run_sink(
     on_failure: OnFailure = "retry",
     on_error: Backoff = DEFAULT_ON_ERROR,
 ) -> list[Result]:
-    """Calls a sink and those beside it with messages; returns a result for each, in their order.
+    """Calls a sink and those next to it with messages; returns a result for each, in their order.
 
-    ``mode`` is that of the sink itself; those beside it get lists. ``serves`` says whether the
+    ``mode`` is that of the sink itself; those next to it get lists. ``serves`` says whether the
     pipeline has a store for answers. As in a pipeline, an answer that needs what is not there
     breaks the contract.
     """

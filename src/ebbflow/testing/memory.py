@@ -55,7 +55,7 @@ class ObjectServer:
 
     def __init__(self, target: Any) -> None:
         self._target = target
-        self._folder = tempfile.mkdtemp(prefix="ebbflow-shared-")  # nobody else can look inside
+        self._folder = tempfile.mkdtemp(prefix="ebbflow-shared-")  # only this user can look inside
         self.address = os.path.join(self._folder, "socket")
         self._lock = threading.Lock()
         self._numbers = count()

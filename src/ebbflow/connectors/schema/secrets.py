@@ -59,7 +59,7 @@ class ClusterValues:
         return cls(Path(named) if folder is None and named else folder, documents or {})
 
     def find(self, kind: ValueKind, name: str, key: str) -> Secret | None:
-        """Returns the value as it is now, without a line end behind it; ``None`` if nobody has it.
+        """Returns the value as it is now, without a line end behind it; ``None`` if it is nowhere.
 
         Raises ``SetupError`` if its file is there and cannot be read.
         """
@@ -179,7 +179,7 @@ class KeyRef(ClusterSection):
         return self.values.read(self.KIND, self.name, self.key, what)
 
     def find(self, what: str) -> Secret | None:
-        """Returns the value as ``read`` does, but ``None`` if it is optional and nobody has it."""
+        """Returns the value as ``read`` does, but ``None`` if it is optional and nowhere."""
         value = self.values.find(self.KIND, self.name, self.key)
         return value if value is not None or self.optional else self.read(what)
 

@@ -152,10 +152,10 @@ class _Task:
         return f"{vertex}-{given[:_LONGEST_ID]}-{digest}"
 
     async def _put_all(self, rows: pa.RecordBatch, first: int) -> None:
-        gate = asyncio.Semaphore(_IN_FLIGHT)
+        room = asyncio.Semaphore(_IN_FLIGHT)
 
         async def put(frame: pa.RecordBatch, start: int) -> None:
-            async with gate:
+            async with room:
                 msg_id = f"{self._place}:{start}:{_content(frame, self._given)}"
                 await self._buffers.put(frame, msg_id, room=WaitForRoom.FOREVER)
 
@@ -213,7 +213,7 @@ def _content(frame: pa.RecordBatch, given: Collection[str]) -> str:
 
 
 def _bytes_of(column: pa.Array) -> Iterator[bytes | pa.Buffer | memoryview]:
-    """Yields what tells the column from any other; nothing of what lies in memory beside it."""
+    """Yields what tells the column from any other; nothing of what lies in memory next to it."""
     if column.null_count == len(column):
         yield b"null"
     elif pa.types.is_binary(column.type) or pa.types.is_string(column.type):

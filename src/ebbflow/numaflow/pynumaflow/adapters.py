@@ -49,7 +49,7 @@ _NO_TIME = datetime(1, 1, 1)  # what pynumaflow puts for a missing event time
 class PynumaflowCode(Interpreter):
     """A handler of pynumaflow's, in the shape of Ebbflow's.
 
-    A class is made once per worker. What the handler raises goes on as it is, so the rules about
+    A class is made once per worker. What the handler raises is raised as it is, so the rules about
     failures are the same as for all user code.
     """
 
@@ -264,7 +264,7 @@ def _read_message(message: Any) -> SourceMessage:
 def read_usual(messages: Any, facts: RowFacts) -> Message | bytes | None:
     """Returns an answer of one message with a value, and keys perhaps: nearly all are so.
 
-    Bytes stand for a message that is just a value. Of any other answer it returns ``None``.
+    Bytes are a message that is just a value. Of any other answer it returns ``None``.
     """
     try:
         # The slots themselves: a property takes as long as all that is done here.

@@ -84,7 +84,7 @@ class ServedFunction:
         self.handler.wait_for(conversation)
 
     async def reply_to_one(self, request: Request) -> Replies:
-        """Calls an ``async`` function with one request, beside others; part of a conversation."""
+        """Calls an ``async`` function with one request, next to others; part of a conversation."""
         reply = Replies(RequestRows([request]), self._rules)
         await calling.map_side_by_side(self.handler, reply, concurrency=1)
         return reply
@@ -109,7 +109,7 @@ class ServedFunction:
         """Returns why some of the requests stay without an answer, if any do."""
         for error in reply.errors.values():
             return FunctionFailure.of(self.container, error)
-        for what in reply.away.values():
+        for what in reply.unavailable.values():
             outage = self.handler.blame.outage
             return FunctionFailure.of_outage(
                 self.container, what, outage.retry_after if outage else None
@@ -118,7 +118,7 @@ class ServedFunction:
 
     def failure_of(self, error: BaseException) -> FunctionFailure:
         """Returns the failure of a method of the user's object that has raised."""
-        away = self.handler.blame.means_away(error)
-        if away:
+        unavailable = self.handler.blame.means_away(error)
+        if unavailable:
             self.handler.blame.is_the_systems(error, [""], blamed=False)
-        return FunctionFailure.of(self.container, error, away)
+        return FunctionFailure.of(self.container, error, unavailable)

@@ -239,7 +239,7 @@ class Mailbox(Generic[T]):
         self._woken = False
 
     def put(self, thing: T) -> None:
-        """Sends it; nothing happens if the loop is closed, for nobody takes it any more."""
+        """Sends it; nothing happens if the loop is closed, for it is not read any more."""
         self._put.append(thing)
         if not self._woken and not self._loop.is_closed():
             self._woken = True

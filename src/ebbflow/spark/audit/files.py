@@ -9,11 +9,11 @@ put in its place in one step::
 
 **A file of the table never changes**, and is only ever deleted when it expires. So whoever reads
 the folder sees each row once at any moment: nothing is replaced, nothing has to be swapped. A file
-that waits counts until one that covers its batch is in the table; the names alone say so. Whoever
-crashes leaves names from which the next one goes on: files that wait are deleted only when the file
-that covers them is in its place, and that one is never written over, not even by itself.
+that waits counts until one that covers its batch is in the table; the names alone say so. A crash
+leaves names from which the next run continues: files that wait are deleted only when the file that
+covers them is in its place, and that one is never written over, not even by itself.
 
-A table that was begun without days has its files in the folder itself, and goes on like that:
+A table that was begun without days has its files in the folder itself, and stays so:
 Spark would not see both.
 
 Both the rows of a batch and merged files are written on a worker, as Spark tasks. Arrow writes the
@@ -203,7 +203,7 @@ class TableFiles(AuditFolder):
         sync_folder(self.aside)
 
     def publish(self, span: BatchSpan, merge: Merge) -> None:
-        """Puts what waits of some batches into the table; whoever crashed here before goes on."""
+        """Puts what waits of some batches into the table; it continues what crashed here before."""
         waiting: dict[Path, list[WaitingFile]] = {}
         for file in self.list_waiting():
             if file.life == span.life and span.first <= file.number < span.end:
@@ -332,16 +332,6 @@ class AuditResult:
 
     columns: list[str]
     rows: Callable[[], Iterator[tuple[Any, ...]]]
-
-
-def open_folder(table: Mapping[str, Any]) -> AuditFolder:
-    """Returns the table that a pipeline says to keep; ``SetupError`` if it is not here."""
-    format = read_format(table)
-    if (folder := folder_of(format)) is not None:
-        return folder
-    from ebbflow.spark.audit.spark_query import SparkTable
-
-    return SparkTable(format)
 
 
 def folder_of(format: Format) -> TableFiles | None:

@@ -181,6 +181,6 @@ def _explained() -> Iterator[None]:
 
 
 def _first_line(error: duckdb.Error) -> str:
-    """Returns what DuckDB says, without the place in a query that nobody has typed."""
+    """Returns what DuckDB says, without the place in a query that was not typed."""
     line = str(error).partition("\n")[0]
     return line.partition("Error: ")[2] or line

@@ -45,7 +45,7 @@ from ebbflow.streams.names import Names
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# How long a job may go on after a stop before it is cancelled; its batch is then replayed.
+# How long a job may continue after a stop before it is cancelled; its batch is then replayed.
 _GRACE = 15.0
 # How long to look for the rows that make a batch fail before what is known is settled.
 _SEARCH = 5.0

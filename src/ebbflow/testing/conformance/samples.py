@@ -97,13 +97,13 @@ def text_of(value: bytes) -> str:
 class ScriptedTransformer:
     """The transformer: does what the first word of a message's value says.
 
-    ``gate`` is a file: as long as it is there, a ``flood`` message blocks. ``killed`` is made by
+    ``blocked`` is a file: as long as it is there, a ``flood`` message blocks. ``killed`` is made by
     the first ``kill`` message, which takes its worker with it.
     """
 
-    def __init__(self, calls: Journal, gate: Path, killed: Path) -> None:
+    def __init__(self, calls: Journal, blocked: Path, killed: Path) -> None:
         self._calls = calls
-        self._gate = gate
+        self._blocked = blocked
         self._killed = killed
 
     def __call__(self, datum: Datum) -> Message:
@@ -135,7 +135,7 @@ class ScriptedTransformer:
 
     def _block(self) -> None:
         deadline = time.monotonic() + _LONGEST_BLOCK
-        while self._gate.exists() and time.monotonic() < deadline:
+        while self._blocked.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def _kill(self) -> None:
@@ -195,7 +195,7 @@ FLOW = [
 HELD = _some("held", 10, "restart")
 """Are nacked with a long delay before the pipeline is stopped."""
 SLOW = _some("slow", 200, "restart")
-"""Are in hand, or about to be, when the pipeline is stopped."""
+"""Are in flight, or about to be, when the pipeline is stopped."""
 MEANWHILE = _some("plain", 20, "meanwhile")
 """Are put while the pipeline is down."""
 
@@ -210,7 +210,7 @@ CRASH = [
 ]
 
 SLOW_CRASH = _some("slow", 60, "crash")
-"""Are in hand when the process of the source is killed."""
+"""Are in flight when the process of the source is killed."""
 
 CALLS = DELIVERIES + 1
 """How often a limited message is given to user code."""

@@ -1,7 +1,7 @@
 """A source tried out: two runs of a pipeline that reads from it, and all that was seen in them.
 
 The first run has parallel producers, nacks, odd input and a blocked pipeline, and is stopped while
-messages wait and others are in hand. The second goes on from there; its worker is killed, and the
+messages wait and others are in flight. The second continues there; its worker is killed, and the
 process of the source. Stages are gone through in order, each once, when a rule asks for them.
 ``Observations`` are every call of the transformer and every arrival at the pipeline's end. The
 trial judges nothing, the rules do; a stage that waited in vain leaves less to be seen.
@@ -142,7 +142,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         self.held_back: int | None = None
         self.was_full = False
         self.unsettled: int | None = None
-        self._gate = self.state / "gate"
+        self._blocked = self.state / "blocked"
 
     def stages(self) -> Sequence[Callable[[], None]]:
         """Returns the work of each stage."""
@@ -156,8 +156,8 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         )
 
     def release(self) -> None:
-        """Opens the gate, so that a pipeline that is still blocked can stop."""
-        self._gate.unlink(missing_ok=True)
+        """Unblocks, so that a pipeline that is still blocked can stop."""
+        self._blocked.unlink(missing_ok=True)
 
     def pipeline(self) -> Pipeline:
         """Returns the pipeline: the source, the suite's transformer, the suite's sink."""
@@ -165,7 +165,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         code = None if isinstance(source, Mapping) else source
         kinds = dict(source) if isinstance(source, Mapping) else {}
         deciding = partial(
-            ScriptedTransformer, self.seen.calls_journal, self._gate, self.state / "killed"
+            ScriptedTransformer, self.seen.calls_journal, self._blocked, self.state / "killed"
         )
         pipeline = Pipeline(self.name).source(
             "in", code, transformer=deciding, limits=_LIMITS, on_error=_ON_ERROR, **kinds
@@ -204,14 +204,14 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         if self.waives("a_blocked_pipeline_stops_reading", "a_blocked_pipeline_loses_nothing"):
             return
         flood = samples.flood(self.under_test)
-        self._gate.touch()
+        self._blocked.touch()
         producers = threading.Thread(
             target=self._put_in_parallel, args=(flood, _FLOOD_AT_ONCE), name="producers"
         )
         producers.start()
         self._wait_until_steady(producers)
         self.held_back = self.under_test.waiting()
-        self._gate.unlink()
+        self._blocked.unlink()
         producers.join()
         self._wait_for(flood)
 
@@ -227,10 +227,10 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
                 seen, since = now, time.monotonic()
 
     def _restart(self) -> None:
-        """Stops the pipeline while some messages wait and others are in hand, and goes on."""
+        """Stops the pipeline while some messages wait and others are in flight, and continues."""
         self._put(samples.HELD)
         until(lambda: not self.seen.uncalled(samples.HELD), self.patience)
-        self._have_some_in_hand(samples.SLOW)
+        self._have_some_in_flight(samples.SLOW)
         self.stop()
         if self.under_test.keeps_waiting:
             self._put(samples.MEANWHILE)
@@ -239,7 +239,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
             self._put(samples.MEANWHILE)
         self._wait_for([*samples.HELD, *samples.SLOW, *samples.MEANWHILE], STARTED_WITHIN)
 
-    def _have_some_in_hand(self, group: Sequence[Sample]) -> None:
+    def _have_some_in_flight(self, group: Sequence[Sample]) -> None:
         """Puts messages, and waits until some are being worked on; the others are read ahead."""
         self._put(group[:_AT_ONCE])
         until(lambda: self.seen.uncalled(group) < len(group), self.patience)
@@ -252,7 +252,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
             return
         self._put_in_parallel(samples.CRASH, _AT_ONCE)
         self._wait_for(samples.CRASH, STARTED_WITHIN)
-        self._have_some_in_hand(samples.SLOW_CRASH)
+        self._have_some_in_flight(samples.SLOW_CRASH)
         for pid in processes_of(self.name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -430,7 +430,7 @@ def _changed(trial: SourceTrial, odd: Sequence[Sample]) -> list[str]:
 
 @rule(SourceStage.BLOCKED, SOURCE_RULES)
 def a_blocked_pipeline_stops_reading(trial: SourceTrial) -> None:
-    """When the pipeline does not go on, the source reads no further than its window."""
+    """When the pipeline is blocked, the source reads no further than its window."""
     if trial.was_full:
         return
     if trial.held_back is None:
@@ -445,7 +445,7 @@ def a_blocked_pipeline_stops_reading(trial: SourceTrial) -> None:
 
 @rule(SourceStage.BLOCKED, SOURCE_RULES)
 def a_blocked_pipeline_loses_nothing(trial: SourceTrial) -> None:
-    """When it goes on, all that was put meanwhile arrives, and nothing twice."""
+    """When it continues, all that was put meanwhile arrives, and nothing twice."""
     _expect_arrival(trial, samples.flood(trial.under_test), once=True)
 
 
@@ -467,7 +467,7 @@ def _gap(calls: Sequence[Call]) -> float:
 
 @rule(SourceStage.RESTARTED, SOURCE_RULES)
 def a_stop_loses_nothing(trial: SourceTrial) -> None:
-    """The source gives again what is in hand when the pipeline stops, and not what is done."""
+    """The source redelivers what is in flight when the pipeline stops, and not what is done."""
     _expect_arrival(trial, [*samples.SLOW, *samples.MEANWHILE], once=True)
 
 

@@ -88,7 +88,7 @@ class Before:
 _PIPELINE = "NUMAFLOW_PIPELINE_NAME"
 _GONE_WITHIN = 3.0
 STARTED_WITHIN = 30.0
-"""Seconds until a pipeline that was started has given the first message to somebody."""
+"""Seconds until a pipeline that was started has given its first message."""
 
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class TrialRuns(Generic[Tested]):
         raise NotImplementedError
 
     def release(self) -> None:
-        """Lets a pipeline go on that is made to wait."""
+        """Lets a pipeline continue that is made to wait."""
 
     def __enter__(self) -> Self:
         self.enter(local_spark())
