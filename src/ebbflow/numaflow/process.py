@@ -237,7 +237,9 @@ class FunctionProcess:
         own = [name for name, _ in plan.env]
         names = [*(name for name in environment if name.startswith("NUMAFLOW_")), SOCKETS, *own]
         run = docker_run(plan.image, name, folder, names, command, args, plan.cwd)
-        return {"command": run, "cwd": None, "mount": False, "after": docker_remove(name)}
+        # Ends the container also when the client that ran it was killed.
+        remove = ["docker", "rm", "--force", name]
+        return {"command": run, "cwd": None, "mount": False, "after": remove}
 
     def _await(self, look: Callable[[], T | None]) -> T:
         """Returns what is looked for once it is there; ``Unavailable`` if it does not come."""
@@ -386,11 +388,6 @@ def docker_run(
     if command:
         run += ["--entrypoint", command[0]]
     return [*run, image, *command[1:], *args]
-
-
-def docker_remove(name: str) -> list[str]:
-    """Returns the command that ends a container, also when the client that ran it was killed."""
-    return ["docker", "rm", "--force", name]
 
 
 @cache

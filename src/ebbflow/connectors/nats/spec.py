@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,7 +18,6 @@ from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
-    from ebbflow.connectors.nats.messages import PublishSettings
     from ebbflow.nats.login import Addresses
     from ebbflow.streams.feed import FeedPlan
 
@@ -163,11 +162,13 @@ class NatsSourceSpec(NatsAccess, SourceSection):
         return FeedPlan(NatsFeed, settings)
 
 
-class NatsTarget(NatsAccess):
+class NatsTarget(NatsAccess, SinkSection):
     """Where a sink publishes to: to the subject that the header ``subjectHeader`` of a message
     says, if it has that header, and otherwise to ``subject``. ``ackWait`` is how long to wait at
     most until the server has it.
     """
+
+    SINK: ClassVar[str]
 
     subject: Subject | None = Field(default=None, description="where to publish to")
     subject_header: HeaderName | None = Field(
@@ -183,24 +184,21 @@ class NatsTarget(NatsAccess):
             raise PydanticCustomError("EB102", "write subject, subjectHeader or both")
         return self
 
-    def settings(self) -> PublishSettings:
-        """Returns where to publish, with all secrets read."""
+    def plan(self) -> UserSink:
+        """Returns the sink, with all secrets read."""
+        from ebbflow.connectors.nats import sinks
         from ebbflow.connectors.nats.messages import PublishSettings
 
         where = "a NATS sink"
-        return self.freeze(where, PublishSettings, server=self.addresses(where))
+        settings = self.freeze(where, PublishSettings, server=self.addresses(where))
+        return UserSink(partial(getattr(sinks, self.SINK), settings), "columnar", WHOLE_CHUNK)
 
 
 @sink("nats")
-class NatsSinkSpec(NatsTarget, SinkSection):
+class NatsSinkSpec(NatsTarget):
     """Publishes each message to whoever listens; whether anybody does is not known."""
 
-    def plan(self) -> UserSink:
-        """Returns the sink, with all secrets read."""
-        from ebbflow.connectors.nats.sinks import NatsSink
-
-        code = partial(NatsSink, self.settings())
-        return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)
+    SINK = "NatsSink"
 
 
 # Numaflow writes these two otherwise than the rest.
@@ -282,12 +280,7 @@ class JetStreamSourceSpec(NatsAccess, SourceSection):
 
 
 @sink("jetstream")
-class JetStreamSinkSpec(NatsTarget, SinkSection):
+class JetStreamSinkSpec(NatsTarget):
     """Publishes each message to the stream that has the subject, and waits until it is stored."""
 
-    def plan(self) -> UserSink:
-        """Returns the sink, with all secrets read."""
-        from ebbflow.connectors.nats.sinks import JetStreamSink
-
-        code = partial(JetStreamSink, self.settings())
-        return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)
+    SINK = "JetStreamSink"

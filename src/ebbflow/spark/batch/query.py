@@ -63,6 +63,7 @@ _LONG, _TELL_EVERY = 1.0, 2.0
 Tell = Callable[[float | None], None]
 """Told for how many seconds an attempt has been running once that is long; None when it ends."""
 _PLACE, _CORRUPT = "__place", "__corrupt"
+_ATTEMPTS = count()
 
 
 class BatchWork:
@@ -333,16 +334,19 @@ class Write(BatchWork):
 
 
 class BatchCall:
-    """One attempt. ``tag`` is what its jobs are known by, and those of no other."""
+    """One attempt. ``tag`` is what its jobs are known by, and those of no other.
+
+    ``ended`` is set when it is over. ``told_at`` is when people last heard that it takes long.
+    """
 
     def __init__(self, context: SparkContext, tag: str, limit: float | None, tell: Tell) -> None:
         self._context = context
-        self._tag = tag
+        self.tag = tag
         self._limit = limit
         self._tell = tell
         self._began = time.monotonic()
-        self._ended = threading.Event()
-        self._told_at: float | None = None
+        self.ended = threading.Event()
+        self.told_at: float | None = None
         self._is_late = False
 
     def check_time(self) -> None:
@@ -354,22 +358,18 @@ class BatchCall:
     def watch(self) -> None:
         """Tells how long it lasts, and cancels its jobs when it is late, until it has ended."""
         every = _LOOK_EVERY if self._limit is None else min(_LOOK_EVERY, self._limit / _LOOKS)
-        while not self._ended.wait(every):
+        while not self.ended.wait(every):
             self._tell_length(time.monotonic())
             try:
                 self.check_time()
             except CallTimeout:  # again and again: a function may begin another job
-                self._context.cancelJobsWithTag(self._tag)
+                self._context.cancelJobsWithTag(self.tag)
 
     def _tell_length(self, now: float) -> None:
-        last = self._began + _LONG - _TELL_EVERY if self._told_at is None else self._told_at
+        last = self._began + _LONG - _TELL_EVERY if self.told_at is None else self.told_at
         if now - last >= _TELL_EVERY:
-            self._told_at = now
+            self.told_at = now
             self._tell(now - self._began)
-
-    def end(self) -> None:
-        """Ends the watch."""
-        self._ended.set()
 
     def explain(self, error: Exception) -> Exception:
         """Returns why it failed: because it was cancelled as too late, or the error itself."""
@@ -377,41 +377,27 @@ class BatchCall:
             return error
         return CallTimeout(self._limit)
 
-    @property
-    def was_told(self) -> bool:
-        """Whether people have heard that it takes long."""
-        return self._told_at is not None
 
-
-class BatchCalls:
-    """The attempts of one partition, one after another."""
-
-    def __init__(self, context: SparkContext, name: str, limit: float | None, tell: Tell) -> None:
-        self._context = context
-        self._name = name
-        self._limit = limit
-        self._tell = tell
-        self._numbers = count()
-
-    @contextmanager
-    def call(self) -> Iterator[BatchCall]:
-        """Watches an attempt; ``CallTimeout`` in place of what it raises when it is late."""
-        # A tag of its own: Spark cancels a little later, which must not hit the next attempt.
-        tag = f"{self._name}-{next(self._numbers)}"
-        call = BatchCall(self._context, tag, self._limit, self._tell)
-        thread = threading.Thread(target=call.watch, name="batch-call", daemon=True)
-        self._context.addJobTag(tag)
-        thread.start()
-        try:
-            yield call
-        except Exception as error:
-            explained = call.explain(error)
-            if explained is error:
-                raise
-            raise explained from error
-        finally:
-            call.end()
-            thread.join()
-            self._context.removeJobTag(tag)
-            if call.was_told:
-                self._tell(None)
+@contextmanager
+def watch_call(
+    context: SparkContext, name: str, limit: float | None, tell: Tell
+) -> Iterator[BatchCall]:
+    """Watches an attempt; ``CallTimeout`` in place of what it raises when it is late."""
+    # Each has its own tag: Spark cancels a little later, which must not hit the next attempt.
+    call = BatchCall(context, f"{name}-{next(_ATTEMPTS)}", limit, tell)
+    thread = threading.Thread(target=call.watch, name="batch-call", daemon=True)
+    context.addJobTag(call.tag)
+    thread.start()
+    try:
+        yield call
+    except Exception as error:
+        explained = call.explain(error)
+        if explained is error:
+            raise
+        raise explained from error
+    finally:
+        call.ended.set()
+        thread.join()
+        context.removeJobTag(call.tag)
+        if call.told_at is not None:
+            tell(None)
