@@ -16,11 +16,12 @@ from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.domain.message import Datum, Message
 from ebbflow.domain.outcome import DONE, Outcome
 from ebbflow.engine import frames
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.retry import RetryStrategy, call_with_retries
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.verdict import Verdict
 from ebbflow.numaflow.pynumaflow.adapters import adapt, mode_of
-from ebbflow.usercode.calling import Handler, map_in_mode, sink_in_mode
+from ebbflow.usercode.calling import Handler, call_with_retries, map_in_mode, sink_in_mode
 from ebbflow.usercode.sinks import Sinks, run_sinks
 
 _LARGEST = 8 * 1024 * 1024 - 64 * 1024

@@ -29,8 +29,8 @@ from typing import Any
 from ebbflow.domain.code import Mode
 from ebbflow.domain.message import Message, NackOptions, Response, Signal, Status
 from ebbflow.domain.source import NackOffset, Source, SourceMessage
+from ebbflow.engine.checks import NOT_MESSAGES
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.verdict import NOT_MESSAGES
 from ebbflow.numaflow.nacks import OPTIONS, HeldNacks
 from ebbflow.numaflow.pynumaflow.datum import RowFacts, list_datums
 from ebbflow.numaflow.pynumaflow.recognition import Place, Surface, function_in, recognise
