@@ -18,6 +18,7 @@ from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
+    from ebbflow.connectors.nats.messages import PublishSettings
     from ebbflow.nats.login import Addresses
     from ebbflow.streams.feed import FeedPlan
 
@@ -184,14 +185,19 @@ class NatsTarget(NatsAccess, SinkSection):
             raise PydanticCustomError("EB102", "write subject, subjectHeader or both")
         return self
 
-    def plan(self) -> UserSink:
-        """Returns the sink, with all secrets read."""
-        from ebbflow.connectors.nats import sinks
+    def settings(self) -> PublishSettings:
+        """Returns where to publish, with all secrets read."""
         from ebbflow.connectors.nats.messages import PublishSettings
 
         where = "a NATS sink"
-        settings = self.freeze(where, PublishSettings, server=self.addresses(where))
-        return UserSink(partial(getattr(sinks, self.SINK), settings), "columnar", WHOLE_CHUNK)
+        return self.freeze(where, PublishSettings, server=self.addresses(where))
+
+    def plan(self) -> UserSink:
+        """Returns the sink, with all secrets read."""
+        from ebbflow.connectors.nats import sinks
+
+        code = partial(getattr(sinks, self.SINK), self.settings())
+        return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)
 
 
 @sink("nats")
