@@ -34,7 +34,7 @@ def test_a_version_of_nats_py_without_a_needed_part_is_named(
 
 
 @pytest.mark.parametrize("other", ["2.15.0", "2.17.0", "2.160.1", "3.16.0"])
-def test_a_version_of_nats_py_whose_private_parts_nobody_has_looked_at_is_named(
+def test_a_version_of_nats_py_whose_private_parts_are_not_known_is_named(
     other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ebbflow.nats.client._installed_nats_py", lambda: other)

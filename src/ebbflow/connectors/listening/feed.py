@@ -61,7 +61,7 @@ class ListeningFeed(ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Never: somebody may send something."""
+        """Never: another request may come at any time."""
         return False
 
     @property
