@@ -162,7 +162,8 @@ class LettersApi:
         return await self._begin_job(request, work)
 
     async def _purge(self, request: HttpRequest) -> HttpReply:
-        chosen, dry_run = read_choice(request.json()), read_flag(request.json(), "dry_run")
+        body = request.json()
+        chosen, dry_run = read_choice(body), read_flag(body, "dry_run")
 
         def work(letters: DeadLetters, progress: Progress) -> dict[str, Any]:
             if not dry_run:
