@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.options import DEFAULT_STATE, NatsOption, StateOption
+from ebbflow.cli.options import HERE, ServerOptions
 
 if TYPE_CHECKING:
     from ebbflow.ui.links import UiLink
@@ -33,8 +32,7 @@ def ui(
             show_default=False,
         ),
     ] = None,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Show pipelines in a web page, whether they run or not, until Ctrl-C."""
     from ebbflow.ui.server import UI_PORT, open_web_ui, parse_address
@@ -43,18 +41,18 @@ def ui(
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
-    with open_web_ui(address, _open_link(state, nats), pipelines or ()) as listening:
+    with open_web_ui(address, _open_link(server), pipelines or ()) as listening:
         listening.announce(typer.echo, "The page is at")
         typer.echo("Ctrl-C ends it; pipelines go on.", err=True)
         ended.wait()
 
 
-def _open_link(state: Path, nats: str | None) -> UiLink:
+def _open_link(server: ServerOptions) -> UiLink:
     from ebbflow.nats.locate import find_own_server
     from ebbflow.ui.links import FolderLink, ServerLink
 
-    own = find_own_server(nats)
-    link: UiLink = FolderLink(state) if own is None else ServerLink(own)
+    own = find_own_server(server.nats)
+    link: UiLink = FolderLink(server.state) if own is None else ServerLink(own)
     # A server that is not there is told now, and not by an empty page.
     link.get()
     return link
