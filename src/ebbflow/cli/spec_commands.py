@@ -249,9 +249,8 @@ def read_pipeline(
 
 def _read_file(file: Path, name: str | None, defaults: bool) -> StoredSpec:
     from ebbflow.runtime.run import StoredSpec
-    from ebbflow.spec.echo import to_document
+    from ebbflow.spec.echo import outline, to_document
     from ebbflow.spec.lint import load
-    from ebbflow.spec.outline import outline
 
     # What runs in the place of an image makes no difference here, so nothing need be bound.
     spec = load(file, name=name, containers="docker")

@@ -294,10 +294,6 @@ class PipelineSpec(Resource):
         """All edges, as written."""
         return self.spec.edges
 
-    def streams_of(self, name: str) -> VertexStreams:
-        """Returns the streams of the vertex of that name; ``StopIteration`` if there is none."""
-        return next(step.streams for step in self.steps if step.name == name)
-
     def vertex(self, name: str) -> Vertex:
         """Returns the vertex of that name; ``KeyError`` if there is none."""
         for vertex in self.vertices:
