@@ -83,7 +83,7 @@ class Builder:
         needs attention; the logger ``ebbflow`` has the rest. ``quiet=False`` shows what
         ``ebbflow run`` shows; your own ``watcher`` receives everything instead.
 
-        ``ui`` serves a web page of the run, and ``metrics`` its metrics and health alone: ``True``,
+        ``ui`` serves a web UI of the run, and ``metrics`` its metrics and health alone: ``True``,
         or where to listen as ``"HOST:PORT"``. The addresses are told like all else.
 
         Raises ``SpecError`` if the pipeline has problems, ``TypeError`` for an option that does not

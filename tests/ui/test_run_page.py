@@ -34,7 +34,7 @@ class Stages(Silent):
         self.lines.append(text)
 
     def find_port(self) -> int | None:
-        match = re.search(r"page at (\S+)", "\n".join(self.lines))
+        match = re.search(r"web UI at (\S+)", "\n".join(self.lines))
         return urlsplit(match[1]).port if match else None
 
 

@@ -241,7 +241,7 @@ UiOption = Annotated[
     typer.Option(
         "--ui",
         metavar="[[https://]HOST:PORT]",
-        help="Show the run in a web page; on 127.0.0.1:8321 or a free port by default. "
+        help="Show the run in a web UI; on 127.0.0.1:8321 or a free port by default. "
         "Beyond this machine it needs a token, from EBBFLOW_UI_TOKEN or made up at a terminal.",
         show_default=False,
     ),
@@ -252,7 +252,7 @@ MetricsOption = Annotated[
         "--metrics",
         metavar="[HOST:PORT]",
         help="Serve /metrics for Prometheus, /health and /ready; on 127.0.0.1:8322 or a free port "
-        "by default. The page of --ui has them too.",
+        "by default. The web UI of --ui has them too.",
         show_default=False,
     ),
 ]

@@ -37,7 +37,7 @@ def status(
     server: ServerOptions = HERE,
 ) -> None:
     """Show what each vertex does, what waits where and until when, and what needs attention."""
-    from ebbflow.status.reading import read_status
+    from ebbflow.status.stored import read_status
 
     with server.open(pipeline) as (link, names):
         if not watch:
@@ -71,7 +71,7 @@ def _show(now: PipelineStatus, vertex: str | None, as_json: bool) -> None:
 
 def _follow(link: Link, names: Names, show: Show) -> None:
     """Shows each state that the run publishes, until it has ended or the user stops it."""
-    from ebbflow.status.reading import follow_status
+    from ebbflow.status.stored import follow_status
 
     async def follow() -> None:
         async for now in follow_status(link.client, names):

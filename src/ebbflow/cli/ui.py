@@ -1,4 +1,4 @@
-"""``ebbflow ui``: the page of all pipelines that a NATS server or a state folder knows."""
+"""``ebbflow ui``: the web UI of all pipelines that a NATS server or a state folder knows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ui(
     ] = None,
     server: ServerOptions = HERE,
 ) -> None:
-    """Show pipelines in a web page, whether they run or not, until Ctrl-C."""
+    """Show pipelines in a web UI, whether they run or not, until Ctrl-C."""
     from ebbflow.ui.server import UI_PORT, open_web_ui, parse_address
 
     address = parse_address(listen or True, UI_PORT)
@@ -42,8 +42,8 @@ def ui(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
     with open_web_ui(address, _open_link(server), pipelines or ()) as listening:
-        listening.announce(typer.echo, "The page is at")
-        typer.echo("Ctrl-C ends it; pipelines go on.", err=True)
+        listening.announce(typer.echo, "The web UI is at")
+        typer.echo("Ctrl-C ends it; pipelines continue.", err=True)
         ended.wait()
 
 
@@ -53,6 +53,6 @@ def _open_link(server: ServerOptions) -> UiLink:
 
     own = find_own_server(server.nats)
     link: UiLink = FolderLink(server.state) if own is None else ServerLink(own)
-    # A server that is not there is told now, and not by an empty page.
+    # A server that is not there is told now, and not by an empty web UI.
     link.get()
     return link

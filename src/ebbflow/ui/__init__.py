@@ -1,1 +1,1 @@
-"""The web page of pipelines, its API, and the endpoints for metrics and health."""
+"""The web UI of pipelines, its API, and the endpoints for metrics and health."""
