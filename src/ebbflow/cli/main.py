@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typing_extensions import override
 
 from ebbflow.cli import (
     answer,
@@ -40,8 +41,8 @@ from ebbflow.domain.version import __version__
 class Commands(TyperGroup):
     """All commands; each kind of error ends them in its own way."""
 
+    @override
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command that the user has typed."""
         try:
             return super().invoke(ctx)
         except SpecError as error:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_ty
 
 import typer
 from typer.core import TyperCommand
+from typing_extensions import override
 
 from ebbflow.domain.durations import milliseconds
 
@@ -280,8 +281,8 @@ def read_listening(value: str | None) -> bool | str:
 class ListeningCommand(TyperCommand):
     """A command whose ``--ui`` and ``--metrics`` may stand alone: ``run --ui spec.yaml``."""
 
+    @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads the arguments that the user has typed."""
         return super().parse_args(ctx, [*complete_addresses(args)])
 
 

@@ -23,6 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from ebbflow.accounts.numbers import BOUNDS, Histogram
 from ebbflow.domain.version import __version__
@@ -372,6 +373,7 @@ class _Collected(Collector):
     def __init__(self, statuses: Sequence[PipelineStatus]) -> None:
         self._statuses = statuses
 
+    @override
     def collect(self) -> Iterable[Metric]:
         for metric in METRICS:
             family = _FAMILIES[metric.kind](metric.name, metric.about, labels=metric.labels)
