@@ -100,7 +100,7 @@ class Builder:
 
         beside: list[Attachment] = []
         if ui or metrics:
-            from ebbflow.ui.server import attach_web_ui
+            from ebbflow.ui.web_ui import attach_web_ui
 
             beside = attach_web_ui(ui, metrics)
 

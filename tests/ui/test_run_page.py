@@ -12,7 +12,7 @@ from ebbflow.runtime.run import RunOptions
 from ebbflow.spark.run import Run
 from ebbflow.status.run_report import Silent
 from ebbflow.testing.background_run import until
-from ebbflow.ui.server import attach_web_ui
+from ebbflow.ui.web_ui import attach_web_ui
 from tests.ui.asking import Asking
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

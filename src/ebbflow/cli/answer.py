@@ -31,7 +31,7 @@ from ebbflow.domain.message import json_bytes
 
 if TYPE_CHECKING:
     from ebbflow.engine.answers import Answer
-    from ebbflow.operations.answers import StoredAnswers
+    from ebbflow.operations.stored_answers import StoredAnswers
 
 _SHOWN = 60
 _COLUMNS = ("request", "vertex", "message", "answer", "stored (UTC)", "bytes")
@@ -60,7 +60,7 @@ RequestArgument = Annotated[
 def _open(
     pipeline: str, server: ServerOptions, **choices: Any
 ) -> AbstractContextManager[StoredAnswers]:
-    from ebbflow.operations.answers import answers, open_answers
+    from ebbflow.operations.stored_answers import answers, open_answers
 
     if not pipeline.endswith(_FILES):
         return answers(pipeline, state=server.state, nats=server.nats)

@@ -157,7 +157,7 @@ def run(flags: RunFlags) -> None:
     echo_notes(file)
     from ebbflow.spark.run import run_pipeline
     from ebbflow.status.terminal import open_display
-    from ebbflow.ui.server import attach_web_ui
+    from ebbflow.ui.web_ui import attach_web_ui
 
     with open_display(flags.lines, flags.drain) as watcher:
         beside = attach_web_ui(read_listening(flags.ui), read_listening(flags.metrics))

@@ -47,7 +47,7 @@ def sql(
     Parquet table on this machine are there after an epoch, others after audit.interval. DuckDB runs
     queries over Parquet on this machine, Spark all others.
     """
-    from ebbflow.operations.audit import query_audit
+    from ebbflow.operations.audit_query import query_audit
 
     if len(words) > 2:
         raise typer.BadParameter("Put the query in quotes.", param_hint="QUERY")

@@ -35,7 +35,7 @@ def ui(
     server: ServerOptions = HERE,
 ) -> None:
     """Show pipelines in a web UI, whether they run or not, until Ctrl-C."""
-    from ebbflow.ui.server import UI_PORT, open_web_ui, parse_address
+    from ebbflow.ui.web_ui import UI_PORT, open_web_ui, parse_address
 
     address = parse_address(listen or True, UI_PORT)
     ended = threading.Event()

@@ -15,7 +15,7 @@ import pytest
 from ebbflow.domain.errors import SetupError
 from ebbflow.status.model import Concern
 from ebbflow.ui import pipelines
-from ebbflow.ui.server import UiAddress, open_socket, parse_address
+from ebbflow.ui.web_ui import UiAddress, open_socket, parse_address
 from ebbflow.web.server import make_certificate
 from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown
@@ -123,7 +123,7 @@ def test_the_page_and_its_files_are_served_and_nothing_else_is(page: Asking):
     assert (same.status, same.raw) == (304, b"")
     script = page.get("/static/app.js")
     assert script.headers["content-type"] == "text/javascript; charset=utf-8"
-    for path in ("/static/", "/static/..%2fserver.py", "/static/../server.py", "/static/vendor",
+    for path in ("/static/", "/static/..%2fweb_ui.py", "/static/../web_ui.py", "/static/vendor",
                  "/static/%00.js", "/static/.js", "/nothing", "/api"):  # fmt: skip
         assert page.get(path).status == 404, path
 
