@@ -77,7 +77,7 @@ def _describe_places(found: MessageTrace) -> Iterator[str]:
     if len(found.now) > _SHOWN:
         yield f"and {len(found.now) - _SHOWN:,} more"
     if not found.now and found.steps:
-        yield "it has ended; nothing of it is on its found"
+        yield "it has ended; nothing of it is on its way"
 
 
 def _print_steps(found: MessageTrace) -> None:
