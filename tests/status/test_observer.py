@@ -28,8 +28,8 @@ from ebbflow.status.conditions import judge_health, list_concerns
 from ebbflow.status.ending import describe_end
 from ebbflow.status.model import PipelineStatus, VertexStatus
 from ebbflow.status.observer import BacklogTrend, Observer, TrendWatch
-from ebbflow.status.reading import read_status
 from ebbflow.status.run_report import Silent
+from ebbflow.status.stored import read_status
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore

@@ -125,7 +125,7 @@ class WebUiGuard(Guard):
                 401,
                 "the token is missing or wrong",
                 headers=_CHALLENGE,
-                next_step="Open the address that ebbflow printed when the page was started.",
+                next_step="Open the address that ebbflow printed when the web UI was started.",
             )
 
     def admits(self, request: HttpRequest) -> bool:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ebbflow.cli import run
+from ebbflow.cli.options import ServerOptions
 from ebbflow.domain.errors import EbbflowError
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def demo(
     os.environ["ORDERS_DB"] = str(database.resolve())
     command = f"ebbflow run {_typed(spec)} --drain --fresh --timeout 110s --state {_quoted(state)}"
     console.print(f"$ {command}\n", markup=False, soft_wrap=True)
-    run.run(spec, drain=True, fresh=True, timeout="110s", state=state)
+    server = ServerOptions(state)
+    run.run(run.RunFlags(spec, drain=True, fresh=True, timeout="110s", server=server))
     _report(console, _count_orders(orders, state, database), spec, state)
 
 
