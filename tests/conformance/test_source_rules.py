@@ -27,7 +27,10 @@ def seen(folder: Path, redelivered_after: float, passage: float) -> Any:
         observations.arrivals_journal.write((name, [], {}, 1.0 + passage))
     under_test = SimpleNamespace(waived={}, lateness=3.0)
     return SimpleNamespace(
-        seen=observations, under_test=under_test, reach=lambda stage: None, troubles=lambda: ""
+        seen=observations,
+        under_test=under_test,
+        reach=lambda stage: observations.look(),
+        troubles=lambda: "",
     )
 
 

@@ -66,7 +66,7 @@ _MARGIN = 1_000
 
 
 class Observations:
-    """Calls and arrivals so far, by the names of their messages."""
+    """Calls and arrivals up to the last look, by the names of their messages."""
 
     def __init__(self, calls: Path, arrivals: Path) -> None:
         self.calls_journal = Journal(calls)
@@ -74,22 +74,22 @@ class Observations:
         self._calls: defaultdict[str, list[Call]] = defaultdict(list)
         self._arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)
 
-    def _look(self) -> None:
-        for entry in self.calls_journal.new():
-            call = Call(*entry)
+    def look(self) -> set[str]:
+        """Adds what was written down since the last look; returns the names it is about."""
+        calls = [Call(*entry) for entry in self.calls_journal.new()]
+        arrivals = [Arrival(*entry) for entry in self.arrivals_journal.new()]
+        for call in calls:
             self._calls[call.name].append(call)
-        for entry in self.arrivals_journal.new():
-            arrival = Arrival(*entry)
+        for arrival in arrivals:
             self._arrivals[arrival.name].append(arrival)
+        return {call.name for call in calls} | {arrival.name for arrival in arrivals}
 
     def calls(self, name: str) -> list[Call]:
         """Returns the calls with one message, in the order of their times."""
-        self._look()
         return sorted(self._calls.get(name, ()), key=lambda call: call.at)
 
     def arrivals(self, name: str) -> list[Arrival]:
         """Returns the arrivals of one message at the end of the pipeline."""
-        self._look()
         return self._arrivals.get(name, [])
 
     def slowest_passage(self, group: Iterable[Sample]) -> float:
@@ -103,16 +103,12 @@ class Observations:
         return max(passages, default=0.0)
 
     def uncalled(self, group: Iterable[Sample]) -> int:
-        """Returns how many the transformer has not got yet."""
-        self._look()
+        """Returns how many the transformer has not got yet, by a look of this moment."""
+        self.look()
         return sum(name_of(sample) not in self._calls for sample in group)
 
-    def left(self, group: Iterable[Sample]) -> int:
-        """Returns how many have not ended: they have neither arrived nor had their last call."""
-        self._look()
-        return sum(not self._is_over(name_of(sample)) for sample in group)
-
-    def _is_over(self, name: str) -> bool:
+    def has_ended(self, name: str) -> bool:
+        """Returns whether a message has arrived or had its last call."""
         if (wanted := calls_wanted(name)) is None:
             return name in self._arrivals
         return any(call.deliveries >= wanted for call in self._calls.get(name, ()))
@@ -155,6 +151,11 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
             self._end,
         )
 
+    def reach(self, stage: IntEnum) -> None:
+        """Goes through the stages up to this one, and looks at what has been seen so far."""
+        super().reach(stage)
+        self.seen.look()
+
     def release(self) -> None:
         """Unblocks, so that a pipeline that is still blocked can stop."""
         self._blocked.unlink(missing_ok=True)
@@ -196,6 +197,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         until(lambda: not self._unaccounted(names), self.patience, every=0.2)
 
     def _unaccounted(self, names: set[str]) -> set[str]:
+        self.seen.look()
         missing = {name for name in names if not self.seen.arrivals(name)}
         return missing - self.letters().keys() if missing else missing
 
@@ -298,7 +300,15 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
                 time.sleep(_FULL_WAIT)
 
     def _wait_for(self, group: Sequence[Sample], first: float = 0.0) -> None:
-        until_none(lambda: self.seen.left(group), self.patience, first)
+        """Waits until all have ended; a flood is large, so each look checks only what is new."""
+        self.seen.look()
+        waiting = {name for name in _names(group) if not self.seen.has_ended(name)}
+
+        def left() -> int:
+            waiting.difference_update({*filter(self.seen.has_ended, self.seen.look())})
+            return len(waiting)
+
+        until_none(left, self.patience, first)
 
 
 # --- rules --------------------------------------------------------------------------------------
@@ -376,7 +386,9 @@ def max_deliveries_is_exact(trial: SourceTrial) -> None:
 
 def _expect_letters(trial: SourceTrial, group: Sequence[Sample], once: bool = True) -> None:
     """A letter for each; after a crash there may be more, as of everything that is written."""
-    until(lambda: all(name in trial.letters() for name in _names(group)), trial.patience, every=0.2)
+    names = set(_names(group))
+    until(lambda: names <= trial.letters().keys(), trial.patience, every=0.2)
+    trial.seen.look()
     letters = trial.letters()
     wrong = [
         f"{name} ({len(letters.get(name, ()))} letters)"

@@ -87,7 +87,7 @@ class Before:
 
 _PIPELINE = "NUMAFLOW_PIPELINE_NAME"
 _GONE_WITHIN = 3.0
-STARTED_WITHIN = 30.0
+STARTED_WITHIN = 60.0
 """Seconds until a pipeline that was started has given its first message."""
 
 
