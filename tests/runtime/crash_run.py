@@ -106,6 +106,9 @@ class CalledCode:
     def answered_others_since(self, row_id: str) -> bool:
         return self._handler.blame.answered_others_since(row_id)
 
+    def meet(self, outage: Outage) -> None:
+        self._handler.blame.meet(outage)
+
     def passed(self, messages: int = 1) -> None:
         self._handler.blame.passed(messages)
 

@@ -142,6 +142,11 @@ class Blame:
             self._doubt, self._healthy = max(1, self._doubt // 2), 0
         self.acquit()
 
+    def meet(self, outage: Outage) -> None:
+        """Notes an outage that the same user code has met in another task."""
+        self._outage = outage
+        self._calls = max(self._calls + 1, self._doubt)
+
     def mistake(self) -> None:
         """Notes that messages were held back although the system works."""
         self._doubt = min(2 * self._doubt, _MOST_DOUBT)

@@ -187,6 +187,9 @@ class MeetsOutages(Protocol):
     def passed(self, messages: int = 1) -> None:
         """Notes that user code has answered for messages."""
 
+    def meet(self, outage: Outage) -> None:
+        """Notes an outage that the same user code has met in another task."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenCode:
@@ -248,6 +251,11 @@ class OutageGate:
     def waiting(self) -> Waiting | None:
         """The system that is waited for, if one is away."""
         return self._patience.waiting
+
+    @property
+    def outage(self) -> Outage | None:
+        """The outage that the last call met, if it met one."""
+        return self._open.outage if self._open is not None else None
 
     @property
     def halted(self) -> str | None:
@@ -324,6 +332,15 @@ class OutageGate:
         if self.open() and self._open is not None:
             self._open.callers[0].passed()
             self._patience.end()
+
+    def learn_outage(self, outage: Outage) -> None:
+        """Closes: the same user code has met an outage in another task.
+
+        Messages that failed there come here, and none of them is to blame.
+        """
+        if self._open is not None and not self.probing:
+            self._open.callers[0].meet(outage)
+            self._patience.meet(outage)
 
     def halt(self, why: str) -> None:
         """Stops the vertex: in another task it has made too many dead letters."""

@@ -15,6 +15,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from ebbflow.accounts.taps import TapWish
+from ebbflow.engine.blame import Outage
 from ebbflow.engine.pauses import Pauses
 from ebbflow.nats.link import Link
 from ebbflow.streams.names import Names
@@ -42,6 +43,11 @@ def resume(vertex: str | None) -> bytes:
 def tell_answers(vertex: str) -> bytes:
     """Returns the word that a vertex's user code has answered, in the task of another vertex."""
     return _word("answers", vertex=vertex)
+
+
+def tell_outage(vertex: str, outage: Outage) -> bytes:
+    """Returns the word that a vertex's user code met an outage in the task of another vertex."""
+    return _word("outage", vertex=vertex, what=outage.what, certain=outage.certain)
 
 
 def halt(vertex: str, why: str) -> bytes:

@@ -20,7 +20,7 @@ from ebbflow.engine.outage import OutageGate, VertexCode
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.control import PauseWatch, halt, tell_answers
+from ebbflow.runtime.control import PauseWatch, halt, tell_answers, tell_outage
 from ebbflow.runtime.deciding import ChunkDecider
 from ebbflow.runtime.inline import InlineVertex
 from ebbflow.runtime.inline_load import InlineLoad, TaskLoad
@@ -119,7 +119,9 @@ class InlineTask:
         now = self._clock.monotonic()
         if gate.halted is not None:
             word = halt(self.plan.vertex, gate.halted)
-        elif gate.probing or now - self._told < _TELL_EVERY:
+        elif (outage := gate.outage) is not None:
+            word = tell_outage(self.plan.vertex, outage)
+        elif now - self._told < _TELL_EVERY:
             return
         else:
             word = tell_answers(self.plan.vertex)

@@ -14,6 +14,7 @@ from ebbflow.accounts.events import Events
 from ebbflow.accounts.taps import Taps
 from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
 from ebbflow.engine.account import ChunkObserver
+from ebbflow.engine.blame import Outage
 from ebbflow.engine.inlet import Inlet, Intake
 from ebbflow.engine.outage import OutageGate, VertexCode
 from ebbflow.engine.position import Span, known_of_redeliveries
@@ -74,6 +75,7 @@ class VertexTask:
             "shorten": self._epoch.shorten,
             "resume": self._resume,
             "answers": self._answer,
+            "outage": self._meet,
             "halt": self._halt,
             "pauses": _each(vertex.pauses.hear for vertex in everyone),
             "tap": _each(vertex.taps.take for vertex in everyone),
@@ -95,6 +97,10 @@ class VertexTask:
     def _answer(self, vertex: str) -> None:
         if vertex == self._plan.vertex:
             self._epoch.answer()
+
+    def _meet(self, vertex: str, what: str, certain: bool) -> None:
+        if vertex == self._plan.vertex:
+            self._epoch.meet(Outage(what, certain))
 
     def _halt(self, vertex: str, why: str) -> None:
         if vertex == self._plan.vertex:

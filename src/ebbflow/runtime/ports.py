@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from ebbflow.engine.account import ChunkRecord
+from ebbflow.engine.blame import Outage
 from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.outage import OutageGate, Waiting
 from ebbflow.engine.position import Mark, Position
@@ -150,6 +151,7 @@ class VertexControl:
         self.wake = threading.Event()
         self._resumed = self._answered = False
         self._halted: str | None = None
+        self._outage: Outage | None = None
         self.paused = False
         """Whether people have paused the vertex."""
 
@@ -168,6 +170,11 @@ class VertexControl:
         self._answered = True
         self.wake.set()
 
+    def meet(self, outage: Outage) -> None:
+        """Says that user code of the vertex has met an outage in another task."""
+        self._outage = outage
+        self.wake.set()
+
     def halt(self, why: str) -> None:
         """Says that the vertex has made too many dead letters in another task."""
         self._halted = why
@@ -181,6 +188,9 @@ class VertexControl:
         if self._answered:
             self._answered = False
             gate.learn_answer()
+        if self._outage is not None:
+            outage, self._outage = self._outage, None
+            gate.learn_outage(outage)
         if self._halted is not None:
             why, self._halted = self._halted, None
             gate.halt(why)

@@ -246,6 +246,10 @@ class PoisonIsolation:
         """Notes that user code has answered for messages."""
         self.outage = None
 
+    def meet(self, outage: Outage) -> None:
+        """Notes an outage that the same user code has met in another task."""
+        self.outage = outage
+
     def close(self) -> None:
         """Ends the child, if there is one."""
         child, self._child = self._child, None
