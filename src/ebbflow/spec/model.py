@@ -242,7 +242,8 @@ class Vertex(VertexFields):
     breaker: BreakerSpec = BreakerSpec()
     inline: StrictBool = Field(
         default=True,
-        description="whether the task of the vertex before it may run it, without its buffer: "
+        description="whether, in a pipeline with `inline: true`, the task of the vertex before "
+        "it may run it: "
         "[inline edges](../guides/running.md#inline-edges)",
     )
 
@@ -274,7 +275,7 @@ class PipelineBody(PipelineFields, ResourceBody):
     lifecycle: PipelineLifecycle = PipelineLifecycle()
     side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
     inline: StrictBool = Field(
-        default=True,
+        default=False,
         description="whether tasks may run the next vertices themselves: "
         "[inline edges](../guides/running.md#inline-edges)",
     )
