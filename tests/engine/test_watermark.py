@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message
-from ebbflow.engine.inlet import Watermark
+from ebbflow.engine.inlet import Feeder, Watermark
 from ebbflow.usercode.calling import Handler, run_map
 from tests.engine.sample_rows import some, verdict_on
 
@@ -20,12 +20,13 @@ frames = st.lists(
     max_size=5,
 )
 FEEDERS = ("a.0", "a.1", "b.0")
+VERTICES = (Feeder(("a.0", "a.1")), Feeder(("b.0",)))
 
 
 @pytest.mark.guarantee("the-watermark-only-rises")
 @given(st.none() | moments, st.lists(frames, max_size=12))
 def test_it_only_rises_and_is_never_ahead_of_what_any_feeder_has_told(start, chunks):
-    watermark = Watermark(FEEDERS, start)
+    watermark = Watermark(VERTICES, start)
     told: dict[str, datetime] = {}
     before = start
     for chunk in chunks:
@@ -44,7 +45,7 @@ def test_it_only_rises_and_is_never_ahead_of_what_any_feeder_has_told(start, chu
 
 
 def test_it_is_not_known_before_every_feeder_has_been_heard_of():
-    watermark = Watermark(FEEDERS, None)
+    watermark = Watermark(VERTICES, None)
     watermark.hear([("a.0", T[5]), ("a.1", T[3])])
     assert watermark.current is None
     watermark.hear([("b.0", None), ("other", T[1]), (None, T[1])])
@@ -54,14 +55,14 @@ def test_it_is_not_known_before_every_feeder_has_been_heard_of():
 
 
 def test_it_follows_the_slowest_feeder():
-    watermark = Watermark(("a", "b"), None)
+    watermark = Watermark((Feeder(("a", "b")),), None)
     for a, b, expected in [(1, 2, 1), (5, 3, 3), (6, 3, 3), (7, 9, 7)]:
         watermark.hear([("a", T[a]), ("b", T[b])])
         assert watermark.current == T[expected]
 
 
 def test_of_several_frames_of_a_feeder_the_first_counts():
-    watermark = Watermark(("a",), None)
+    watermark = Watermark((Feeder(("a",)),), None)
     watermark.hear([("a", T[2]), ("a", T[8])])
     assert watermark.current == T[2]
     watermark.hear([])
@@ -69,14 +70,14 @@ def test_of_several_frames_of_a_feeder_the_first_counts():
 
 
 def test_a_frame_that_comes_late_does_not_take_it_back():
-    watermark = Watermark(("a",), T[4])
+    watermark = Watermark((Feeder(("a",)),), T[4])
     watermark.hear([("a", T[2])])
     assert watermark.current == T[4]
 
 
 @pytest.mark.guarantee("the-watermark-only-rises")
 def test_what_was_known_before_a_restart_is_known_at_once():
-    assert Watermark(FEEDERS, T[3]).current == T[3]
+    assert Watermark(VERTICES, T[3]).current == T[3]
 
 
 def test_without_feeders_nothing_that_is_heard_moves_it():
@@ -123,3 +124,16 @@ def test_nacked_and_dropped_event_times_count_and_forwarded_ones_are_with_the_ou
     watermark = Watermark((), None)
     watermark.made([*verdict.decisions.event_times, *verdict.outputs.event_times])
     assert watermark.current == T[1]
+
+
+def test_a_vertex_that_runs_inline_is_as_far_as_the_tasks_that_run_it():
+    """Its own task hears nothing then, and would hold the watermark back for ever."""
+    watermark = Watermark((Feeder(("b.0",), (Feeder(("a.0", "a.1")),)),), None)
+    watermark.hear([("a.0", T[3])])
+    assert watermark.current is None, "the other task may be further back"
+    watermark.hear([("a.1", T[2])])
+    assert watermark.current == T[2]
+    watermark.hear([("b.0", T[1])])
+    assert watermark.current == T[2]
+    watermark.hear([("b.0", T[5])])
+    assert watermark.current == T[5], "what a wrote to the buffer of b has passed"

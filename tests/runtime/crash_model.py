@@ -24,6 +24,7 @@ from ebbflow.engine.inlet import Inlet
 from ebbflow.engine.outage import BreakerLimit
 from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import (
+    Known,
     Mark,
     Position,
     Span,
@@ -192,25 +193,25 @@ class Reader(Inlet):
         assert done <= self._recorded(), "deleted, and not recorded as done"
 
 
-class DueReader(Reader):
-    """Reads redeliveries, and passes over those that the server has moved twice."""
+class StampedReader(Reader):
+    """Reads frames that may be there twice, and passes over those whose stamps it knows."""
 
     def __init__(
         self,
         stream: list[pa.RecordBatch],
-        parked_on: list[str | None],
-        done: Span,
+        stamps: Callable[[int], Sequence[Stamp]],
+        start: Mark,
+        known: Known,
         random: Random,
         recorded: Callable[[], Mark],
     ) -> None:
-        super().__init__(stream, done.redelivery, random, recorded)
-        self._parked_on = parked_on
-        self.known = self._known_before = known_of_moved(done.known)
+        super().__init__(stream, start, random, recorded)
+        self._stamps = stamps
+        self.known = self._known_before = known
 
     def _pass_copies(self, end: Mark | None = None) -> None:
         while self.rows_left and not self.mark.row and (end is None or self.mark < end):
-            stamp = Stamp.of_moved(self._parked_on[self.mark.seq], 0)
-            if stamp is None or not is_copy(self.known, stamp):
+            if not any(is_copy(self.known, stamp) for stamp in self._stamps(self.mark.seq)):
                 return
             self.passed = self.mark if self.passed is None else self.passed
             self.mark = Mark(self.mark.seq + 1)
@@ -228,8 +229,7 @@ class DueReader(Reader):
             if not pieces:
                 break
             self.passed = None
-            stamp = Stamp.of_moved(self._parked_on[seq], 0)
-            if self.mark.seq > seq and stamp is not None:
+            for stamp in self._stamps(seq) if self.mark.seq > seq else ():
                 self.known = with_frame(self.known, stamp)
             taken += pieces
             limit -= pieces[0].num_rows
@@ -243,6 +243,25 @@ class DueReader(Reader):
         super().forget(done)
         if done == self.mark:
             self.passed = None
+
+
+class DueReader(StampedReader):
+    """Reads redeliveries, and passes over those that the server has moved twice."""
+
+    def __init__(
+        self,
+        stream: list[pa.RecordBatch],
+        parked_on: list[str | None],
+        done: Span,
+        random: Random,
+        recorded: Callable[[], Mark],
+    ) -> None:
+        def stamps(seq: int) -> Sequence[Stamp]:
+            stamp = Stamp.of_moved(parked_on[seq], 0)
+            return [] if stamp is None else [stamp]
+
+        known = known_of_moved(done.known)
+        super().__init__(stream, stamps, done.redelivery, known, random, recorded)
 
 
 class ModelClock:

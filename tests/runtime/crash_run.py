@@ -55,6 +55,9 @@ class Silence:
     def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
         return ChunkRecord(at, rows)
 
+    def takes_inline(self, vertex: str, inline: bool) -> None:
+        pass
+
     def raised(self, errors: RaisedErrors) -> None:
         pass
 
@@ -91,13 +94,23 @@ class CalledCode:
         self._handler = Handler(code)
         self._call: Operator = partial(call, self._handler)
 
-    def open(self) -> None:
+    def open(self) -> OpenCode:
         if self._handler.blame.outage is not None:
             self._handler.renew()
+        return OpenCode(self, [self])
 
     @property
     def outage(self) -> Outage | None:
         return self._handler.blame.outage
+
+    def answered_others_since(self, row_id: str) -> bool:
+        return self._handler.blame.answered_others_since(row_id)
+
+    def meet(self, outage: Outage) -> None:
+        self._handler.blame.meet(outage)
+
+    def passed(self, messages: int = 1) -> None:
+        self._handler.blame.passed(messages)
 
     def __call__(self, verdict: Verdict) -> None:
         self._code.asides.clear()

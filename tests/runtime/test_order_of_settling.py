@@ -90,7 +90,7 @@ def test_publications_before_the_intent_are_there_twice(monkeypatch):
         discarded = await self._journal.publish(settlement, position.done.redelivery)
         await self._journal.write(position)
         await self._tell_source(before)
-        return settlement.counts_without(discarded)
+        return settlement.all_counts(discarded)
 
     monkeypatch.setattr(Settling, "_carry_out", publish_first)
     assert most_outputs() > ROWS
@@ -138,7 +138,7 @@ def test_without_histories_a_nacked_message_comes_back_for_ever(monkeypatch):
         await self._tell_source(before)
         await self._journal.without_stored(settlement, position.repeated)
         done = position.done.redelivery
-        return settlement.counts_without(await self._journal.publish(settlement, done))
+        return settlement.all_counts(await self._journal.publish(settlement, done))
 
     monkeypatch.setattr(Settling, "_carry_out", forget_histories)
     assert most_deliveries() == 1

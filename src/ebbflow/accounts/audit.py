@@ -31,7 +31,7 @@ class AuditObserver(ChunkObserver):
                 continue
             if account.edition:
                 rows = rows.discard(account.lost)
-            yield from rows.publish(account.key, account.number, part.place, account.edition)
+            yield from rows.publish(account, part.place)
 
 
 def build_audit(part: AccountPart, held: HeldRow | None) -> AuditRows | None:

@@ -116,9 +116,22 @@ def dump_raised(raised: Raised) -> dict[str, Any]:
 
 
 class Events(ChunkObserver):
-    """The events of one task. ``tally`` goes on being counted by whoever publishes."""
+    """The events of one vertex in one task. Whoever publishes keeps counting in ``tally``.
 
-    def __init__(self, link: Link, names: Names, vertex: str, partition: int, tally: Tally) -> None:
+    ``runner`` is the task, if it is another vertex's that runs this one inline.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        names: Names,
+        vertex: str,
+        partition: int,
+        tally: Tally,
+        runner: str = "",
+    ) -> None:
+        self._runner = runner
+        self._inline_from: set[str] = set()
         self._link = link
         self._names = names
         self._vertex = vertex
@@ -184,6 +197,10 @@ class Events(ChunkObserver):
         """Returns the record of a chunk that was just taken; the task fills it in."""
         return self._measures.begin_chunk(at, rows)
 
+    def takes_inline(self, vertex: str, inline: bool) -> None:
+        """Says whether chunks come from a vertex inline at the moment."""
+        (self._inline_from.add if inline else self._inline_from.discard)(vertex)
+
     def raised(self, errors: RaisedErrors) -> None:
         """Counts the errors of user code; they are told now and then."""
         self._measures.note_errors(errors)
@@ -198,7 +215,7 @@ class Events(ChunkObserver):
 
     def in_call(self, seconds: float | None) -> None:
         """Says how long user code has been in one call; None when it is back. From any thread."""
-        whose = {"vertex": self._vertex, "partition": self._partition}
+        whose = {"vertex": self._vertex, "partition": self._partition, "runner": self._runner}
         # A first call may take for ever, and nothing else is told while it does.
         told = {"seconds": seconds, "opened": self._opened, "in_hand": self._measures.in_hand}
         self._send("call", json.dumps(whose | told).encode())
@@ -239,6 +256,8 @@ class Events(ChunkObserver):
             self._halted,
             self._opened,
             self._measures.in_hand,
+            self._runner,
+            tuple(sorted(self._inline_from)),
         ).to_json()
         now = time.monotonic()
         if state == self._last_state and now - self._told_state < _ALIVE_EVERY:

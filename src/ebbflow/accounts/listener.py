@@ -84,7 +84,7 @@ class TaskListener:
     def __init__(self, names: Names, take_log: Callable[[LogEntry], None]) -> None:
         self._names = names
         self._take_log = take_log
-        self._tasks: dict[tuple[str, int], _HeardTask] = {}
+        self._tasks: dict[tuple[str, int, str], _HeardTask] = {}
         self._vertices: dict[str, _HeardVertex] = {}
 
     @contextlib.contextmanager
@@ -135,19 +135,24 @@ class TaskListener:
         """Returns the last chunks of the vertex, as they ended."""
         return [*self._vertex(vertex).chunks.copy()]
 
+    def is_inline(self, start: str, to: str) -> bool:
+        """Returns whether a task runs the second vertex inline on outputs of the first."""
+        return any(start in state.inline_from for state in self._states(to))
+
     def errors(self, vertex: str) -> RaisedErrors:
         """Returns the errors that its user code has raised in this run."""
         return self._vertex(vertex).errors
 
     def has_opened(self, vertex: str, partitions: int) -> bool:
         """Returns whether every task of the vertex has had its user code open in this run."""
-        opened = {s.partition for s in self._states(vertex) if s.opened}
+        opened = {s.partition for s in self._states(vertex) if s.opened and not s.runner}
         return opened.issuperset(range(partitions))
 
     def count_heard(self, vertex: str, within: float) -> int:
         """Returns how many tasks of the vertex have spoken within the last seconds."""
         now = time.monotonic()
-        return sum(now - task.heard <= within for task in self._heard(vertex))
+        own = (task for task in self._heard(vertex) if not task.state.runner)
+        return sum(now - task.heard <= within for task in own)
 
     def unheard(self, vertex: str, partitions: int) -> float:
         """Returns for how many seconds the task was silent that has been silent for longest.
@@ -185,13 +190,13 @@ class TaskListener:
 
     def _heard(self, vertex: str) -> list[_HeardTask]:
         """Returns the tasks of the vertex; from a copy, as events arrive meanwhile."""
-        return [task for (name, _), task in self._tasks.copy().items() if name == vertex]
+        return [task for (name, *_), task in self._tasks.copy().items() if name == vertex]
 
     def _states(self, vertex: str) -> list[TaskState]:
         return [task.state for task in self._heard(vertex)]
 
     def _last_heard(self, vertex: str, partition: int) -> float:
-        task = self._tasks.get((vertex, partition))
+        task = self._tasks.get((vertex, partition, ""))
         return -math.inf if task is None else task.heard
 
     async def _hear(self, message: Msg) -> None:
@@ -217,9 +222,10 @@ class TaskListener:
         self._take_log(LogEntry.read(message.headers or {}, message.data))
 
     def _note_call(self, event: dict[str, Any]) -> None:
-        key, now = (event["vertex"], event["partition"]), time.monotonic()
+        vertex, partition, runner = event["vertex"], event["partition"], event["runner"]
+        key, now = (vertex, partition, runner), time.monotonic()
         before = self._tasks.get(key)
-        state = before.state if before else TaskState(*key)
+        state = before.state if before else TaskState(vertex, partition, runner=runner)
         # A first call may take for ever: then this is all that is known of the task.
         opened = event["opened"] or state.opened
         state = replace(state, in_hand=event["in_hand"], opened=opened)
@@ -228,7 +234,7 @@ class TaskListener:
 
     def _note(self, event: dict[str, Any]) -> None:
         state = TaskState.from_json(event["state"])
-        key, vertex = (state.vertex, state.partition), self._vertex(state.vertex)
+        key, vertex = (state.vertex, state.partition, state.runner), self._vertex(state.vertex)
         vertex.chunks.extend(ToldChunk.of(state.partition, chunk) for chunk in event["chunks"])
         before, call = self._tasks.get(key), None
         if before is not None:

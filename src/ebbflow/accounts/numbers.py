@@ -109,11 +109,23 @@ class TaskState:
     halted: str | None = None
     opened: bool = False
     in_hand: tuple[int, float] | None = None
+    runner: str = ""
+    inline_from: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as it is sent."""
         spreads = {name: [s.seconds, *s.buckets] for name, s in self.numbers.spreads.items()}
-        plain = ("vertex", "partition", "task", "pending", "halted", "opened", "in_hand")
+        plain = (
+            "vertex",
+            "partition",
+            "task",
+            "runner",
+            "inline_from",
+            "pending",
+            "halted",
+            "opened",
+            "in_hand",
+        )
         return {name: getattr(self, name) for name in plain} | {
             "tally": asdict(self.tally),
             "waiting": asdict(self.waiting) if self.waiting else None,
@@ -129,7 +141,7 @@ class TaskState:
         loaded = {name: Histogram([*map(int, n)], sec) for name, (sec, *n) in spreads.items()}
         waiting, tally = facts.pop("waiting"), Tally(**facts.pop("tally"))
         return cls(
-            **facts,
+            **facts | {"inline_from": tuple(facts["inline_from"])},
             tally=tally,
             numbers=TaskNumbers(loaded, sent),
             waiting=Waiting(**waiting) if waiting else None,

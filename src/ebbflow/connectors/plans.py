@@ -7,7 +7,7 @@ show in no text. The log and blackhole sinks need no more than their plan.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, assert_never
 
 from ebbflow.domain.code import Code, SinkMode
 from ebbflow.domain.secrets import Secret
@@ -180,6 +180,19 @@ class SparkSink:
 
 
 SinkPlan = UserSink | LogSink | BlackholeSink | ServeSink | SparkSink
+
+
+def runs_inline(sink: SinkPlan) -> bool:
+    """Returns whether the task of the vertex before it may call the sink."""
+    match sink:
+        case UserSink():  # Python code that is called in the worker, not a connector
+            return not sink.strategy_decides and sink.rows is None
+        case SparkSink():
+            return False
+        case LogSink() | BlackholeSink() | ServeSink():
+            return True
+        case never:
+            assert_never(never)
 
 
 def log_line(place: str, datum: Datum) -> str:

@@ -100,7 +100,8 @@ class Account:
     ``reasons`` says why rows come back, each with its number of rows. ``is_early`` if these are
     outputs of rows that have not ended, ``is_probe`` if the chunk was taken to find out whether a
     system is back. ``lost`` are rows all of whose outputs full buffers have discarded; an account
-    that was corrected so has a later ``edition``.
+    that was corrected so has a later ``edition``. ``writer`` is the task that settles the chunk and
+    ``via`` the chain of inline vertices to this one, if another vertex's task ran it.
     """
 
     key: str
@@ -114,6 +115,8 @@ class Account:
     is_probe: bool = False
     lost: Sequence[int] = ()
     edition: int = 0
+    writer: str = ""
+    via: str = ""
 
     def without(self, lost: Sequence[int]) -> Account:
         """Returns the account when full buffers have discarded all outputs of these rows."""

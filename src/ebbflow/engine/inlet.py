@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -186,12 +187,43 @@ def asked_for(how: Redeliver | Retry) -> NackOptions:
     return how.options or NackOptions(how.delay, reason=how.reason)
 
 
-class Watermark:
-    """The watermark of one task. ``feeders`` are the tasks that write to it."""
+class Feeder(NamedTuple):
+    """A vertex that writes to another one: its tasks, and the vertices whose tasks may run it."""
 
-    def __init__(self, feeders: Iterable[str], start: datetime | None) -> None:
+    tasks: tuple[str, ...]
+    inline: tuple[Feeder, ...] = ()
+
+    def every_task(self) -> Iterator[str]:
+        """Yields all tasks that may write what the vertex makes."""
+        yield from self.tasks
+        for feeder in self.inline:
+            yield from feeder.every_task()
+
+    def watermark(self, heard: Mapping[str, datetime | None]) -> datetime | None:
+        """Returns how far the vertex is, by what its tasks or those that run it have said.
+
+        The later of both: rows that pass inline do not move the watermark of the vertex's own
+        tasks, and those that pass through its buffer do not move what is said inline.
+        """
+        own = [heard[task] for task in self.tasks]
+        inline = [feeder.watermark(heard) for feeder in self.inline]
+        return max((time for time in map(_earliest, (own, inline)) if time), default=None)
+
+
+def _earliest(times: Sequence[datetime | None]) -> datetime | None:
+    """Returns the earliest time; ``None`` if one is missing, or there is none."""
+    known = [time for time in times if time is not None]
+    return min(known) if known and len(known) == len(times) else None
+
+
+class Watermark:
+    """The watermark of one task. ``feeders`` are the vertices that write to it."""
+
+    def __init__(self, feeders: Iterable[Feeder], start: datetime | None) -> None:
         self.current = start
-        self._heard: dict[str, datetime | None] = dict.fromkeys(feeders)
+        self._feeders = tuple(feeders)
+        tasks = (task for feeder in self._feeders for task in feeder.every_task())
+        self._heard: dict[str, datetime | None] = dict.fromkeys(tasks)
 
     def hear(self, origins: Iterable[tuple[str | None, datetime | None]]) -> None:
         """Takes in the frames of a chunk: for each who wrote it, and their watermark then.
@@ -203,10 +235,11 @@ class Watermark:
         for feeder, watermark in origins:
             if feeder in self._heard and watermark is not None:
                 heard.setdefault(feeder, watermark)
+        if not heard:
+            return
         self._heard |= heard
-        known = [time for time in self._heard.values() if time is not None]
-        if known and len(known) == len(self._heard):
-            self._rise(min(known))
+        if earliest := _earliest([feeder.watermark(self._heard) for feeder in self._feeders]):
+            self._rise(earliest)
 
     def made(self, event_times: Iterable[datetime]) -> None:
         """Follows the event times of messages that a source has made."""

@@ -27,8 +27,14 @@ MOST = 256
 MOVED = "due"
 """The writer of redeliveries that were parked: the server, which moves them when they are due."""
 
+INLINE = "inline"
+"""Before the name of a task that writes redeliveries of a vertex which it runs inline."""
+
 MOST_MOVED = 2_048
-"""So many of those are known at most, of each span of ``_MOVED_SPAN`` seconds."""
+"""The most moved frames that are known of each span of ``_MOVED_SPAN`` seconds.
+
+Also the most redeliveries that are known of a chunk whose task ran the vertex inline.
+"""
 
 # A server that is killed may have forgotten what it deleted last, and moves that again when it is
 # back. Seen up to 10 seconds after the first time; time stands still for a server that is down.
@@ -62,6 +68,15 @@ class Stamp:
         return cls(writer, parts[1], begins, parts[8][:_LENGTH])
 
     @classmethod
+    def of_inline(cls, writer: str | None, frame_id: str | None) -> Stamp | None:
+        """Returns the stamp of a redelivery that another vertex's task wrote, if it was one.
+
+        That task looks for it in the record of the task that reads it when it replays its chunk.
+        """
+        stamp = cls.of(writer, frame_id)
+        return None if stamp is None else replace(stamp, writer=f"{INLINE} {stamp.writer}")
+
+    @classmethod
     def of_moved(cls, parked_on: str | None, stored: float) -> Stamp | None:
         """Returns the stamp of a redelivery by the subject that it was parked on, if it was.
 
@@ -83,6 +98,10 @@ class LastChunk:
     begins: tuple[int, ...]
     rows: tuple[str, ...] = ()
 
+    def is_of(self, stamp: Stamp) -> bool:
+        """Whether a frame is of this chunk."""
+        return (self.lineage, self.begins) == (stamp.lineage, stamp.begins)
+
 
 Known = Mapping[str, LastChunk]
 """The last chunk of each writer. It is never changed, only replaced."""
@@ -95,6 +114,9 @@ def is_copy(known: Known, stamp: Stamp) -> bool:
     if stamp.writer == MOVED:
         return any(stamp.rows in last.rows for last in known_of_moved(known).values())
     last = known.get(stamp.writer)
+    if stamp.writer.startswith(f"{INLINE} "):
+        # What is older is no copy: redeliveries come in the order in which they are due.
+        return last is not None and last.is_of(stamp) and stamp.rows in last.rows
     # A writer of another lineage counts its marks from 0 again: nothing of it is older, and taking
     # it for a copy would lose it.
     if last is None or last.lineage != stamp.lineage:
@@ -109,10 +131,15 @@ def with_frame(known: Known, stamp: Stamp) -> Known:
     """
     if stamp.writer == MOVED:
         return _with_moved(known, stamp)
-    last = known.get(stamp.writer)
-    if last is None or (last.lineage, last.begins) != (stamp.lineage, stamp.begins):
+    last, most = known.get(stamp.writer), MOST
+    if stamp.writer.startswith(f"{INLINE} "):
+        most = MOST_MOVED
+        # Only the last chunk that its task has begun can be replayed, however late this one is due.
+        if last and last.lineage == stamp.lineage and stamp.begins < last.begins:
+            return known
+    if last is None or not last.is_of(stamp):
         last = LastChunk(stamp.lineage, stamp.begins)
-    rows = (*last.rows, stamp.rows)[-MOST:]
+    rows = (*last.rows, stamp.rows)[-most:]
     return {**known, stamp.writer: LastChunk(last.lineage, last.begins, rows)}
 
 
@@ -138,6 +165,12 @@ def _is_moved(writer: str) -> bool:
 def known_of_moved(known: Known) -> Known:
     """Returns what is known of redeliveries that the server moved."""
     return {writer: last for writer, last in known.items() if _is_moved(writer)}
+
+
+def known_of_redeliveries(known: Known) -> Known:
+    """Returns what is known of redeliveries: those that the server moved, or other tasks wrote."""
+    # The names of tasks have no space.
+    return {writer: last for writer, last in known.items() if " " in writer}
 
 
 def dump_known(known: Known) -> dict[str, list[Any]]:
@@ -183,6 +216,27 @@ class Span:
     known: Known = field(default_factory=dict, compare=False)
 
 
+NO_COUNTS: Mapping[str, Counts] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCounts:
+    """The counts of one or more chunks: of the vertex itself, and of those that it ran inline."""
+
+    own: Counts = field(default_factory=Counts)
+    inline: Mapping[str, Counts] = field(default_factory=dict)
+
+    def __add__(self, other: ChunkCounts) -> ChunkCounts:
+        return ChunkCounts(self.own + other.own, add_counts(self.inline, other.inline))
+
+
+def add_counts(one: Mapping[str, Counts], other: Mapping[str, Counts]) -> Mapping[str, Counts]:
+    """Returns the sums of the counts of each vertex."""
+    if not one or not other:
+        return one or other
+    return {**one, **{name: one.get(name, Counts()) + more for name, more in other.items()}}
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """The row right behind ``done`` of an ordered vertex, which has to come back before others."""
@@ -203,6 +257,10 @@ class Position:
     many chunks are done: each has a number, by which what is told of it is known (``audit``).
     ``owner`` is the task that claimed it, ``attempts`` counts the tasks that have taken up the
     present intent, and ``exhausted`` is set when a source has nothing more to give, for good.
+    ``inline`` are the chains of vertices that the chunk of the present intent was given to inline:
+    a replay takes the same ones, so that it makes the same publications. ``inline_counts`` are the
+    counts of those vertices, as far as this task ran them. ``runs_inline`` are the vertices that
+    the task may run: one that people have paused is not among them.
 
     A position is never changed, only replaced. ``done`` may move only when all publications of the
     chunk are confirmed, and ``intent`` has to be written before the first of them: whatever is
@@ -222,6 +280,9 @@ class Position:
     held: Held | None = None
     counts: Counts = field(default_factory=Counts)
     chunks: int = 0
+    inline: tuple[str, ...] = ()
+    inline_counts: Mapping[str, Counts] = field(default_factory=dict)
+    runs_inline: tuple[str, ...] = ()
 
     def claimed(self, owner: str, run: str = "") -> Position:
         """Returns the position as a new task of ``run`` takes it; the old one's next write fails.
@@ -238,9 +299,11 @@ class Position:
             halted=self.halted if self.owner.startswith(run) else None,
         )
 
-    def intending(self, end: Span) -> Position:
+    def intending(self, end: Span, inline: tuple[str, ...] = ()) -> Position:
         """Returns the position to write before anything of the chunk up to ``end`` is published."""
-        return replace(self, intent=end, attempts=max(1, self.attempts))
+        # A replay may take fewer edges than the first attempt, whose choice still holds.
+        inline = tuple(sorted({*self.inline, *inline}))
+        return replace(self, intent=end, attempts=max(1, self.attempts), inline=inline)
 
     def settled(
         self,
@@ -249,10 +312,12 @@ class Position:
         watermark: datetime | None = None,
         held: Held | None = None,
         chunks: int = 0,
+        inline: Mapping[str, Counts] = NO_COUNTS,
     ) -> Position:
         """Returns the position to write when everything up to ``end`` is confirmed.
 
-        ``chunks`` is how many chunks that is; none where only copies were passed over.
+        ``chunks`` is how many chunks that is; none where only copies were passed over. ``inline``
+        are the counts of vertices that ran inline.
         """
         # The counts change in the same write as ``done``: a crash before it counts nothing, and the
         # replay counts the chunk once.
@@ -265,6 +330,8 @@ class Position:
             held=held,
             counts=self.counts + counts,
             chunks=self.chunks + chunks,
+            inline=(),
+            inline_counts=add_counts(self.inline_counts, inline),
         )
 
     @property
@@ -300,6 +367,11 @@ class Position:
                 "counts": self.counts.as_dict(),
                 "chunks": self.chunks,
                 "known": dump_known(self.done.known),
+                "inline": self.inline,
+                "runs_inline": self.runs_inline,
+                "inline_counts": {
+                    vertex: counts.as_dict() for vertex, counts in self.inline_counts.items()
+                },
             }
         ).encode()
 
@@ -325,7 +397,21 @@ class Position:
             held=Held(**stored["held"]) if stored["held"] else None,
             counts=Counts(**stored["counts"]),
             chunks=stored.get("chunks", 0),
+            inline=tuple(stored.get("inline", ())),
+            runs_inline=tuple(stored.get("runs_inline", ())),
+            inline_counts={
+                vertex: Counts(**counts)
+                for vertex, counts in stored.get("inline_counts", {}).items()
+            },
         )
+
+
+def count_by_vertex(positions: Mapping[tuple[str, int], Position]) -> Mapping[str, Counts]:
+    """Returns the counts of each vertex, whichever tasks ran it."""
+    counted: Mapping[str, Counts] = {}
+    for (vertex, _), position in positions.items():
+        counted = add_counts(counted, add_counts({vertex: position.counts}, position.inline_counts))
+    return counted
 
 
 def _dump(mark: Mark) -> list[int]:

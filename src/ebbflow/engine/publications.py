@@ -18,7 +18,7 @@ import json
 import math
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -40,6 +40,11 @@ from ebbflow.engine.verdict import Verdict
 FROM = "Ebbflow-From"
 MOVED_FROM = "Nats-Scheduler"
 """The header in which the server names the subject that a due frame was parked on."""
+FRAME = "Ebbflow-Frame"
+"""The header that keeps the id of a redelivery whose writer is not the task that reads it.
+
+The server leaves out the message id of a redelivery when it moves it.
+"""
 WATERMARK = "Ebbflow-Watermark"
 ROWS = "Ebbflow-Rows"
 """The header that says how many rows a frame holds, for those who only count them."""
@@ -81,7 +86,8 @@ class Publication:
 
     ``due`` is for redeliveries and ``key`` for answers. An output that ``discards`` is given up
     when its buffer is full; ``parents`` are then the inputs it came from, one entry a row.
-    ``ordered`` outputs reach a partition one after another.
+    ``ordered`` outputs reach a partition one after another. ``via`` is the chain of inline vertices
+    that it comes from (see ``Chunk``).
     """
 
     stage: Stage
@@ -95,6 +101,7 @@ class Publication:
     discards: bool = False
     ordered: bool = False
     parents: tuple[int, ...] = ()
+    via: str = ""
 
     def check_size(self, max_payload: int) -> None:
         """Raises ``MessageTooLarge`` if the server would not take it; letters are cut to fit."""
@@ -123,13 +130,27 @@ class Chunk:
     """Rows that are settled together, under a key that only these rows have.
 
     ``number`` is its place among the chunks of its partition. ``is_probe`` if it was taken to find
-    out whether a system is back.
+    out whether a system is back. A vertex that another vertex's task runs inline settles its rows
+    under that task's key: ``writer`` is that task, and ``via`` names the inline vertices from there
+    to this one, as in ``enrich>score``.
     """
 
     key: str
     rows: Rows
     number: ChunkNumber = UNNUMBERED
     is_probe: bool = False
+    writer: str = ""
+    via: str = ""
+
+    def name(self, what: str) -> str:
+        """Returns the beginning of the ids of its publications of one kind, or for one vertex."""
+        # The chain is part of it: two inline vertices may get the same rows from one chunk.
+        return f"{self.key}:{self.via}>{what}" if self.via else f"{self.key}:{what}"
+
+    def mark(self, frame: pa.RecordBatch) -> str:
+        """Returns the hash of a frame's rows, which a reader knows copies by."""
+        mark = frames.fingerprint(frame.column("id"))
+        return frames.fingerprint([self.via, mark]) if self.via else mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +169,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class EdgeRows:
-    """The outputs that one edge has taken: their ids, and the inputs that they came from."""
+    """The outputs that one edge has taken, and the inputs that they came from."""
 
     to: str
     parents: Sequence[int]
-    ids: pa.StringArray
+    batch: pa.RecordBatch
+
+    @property
+    def ids(self) -> pa.StringArray:
+        """The ids of the outputs."""
+        return self.batch.column("id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +209,19 @@ def build_redeliveries(
     now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
     for delay, indexes in sorted(groups.items()):
         for frame in _cut_again(chunk.rows.batch, indexes, again, place.max_payload):
+            # Without the due time: a replay comes later, and would store the rows twice.
+            msg_id = f"{chunk.name('again')}:{chunk.mark(frame)}"
+            # Another task reads it: whoever replays this chunk looks in that task's record, too.
+            headers = {FROM: chunk.writer, FRAME: msg_id} if chunk.via else {}
             yield Publication(
                 Stage.REDELIVER,
                 place.vertex,
                 place.partition,
-                # Without the due time: a replay comes later, and would store the rows twice.
-                f"{chunk.key}:again:{_fingerprint(frame)}",
+                msg_id,
                 frames.encode(frame),
-                {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
+                headers | {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
                 due=now_ms + delay if delay else None,
+                via=chunk.via,
             )
 
 
@@ -264,9 +294,10 @@ def build_letters(
             Stage.DEAD_LETTER,
             place.vertex,
             place.partition,
-            f"{chunk.key}:dead:{frames.fingerprint([letter.id])}",
+            f"{chunk.name('dead')}:{frames.fingerprint([letter.id])}",
             letter.value,
             letter.to_headers(),
+            via=chunk.via,
         )
 
 
@@ -321,10 +352,11 @@ def build_answers(
                 Stage.ANSWER,
                 place.bucket,
                 place.partition,
-                f"{chunk.key}:answer:{own}.{number}",
+                f"{chunk.name('answer')}:{own}.{number}",
                 payload,
                 headers,
                 key=f"{request}.{place.vertex}.{own}.{number}",
+                via=chunk.via,
             )
 
 
@@ -335,8 +367,9 @@ def build_outputs(
     place: Place,
     now: datetime,
     watermark: datetime | None,
+    inline: Collection[str] = (),
 ) -> Routed:
-    """Returns the outputs, routed by their tags."""
+    """Returns the outputs, routed by their tags, without frames for vertices in ``inline``."""
     if not place.edges:
         return Routed([], written=len(finished))
     if verdict.outputs is None:
@@ -346,11 +379,12 @@ def build_outputs(
     else:
         batch = verdict.outputs.batch(chunk.rows, place.vertex, now)
         parents, tags = verdict.outputs.parents, verdict.outputs.tags  # type: ignore[assignment]
-    return _route_outputs(chunk, batch, parents, tags, place, _origin_headers(place, watermark))
+    headers = _origin_headers(chunk, place, watermark)
+    return _route_outputs(chunk, batch, parents, tags, place, headers, inline)
 
 
-def _origin_headers(place: Place, watermark: datetime | None) -> dict[str, str]:
-    origin = {FROM: f"{place.vertex}.{place.partition}"}
+def _origin_headers(chunk: Chunk, place: Place, watermark: datetime | None) -> dict[str, str]:
+    origin = {FROM: chunk.writer or f"{place.vertex}.{place.partition}"}
     return origin if watermark is None else origin | {WATERMARK: watermark.isoformat()}
 
 
@@ -361,6 +395,7 @@ def _route_outputs(
     tags: Sequence[Sequence[str]],
     place: Place,
     headers: dict[str, str],
+    inline: Collection[str],
 ) -> Routed:
     publications: list[Publication] = []
     edges: list[EdgeRows] = []
@@ -372,14 +407,28 @@ def _route_outputs(
         chosen = batch if everything else frames.take_rows(batch, indexes)
         own = parents if everything else [parents[i] for i in indexes]
         most = _frame_bytes(place.max_payload)
-        publications += _build_frames(chunk, edge, chosen, headers, own if traced else (), most)
-        edges.append(EdgeRows(edge.to, own, chosen.column("id")))
+        built = _build_frames(chunk, edge, chosen, headers, own if traced else (), most)
+        if edge.to in inline:
+            _check_inline(chosen, built, place.max_payload)
+        else:
+            publications += built
+        edges.append(EdgeRows(edge.to, own, chosen))
         if unreached is None:
             unreached = set() if everything else set(parents) - {NOBODY}
         unreached.difference_update(own if unreached else ())
         written += len(indexes)
     unrouted = frozenset(unreached or ())
     return Routed(publications, written, unrouted, edges, batch, parents, tags)
+
+
+def _check_inline(batch: pa.RecordBatch, built: Iterable[Publication], max_payload: int) -> None:
+    """Raises for outputs that are too large for a frame, though none is published.
+
+    What becomes of a message must not depend on whether its edge is inline at the moment.
+    """
+    if batch.nbytes > _frame_bytes(max_payload):
+        for publication in built:
+            publication.check_size(max_payload)
 
 
 def _build_frames(
@@ -395,19 +444,20 @@ def _build_frames(
         own = parents if rows is None or not parents else [parents[i] for i in rows]
         start = 0
         for number, frame in enumerate(frames.split(share, most)):
-            mark = _fingerprint(frame)
+            mark = chunk.mark(frame)
             # Taken from the content, so that a replay sends the same frame the same way.
             spread = (int(mark[:8], 16) + number) % edge.partitions
             yield Publication(
                 Stage.OUTPUT,
                 edge.to,
                 spread if partition is None else partition,
-                f"{chunk.key}:{edge.to}:{mark}",
+                f"{chunk.name(edge.to)}:{mark}",
                 frames.encode(frame),
                 headers | {ROWS: str(frame.num_rows)},
                 discards=edge.discards,
                 ordered=edge.keyed,
                 parents=tuple(own[start : start + frame.num_rows]),
+                via=chunk.via,
             )
             start += frame.num_rows
 
@@ -425,7 +475,3 @@ def _split_by_partition(batch: pa.RecordBatch, edge: Edge) -> dict[int | None, l
 def partition_of(keys: Sequence[str], partitions: int) -> int:
     """Returns the partition that all messages with these keys go to."""
     return zlib.crc32("\x1f".join(keys).encode()) % partitions
-
-
-def _fingerprint(frame: pa.RecordBatch) -> str:
-    return frames.fingerprint(frame.column("id"))

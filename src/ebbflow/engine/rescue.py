@@ -85,6 +85,7 @@ def settle_in_pieces(
     returning: Collection[int] = (),
     held: HeldRow | None = None,
     observers: Sequence[ChunkObserver] = (),
+    inline: Collection[str] = (),
 ) -> Settlement:
     """Settles a chunk that ``settle`` has failed on as a whole.
 
@@ -92,15 +93,13 @@ def settle_in_pieces(
     """
 
     def whole(chunk: Chunk) -> Settlement:
-        return settle(
-            chunk, verdict, place, now, watermark, returning, held=held, observers=observers
-        )
+        return settle(chunk, verdict, place, now, watermark, returning, held, observers, inline)
 
     def work(start: int, end: int) -> None:
         part = verdict.between(start, end)
         own = {index - start for index in range(start, end) if index in returning}
         own_chunk = replace(chunk, rows=part.rows)
-        settle(own_chunk, part, place, now, watermark, own, observers=observers)
+        settle(own_chunk, part, place, now, watermark, own, observers=observers, inline=inline)
 
     _, culprits = _find_culprits(len(chunk.rows), work, failure)
     for index, cause in culprits.items():

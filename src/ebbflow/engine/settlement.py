@@ -31,6 +31,7 @@ from ebbflow.domain.outcome import (
 from ebbflow.engine.account import Account, AccountPart, ChunkObserver, HeldRow, gather_late
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outputs import NOBODY
+from ebbflow.engine.position import ChunkCounts
 from ebbflow.engine.publications import (
     Chunk,
     Place,
@@ -51,7 +52,8 @@ class Settlement:
 
     ``returned`` are the rows that go back to the source they came from, by index, and
     ``histories`` are these rows as they are to be when it gives them again. ``account`` is what
-    observers see of the chunk.
+    observers see of the chunk. ``inlined`` is what vertices that ran inline decided about its
+    outputs; their publications are among those of the chunk.
     """
 
     publications: list[Publication]
@@ -60,6 +62,14 @@ class Settlement:
     returned: dict[int, Redeliver | Retry] = field(default_factory=dict)
     histories: pa.RecordBatch | None = None
     account: Account | None = None
+    inlined: tuple[InlineSettlement, ...] = ()
+
+    def with_inlined(self, inlined: Sequence[InlineSettlement]) -> Settlement:
+        """Returns the end of the chunk together with that of its outputs at inline vertices."""
+        publications = [p for part in inlined for p in part.settlement.publications]
+        return replace(
+            self, publications=[*self.publications, *publications], inlined=tuple(inlined)
+        )
 
     @property
     def needs_intent(self) -> bool:
@@ -82,12 +92,31 @@ class Settlement:
         """Returns the publications of one stage."""
         return [p for p in self.publications if p.stage is stage]
 
-    def counts_without(self, discarded: Collection[Publication]) -> Counts:
+    def inline_paths(self) -> tuple[str, ...]:
+        """Returns the chains of inline vertices that took outputs of the chunk."""
+        return tuple(part.path for part in self._inline_parts())
+
+    def _inline_parts(self) -> Iterator[InlineSettlement]:
+        for part in self.inlined:
+            yield part
+            yield from part.settlement._inline_parts()
+
+    def all_counts(self, discarded: Collection[Publication] = ()) -> ChunkCounts:
+        """Returns the counts of all vertices that worked on it, without what was given up."""
+        inlined: dict[str, Counts] = {}
+        for part in self._inline_parts():
+            counts = part.settlement.counts_without(discarded, part.path)
+            before = inlined.get(part.vertex)
+            inlined[part.vertex] = counts if before is None else before + counts
+        return ChunkCounts(self.counts_without(discarded), inlined)
+
+    def counts_without(self, discarded: Collection[Publication], via: str = "") -> Counts:
         """Returns the counts if some outputs were given up; inputs without any left are drops."""
-        if not discarded:
+        own = [publication for publication in discarded if publication.via == via]
+        if not own:
             return self.counts
-        rows = sum(len(publication.parents) for publication in discarded)
-        gone = len(self._find_lost(discarded))
+        rows = sum(len(publication.parents) for publication in own)
+        gone = len(self._find_lost(via, own))
         return replace(
             self.counts,
             written=self.counts.written - rows,
@@ -99,21 +128,47 @@ class Settlement:
         self, discarded: Collection[Publication], observers: Iterable[ChunkObserver]
     ) -> Settlement | None:
         """Returns what observers publish in addition when outputs were discarded, if anything."""
-        if not discarded or self.account is None:
+        if not discarded:
             return None
-        late = [*gather_late(observers, self.account.without(self._find_lost(discarded)))]
+        late = [*self._amend("", discarded, observers)]
+        for part in self._inline_parts():
+            late += part.settlement._amend(part.path, discarded, part.observers)
         return Settlement(late, Counts(), {}) if late else None
 
-    def _find_lost(self, discarded: Collection[Publication]) -> list[int]:
+    def _amend(
+        self, via: str, discarded: Collection[Publication], observers: Iterable[ChunkObserver]
+    ) -> Iterator[Publication]:
+        own = [publication for publication in discarded if publication.via == via]
+        if own and self.account is not None:
+            yield from gather_late(observers, self.account.without(self._find_lost(via, own)))
+
+    def _find_lost(self, via: str, discarded: Collection[Publication]) -> list[int]:
         """Returns the inputs of which no output is left."""
         kept = {
             parent
             for publication in self.publications
-            if publication not in discarded
+            if publication.via == via and publication not in discarded
             for parent in publication.parents
         }
+        # An inline vertex has taken what it got, whatever full buffers discard elsewhere.
+        kept |= {parent for part in self.inlined for parent in part.parents}
         rows = {parent for publication in discarded for parent in publication.parents}
         return sorted(rows - kept - {NOBODY})
+
+
+@dataclass(frozen=True, slots=True)
+class InlineSettlement:
+    """What a vertex decided about outputs of a chunk that another vertex's task gave it inline.
+
+    ``path`` is the chain of inline vertices that ends with this one, ``parents`` are the inputs of
+    the vertex before it that the rows came from, and ``observers`` report on this vertex.
+    """
+
+    vertex: str
+    path: str
+    settlement: Settlement
+    parents: Sequence[int] = ()
+    observers: Sequence[ChunkObserver] = ()
 
 
 class SortedInputs:
@@ -166,21 +221,23 @@ def settle(
     now: datetime,
     watermark: datetime | None = None,
     returning: Collection[int] = (),
-    is_early: bool = False,
     held: HeldRow | None = None,
     observers: Iterable[ChunkObserver] = (),
+    inline: Collection[str] = (),
+    is_early: bool = False,
 ) -> Settlement:
     """Turns the verdict on a chunk into publications and counts. ``now`` starts every delay.
 
     ``returning`` are the rows that, if they are to come again, come from their source. ``is_early``
     says that these are outputs of rows that have not ended. ``held`` is the row right behind the
-    chunk that an ordered vertex holds. Raises if a row cannot be settled; ``engine.rescue`` then
+    chunk that an ordered vertex holds. Outputs for the vertices in ``inline`` are not published:
+    the task runs these vertices itself. Raises if a row cannot be settled; ``engine.rescue`` then
     finds out which one.
     """
     ends = SortedInputs(chunk.rows, verdict)
     returned = {index: how for index, how in ends.again.items() if index in returning}
     kept = {index: how for index, how in ends.again.items() if index not in returned}
-    routed = build_outputs(chunk, verdict, ends.finished, place, now, watermark)
+    routed = build_outputs(chunk, verdict, ends.finished, place, now, watermark, inline)
     # The order of the stages; see ``Stage`` for what is lost in any other.
     publications = [
         *build_redeliveries(chunk, kept, place, now),
@@ -190,8 +247,19 @@ def settle(
     ]
     at, reasons = now.astimezone(UTC), _count_reasons(ends.again)
     part = AccountPart(place, chunk.rows.batch, verdict, routed, at)
+    key = f"{chunk.key}:{chunk.via}" if chunk.via else chunk.key
     account = Account(
-        chunk.key, chunk.number, at, (part,), watermark, held, reasons, is_early, chunk.is_probe
+        key,
+        chunk.number,
+        at,
+        (part,),
+        watermark,
+        held,
+        reasons,
+        is_early,
+        chunk.is_probe,
+        writer=chunk.writer,
+        via=chunk.via,
     )
     publications += gather_late(observers, account)
     for publication in publications:

@@ -244,6 +244,12 @@ class Decisions:
             self.stop_at(at[part.unreached])
         self._merge_outputs(at, part.outputs)
 
+    def replace(self, at: Sequence[int], part: Decisions) -> None:
+        """Takes over new decisions about rows of which nothing was to be published."""
+        for index in at:
+            self.outcomes.pop(index, None)
+        self.merge(at, part)
+
     def _merge_outputs(self, at: Sequence[int], outputs: AnyOutputs | None) -> None:
         if outputs is None:
             self.outputs = None

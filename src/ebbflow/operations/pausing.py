@@ -52,9 +52,8 @@ def pause(
     now = datetime.now(UTC)
     vertices = _vertices(link, names, vertex)
     pauses = link.run(change_pauses(link.client, names, lambda known: known.pausing(vertex, now)))
-    return _follow(
-        link, names, pauses, vertices, patience, (control.tell_pauses(pauses),), _has_paused
-    )
+    word = control.tell_pauses(pauses)
+    return _follow(link, names, pauses, vertices, patience, (word,), _not_paused)
 
 
 def resume(
@@ -68,7 +67,7 @@ def resume(
     vertices = _vertices(link, names, vertex)
     pauses = link.run(change_pauses(link.client, names, lambda known: known.resuming(vertex)))
     words = (control.tell_pauses(pauses), control.resume(vertex))
-    return _follow(link, names, pauses, vertices, patience, words, _goes_on)
+    return _follow(link, names, pauses, vertices, patience, words, _not_resumed)
 
 
 def stopped_vertices(link: Link, names: Names) -> dict[str, str]:
@@ -93,12 +92,14 @@ def _vertices(link: Link, names: Names, vertex: str | None) -> tuple[str, ...]:
     return (spec.vertex(vertex).name,)
 
 
-def _has_paused(position: Position) -> bool:
-    return position.paused
+def _not_paused(positions: Positions) -> set[str]:
+    """Returns the vertices that may still get messages, from their own tasks or inline."""
+    own = {name for (name, _), position in positions.items() if not position.paused}
+    return own.union(*(position.runs_inline for position in positions.values()))
 
 
-def _goes_on(position: Position) -> bool:
-    return not position.paused and position.halted is None
+def _not_resumed(positions: Positions) -> set[str]:
+    return {name for (name, _), own in positions.items() if own.paused or own.halted is not None}
 
 
 def _follow(
@@ -108,9 +109,9 @@ def _follow(
     vertices: tuple[str, ...],
     patience: float,
     words: Iterable[bytes],
-    has_followed: Callable[[Position], bool],
+    late: Callable[[Positions], set[str]],
 ) -> PauseReport:
-    """Sends words until every task's record shows the effect.
+    """Sends words until every task's record shows the effect; ``late`` says which do not yet.
 
     They are repeated because a task that is just starting may not hear the first.
     """
@@ -120,15 +121,8 @@ def _follow(
             link.run(link.client.publish(names.control_subject, word))
         link.flush()
         positions = link.run(read_positions(link.client, names))
-        unfinished = _unfinished(positions, vertices, has_followed)
+        unfinished = tuple(name for name in vertices if name in late(positions))
         runs = link.run(find_run(link, names)) is not None
         if not (unfinished and runs) or time.monotonic() >= deadline:
             return PauseReport(pauses, vertices, unfinished, runs)
         time.sleep(_REPEAT_EVERY)
-
-
-def _unfinished(
-    positions: Positions, vertices: tuple[str, ...], has_followed: Callable[[Position], bool]
-) -> tuple[str, ...]:
-    late = {name for (name, _), position in positions.items() if not has_followed(position)}
-    return tuple(name for name in vertices if name in late)

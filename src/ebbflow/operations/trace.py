@@ -34,7 +34,7 @@ from ebbflow.status.model import WorkInHand
 from ebbflow.status.stored import read_status
 from ebbflow.streams.answers import TrailFrame, find_bucket, read_trail_after
 from ebbflow.streams.audit import AuditStream
-from ebbflow.streams.audit_rows import ToldRows, read_audit, to_table
+from ebbflow.streams.audit_rows import read_audit, to_table
 from ebbflow.streams.catalogue import AUDIT_TABLE
 from ebbflow.streams.names import PREFIX, Names
 from ebbflow.streams.provision import explain_unknown
@@ -214,7 +214,7 @@ def _read_stream(link: Link, names: Names, life: str, family: Family) -> Iterato
     for frame, payload in link.run(AuditStream(link, names, life).read_unwritten()):
         told = read_audit(payload)
         if found := family.find(told.varied["id"]):
-            rows = ToldRows(frame.vertex, frame.partition, told)
+            rows = frame.rows(told)
             yield from map(_to_step, to_table([rows], names.pipeline, "").take(found).to_pylist())
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from ebbflow.accounts.taps import TapWish
+from ebbflow.engine.blame import Outage
 from ebbflow.engine.pauses import Pauses
 from ebbflow.nats.link import Link
 from ebbflow.streams.names import Names
@@ -37,6 +38,21 @@ def shorten(seconds: float) -> bytes:
 def resume(vertex: str | None) -> bytes:
     """Returns the word that lets a vertex, or all, continue after too many dead letters."""
     return _word("resume", vertex=vertex)
+
+
+def tell_answers(vertex: str) -> bytes:
+    """Returns the word that a vertex's user code has answered, in the task of another vertex."""
+    return _word("answers", vertex=vertex)
+
+
+def tell_outage(vertex: str, outage: Outage) -> bytes:
+    """Returns the word that a vertex's user code met an outage in the task of another vertex."""
+    return _word("outage", vertex=vertex, what=outage.what, certain=outage.certain)
+
+
+def halt(vertex: str, why: str) -> bytes:
+    """Returns the word that a vertex made too many dead letters in the task of another vertex."""
+    return _word("halt", vertex=vertex, why=why)
 
 
 def tell_pauses(pauses: Pauses) -> bytes:

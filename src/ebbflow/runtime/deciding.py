@@ -7,7 +7,7 @@ are passed on from here while it still yields, a part of the chunk at a time.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -33,6 +33,12 @@ PublishPart = Callable[[Verdict], int | None]
 
 ``None`` if it cannot be published as it is, and waits until its chunk is settled.
 """
+
+
+def never_publish(part: Verdict) -> int | None:
+    """Publishes nothing early: everything waits until the chunk is settled."""
+    return None
+
 
 Times = Callable[[Verdict], Iterable[datetime]]
 """Returns the event times with which a chunk raises the watermark of its vertex."""
@@ -74,6 +80,33 @@ class DecisionRules:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkFacts:
+    """What a chunk is settled under, apart from what is decided about it.
+
+    Rows from ``returned_from`` on go back to their source when they are to come again, ``held`` is
+    the row behind the chunk if an ordered vertex holds it, and ``more`` are counts of that row.
+    ``writer`` is the task and ``via`` the chain of vertices when a vertex runs inline.
+    """
+
+    key: str
+    number: ChunkNumber
+    watermark: datetime | None
+    writer: str = ""
+    via: str = ""
+    returned_from: int | None = None
+    held: HeldRow | None = None
+    more: Counts | None = None
+
+    def path_to(self, vertex: str) -> str:
+        """Returns the chain of inline vertices that ends with this one."""
+        return f"{self.via}>{vertex}" if self.via else vertex
+
+    def behind(self, vertex: str) -> ChunkFacts:
+        """Returns the facts under which an inline vertex settles outputs of the chunk."""
+        return ChunkFacts(self.key, self.number, self.watermark, self.writer, self.path_to(vertex))
+
+
+@dataclass(frozen=True, slots=True)
 class _Emission:
     """Passes on what a stream map yields for one chunk; see ``Emitter``."""
 
@@ -108,6 +141,11 @@ class ChunkDecider:
         self._clock = clock
         self._emitted_at = clock.monotonic()
 
+    @property
+    def place(self) -> Place:
+        """Where the chunks are settled."""
+        return self._rules.place
+
     def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
         """Returns what user code decides about the rows; ``publish`` is called meanwhile."""
         rules = self._chunk_rules[in_order]
@@ -129,6 +167,10 @@ class ChunkDecider:
             decide_in_pieces(verdict, self._gate.decide, error)
         return verdict
 
+    def undecided(self, rows: Rows) -> Verdict:
+        """Returns a verdict on rows of the vertex about which nothing is decided yet."""
+        return Verdict(rows, self._chunk_rules[False])
+
     def emits_now(self) -> bool:
         """Returns whether it is time to pass on what a stream map has yielded so far."""
         return self._clock.monotonic() - self._emitted_at >= _EMIT_EVERY
@@ -143,31 +185,21 @@ class ChunkDecider:
         return self._rules.times(verdict)
 
     def settle(
-        self,
-        verdict: Verdict,
-        key: str,
-        watermark: datetime | None,
-        number: ChunkNumber,
-        returned_from: int | None = None,
-        more: Counts | None = None,
-        held: HeldRow | None = None,
+        self, verdict: Verdict, facts: ChunkFacts, inline: Collection[str] = ()
     ) -> Settlement:
-        """Returns what the chunk of that key comes to, with ``more`` among its counts.
-
-        Rows from ``returned_from`` on go back to their source when they are to come again. ``held``
-        is the row behind the chunk, if an ordered vertex holds it.
-        """
-        returning = range(0) if returned_from is None else range(returned_from, sys.maxsize)
-        chunk = Chunk(key, verdict.rows, number, is_probe=self._gate.probing)
+        """Returns what the chunk comes to; outputs for the vertices in ``inline`` are left out."""
+        first = facts.returned_from
+        returning = range(0) if first is None else range(first, sys.maxsize)
+        chunk = Chunk(
+            facts.key, verdict.rows, facts.number, self._gate.probing, facts.writer, facts.via
+        )
         place, now, late = self._rules.place, self._clock.now(), self._late
+        rest = (facts.watermark, returning, facts.held, late, inline)
         try:
-            settlement = settle(
-                chunk, verdict, place, now, watermark, returning, held=held, observers=late
-            )
+            settlement = settle(chunk, verdict, place, now, *rest)
         except Exception as error:
-            settlement = settle_in_pieces(
-                error, chunk, verdict, place, now, watermark, returning, held, late
-            )
+            settlement = settle_in_pieces(error, chunk, verdict, place, now, *rest)
+        more = facts.more
         return replace(settlement, counts=settlement.counts + more) if more else settlement
 
     def settle_part(self, part: Verdict, key: str, watermark: datetime | None) -> Settlement | None:

@@ -14,23 +14,23 @@ Whoever reports on chunks, as data, to people or as traces, observes the account
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.account import ChunkObserver, ChunkRecord, HeldRow
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.inlet import Intake, Taken, Watermark, handed_back, held_row
+from ebbflow.engine.inlet import Feeder, Intake, Taken, Watermark, handed_back, held_row
 from ebbflow.engine.outage import OutageGate
 from ebbflow.engine.position import Span, chunk_key
 from ebbflow.engine.publications import Place
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
-from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, DecisionRules
-from ebbflow.runtime.ports import Clock, Report, TaskEvents, TaskJournal
-from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
+from ebbflow.runtime.deciding import ChunkDecider, ChunkFacts, ChunkSize, DecisionRules
+from ebbflow.runtime.inline import InlineVertices
+from ebbflow.runtime.ports import Clock, Report, TaskEvents, TaskJournal, VertexControl
+from ebbflow.runtime.settling import ChunkEnd, Settling, TaskState, Unsettled
 
 AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.008, 0.002
 """Seconds from the beginning of a small chunk to that of the next one.
@@ -53,8 +53,8 @@ _GRACE = 5.0
 class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
-    ``feeders`` are the tasks that write to the inlet. ``interval`` is that of small chunks.
-    ``observers`` report on its chunks.
+    ``feeders`` are the vertices that write to the inlet. ``interval`` is that of small chunks.
+    ``observers`` report on its chunks. ``inline`` are the vertices that it may run.
     """
 
     journal: TaskJournal
@@ -64,12 +64,13 @@ class TaskParts:
     rules: DecisionRules
     events: TaskEvents
     clock: Clock
-    feeders: Iterable[str] = ()
+    feeders: Iterable[Feeder] = ()
     interval: float = AT_BUFFER
     observers: Sequence[ChunkObserver] = ()
+    inline: InlineVertices = field(default_factory=InlineVertices)
 
 
-class Epoch:
+class Epoch(VertexControl):
     """One epoch of one task: how long it works, and what people want of it meanwhile.
 
     It begins when everything is open and has at least one chunk if there is anything to take, so
@@ -78,13 +79,10 @@ class Epoch:
     """
 
     def __init__(self, seconds: float, clock: Clock) -> None:
-        self.wake = threading.Event()
+        super().__init__()
         self._clock = clock
         self._seconds = seconds
         self._stopped_at: float | None = None
-        self._resumed = False
-        self.paused = False
-        """Whether people have paused the vertex."""
         self.begin()
 
     def begin(self) -> None:
@@ -104,23 +102,6 @@ class Epoch:
             self._deadline += seconds - self._seconds
             self._seconds = seconds
         self.wake.set()
-
-    def resume(self) -> None:
-        """Has the vertex continue although there were too many dead letters."""
-        self._resumed = True
-        self.wake.set()
-
-    def pause(self, paused: bool) -> None:
-        """Has the task take nothing more once it has settled what it holds, or continue."""
-        self.paused = paused
-        self.wake.set()
-
-    def take_resumed(self) -> bool:
-        """Whether the vertex was resumed since the last call."""
-        if not self._resumed:  # reset only when seen: the word comes from another thread
-            return False
-        self._resumed = False
-        return True
 
     @property
     def stopped(self) -> bool:
@@ -153,7 +134,10 @@ class ChunkLoop:
         self._gate, self._size = parts.gate, parts.size
         self._events, self._clock = parts.events, parts.clock
         self._observers = parts.observers
+        self._inline = parts.inline
+        self._replayed: tuple[str, ...] | None = None
         self._place: Place = parts.rules.place
+        self._writer = f"{self._place.vertex}.{self._place.partition}"
         self._decider = ChunkDecider(
             parts.rules, parts.gate, parts.size, parts.clock, parts.observers
         )
@@ -178,6 +162,7 @@ class ChunkLoop:
             pass  # the next task replays it
         finally:
             self._events.flush()
+            self._inline.flush()
             stopped = self._epoch.stopped
             self._intake.close(for_good=stopped)
         return Report("stop" if stopped else "epoch", self._chunks, self._rows)
@@ -197,9 +182,8 @@ class ChunkLoop:
 
     def _open_code(self) -> bool:
         """Whether user code may be given something; its epoch begins when it is first open."""
-        if self._epoch.take_resumed():
-            self._gate.resume()
-        if self._gate.paused != self._epoch.paused:
+        self._epoch.follow(self._gate)
+        if self._inline.follow_pauses() or self._gate.paused != self._epoch.paused:
             self._gate.paused = self._epoch.paused
             # Whoever waits for the pause reads in the record that nothing is in hand any more.
             self._record()
@@ -225,7 +209,9 @@ class ChunkLoop:
         if taken is None:
             self._settling.skip_replay(self._intake.end)
             return False
+        self._replayed = position.inline
         self._process(taken)
+        self._replayed = None
         return True
 
     def _step(self) -> bool:
@@ -263,7 +249,7 @@ class ChunkLoop:
         settlement = self._settle(verdict, start, first, more, told_beside)
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
-        chunk = ChunkEnd(end, settlement.counts, watermark, settleable.held, back)
+        chunk = ChunkEnd(end, settlement.all_counts(), watermark, settleable.held, back)
         self._settling.begin(settlement, chunk, record)
 
     def _begin_record(self, rows: int) -> ChunkRecord:
@@ -286,10 +272,16 @@ class ChunkLoop:
         # Redeliveries come before them in a chunk: the source has been told of those long ago, and
         # could not give them again.
         returned_from = first if self._inlet.takes_back else None
-        key, watermark, number = self._key(start), self._watermark.current, self._settling.number
-        settlement = self._decider.settle(
-            verdict, key, watermark, number, returned_from, more, held
+        facts = ChunkFacts(
+            self._key(start),
+            self._settling.number,
+            self._watermark.current,
+            self._writer,
+            returned_from=returned_from,
+            held=held,
+            more=more,
         )
+        settlement = self._inline.settle(self._decider, verdict, facts, self._replayed)
         self._show(settlement)
         self._tell()
         return settlement
@@ -321,6 +313,7 @@ class ChunkLoop:
     def _tell(self) -> None:
         self._events.waits(self._gate.waiting or self._inlet.waiting, self._gate.halted)
         self._events.tell_now_and_then()
+        self._inline.tell_now_and_then()
 
     # --- resting --------------------------------------------------------------------------------
 
@@ -332,7 +325,7 @@ class ChunkLoop:
         wake = self._epoch.wake
         if (soon := self._settling.record_soon()) > 0:
             self._clock.wait(wake, min(soon, self._ready_in()))
-        elif not self._settling.is_recorded(*self._state):
+        elif not self._settling.is_recorded(self._state):
             self._record()
         else:
             self._tell()
@@ -346,12 +339,13 @@ class ChunkLoop:
         return held if held > 0 else self._intake.ready_in()
 
     def _record(self) -> None:
-        self._settling.record(*self._state)
+        self._settling.record(self._state)
 
     @property
-    def _state(self) -> tuple[bool, str | None, bool]:
-        """What is recorded beside the position: of the inlet, and of the gate."""
-        return self._inlet.exhausted, self._gate.halted, self._gate.paused
+    def _state(self) -> TaskState:
+        """What is recorded with the position: of the inlet, the gate, and who may run inline."""
+        gate = self._gate
+        return TaskState(self._inlet.exhausted, gate.halted, gate.paused, self._inline.unpaused)
 
 
 class Gathering:

@@ -6,29 +6,29 @@ The streams of the task are opened here, by what the plan says the vertex reads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ebbflow.accounts.audit import AuditObserver
 from ebbflow.accounts.events import Events
 from ebbflow.accounts.taps import Taps
-from ebbflow.accounts.traces import TaskSpans, open_tracer
-from ebbflow.accounts.trail import TrailObserver
 from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
 from ebbflow.engine.account import ChunkObserver
+from ebbflow.engine.blame import Outage
 from ebbflow.engine.inlet import Inlet, Intake
 from ebbflow.engine.outage import OutageGate, VertexCode
-from ebbflow.engine.position import Span, known_of_moved
-from ebbflow.engine.publications import Place
+from ebbflow.engine.position import Span, known_of_redeliveries
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.control import Handlers, PauseWatch, listening
-from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
+from ebbflow.runtime.inline import InlineVertices
+from ebbflow.runtime.inline_task import InlineTask, Speaker, open_load
 from ebbflow.runtime.loop import AT_BUFFER, AT_REQUESTS, AT_SOURCE, ChunkLoop, Epoch, TaskParts
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import Report, SystemClock
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
+from ebbflow.runtime.vertex_parts import decision_rules, late_observers, open_spans
 from ebbflow.runtime.worker import WORKER
 from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
@@ -55,31 +55,58 @@ class VertexTask:
         tally = Tally()
         self._journal = open_journal(plan, partition, self._link, tally)
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
-        self._rules = _rules(plan, partition)
+        self._rules = decision_rules(plan, partition)
         self._resident = WORKER.vertex(plan.whose)
-        self._taps = Taps(self._link, self._names, plan.vertex, self._resident.taps(partition))
-        self._pauses = PauseWatch(self._names, plan.vertex, self._epoch.pause)
+        self.taps = Taps(self._link, self._names, plan.vertex, self._resident.taps(partition))
+        self.pauses = PauseWatch(self._names, plan.vertex, self._epoch.pause)
+        self.inline = [
+            InlineTask(other, plan, partition, self._link, self._clock) for other in plan.inline
+        ]
+        self.speaker = Speaker(self.events)
 
-    def run(self, code: VertexCode) -> Report:
-        """Works until the epoch ends or the driver says stop, and settles what is in flight."""
+    def run(self, code: VertexCode, inline: Sequence[VertexCode] = ()) -> Report:
+        """Works until the epoch ends or the driver says stop, and settles what is in flight.
+
+        ``inline`` is the user code of the vertices in ``self.inline``.
+        """
+        everyone: list[VertexTask | InlineTask] = [self, *self.inline]
         words: Handlers = {
             "stop": self._epoch.stop,
             "shorten": self._epoch.shorten,
             "resume": self._resume,
-            "pauses": self._pauses.hear,
-            "tap": self._taps.take,
-            "untap": self._taps.end,
+            "answers": self._answer,
+            "outage": self._meet,
+            "halt": self._halt,
+            "pauses": _each(vertex.pauses.hear for vertex in everyone),
+            "tap": _each(vertex.taps.take for vertex in everyone),
+            "untap": _each(vertex.taps.end for vertex in everyone),
         }
         # Heard before the claim, so that a stop that comes meanwhile is not missed.
         with listening(self._link, self._names, words):
-            self._pauses.read(self._link)
-            return ChunkLoop(self._parts(code), self._epoch).run()
+            for vertex in everyone:
+                vertex.pauses.read(self._link)
+            return ChunkLoop(self._parts(code, inline), self._epoch).run()
 
     def _resume(self, vertex: str | None) -> None:
         if vertex in (None, self._plan.vertex):
             self._epoch.resume()
+        for other in self.inline:
+            if vertex in (None, other.plan.vertex):
+                other.control.resume()
 
-    def _parts(self, code: VertexCode) -> TaskParts:
+    def _answer(self, vertex: str) -> None:
+        if vertex == self._plan.vertex:
+            self._epoch.answer()
+
+    def _meet(self, vertex: str, what: str, certain: bool) -> None:
+        if vertex == self._plan.vertex:
+            self._epoch.meet(Outage(what, certain))
+
+    def _halt(self, vertex: str, why: str) -> None:
+        if vertex == self._plan.vertex:
+            self._epoch.halt(why)
+
+    def _parts(self, code: VertexCode, inline: Sequence[VertexCode]) -> TaskParts:
         plan, resident = self._plan, self._resident
         patience = resident.patience("code", plan.policy.on_unavailable)
         return TaskParts(
@@ -93,7 +120,15 @@ class VertexTask:
             feeders=plan.feeders,
             interval=_interval(plan),
             observers=self._observers(),
+            inline=self._inline_vertices(inline),
         )
+
+    def _inline_vertices(self, codes: Sequence[VertexCode]) -> InlineVertices:
+        if not codes:
+            return InlineVertices()
+        load = open_load(self._clock)
+        pairs = zip(self.inline, codes, strict=True)
+        return InlineVertices(own.vertex(code, load, self.speaker) for own, code in pairs)
 
     def _observers(self) -> Sequence[ChunkObserver]:
         """Returns who reports on the task's chunks."""
@@ -102,7 +137,7 @@ class VertexTask:
             self.events,
             *late_observers(self._plan),
             *([spans] if spans else []),
-            self._taps,
+            self.taps,
         ]
 
     def _open_intake(self, done: Span) -> Intake:
@@ -113,30 +148,15 @@ class VertexTask:
         return Intake(inlet, redeliveries, plan.paused, plan.ordered)
 
 
-def place_of(plan: VertexPlan, partition: int) -> Place:
-    """Returns where the chunks of a partition are settled."""
-    return Place(plan.vertex, partition, plan.edges, plan.run.max_payload, plan.run.bucket)
+def _each(handlers: Iterable[Callable[..., None]]) -> Callable[..., None]:
+    """Returns a handler that calls several."""
+    every = [*handlers]
 
+    def call(**facts: Any) -> None:
+        for handler in every:
+            handler(**facts)
 
-def late_observers(plan: VertexPlan) -> list[ChunkObserver]:
-    """Returns who publishes what became of the rows of each chunk, before it is done."""
-    observers: list[ChunkObserver] = [TrailObserver()] if plan.run.trail else []
-    return [*observers, AuditObserver()] if plan.run.audit is not None else observers
-
-
-def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:
-    """Returns who records the traces of a task; nobody unless the plan says so."""
-    if not plan.run.traces:
-        return None
-    tracer = open_tracer(plan.pipeline, plan.run.traces)
-    return TaskSpans(plan.pipeline, plan.vertex, partition, plan.is_source, tracer)
-
-
-def _rules(plan: VertexPlan, partition: int) -> DecisionRules:
-    place = place_of(plan, partition)
-    # An ordered vertex must not pass on what a held row may still have to come before.
-    emits = bool(plan.edges) and not plan.ordered
-    return DecisionRules(place, plan.policy.on_error, plan.largest_output, emits, _times(plan))
+    return call
 
 
 def _interval(plan: VertexPlan) -> float:
@@ -146,17 +166,11 @@ def _interval(plan: VertexPlan) -> float:
     return AT_SOURCE if plan.is_source else AT_BUFFER
 
 
-def _times(plan: VertexPlan) -> Times:
-    if not plan.is_source:
-        return no_times
-    return source_times
-
-
 def open_redeliveries(
     plan: VertexPlan, partition: int, link: Link, done: Span, wake: threading.Event
 ) -> Inlet:
     """Opens the stream of rows that come back to the vertex itself, behind ``done``."""
-    names, known = Names(plan.pipeline), known_of_moved(done.known)
+    names, known = Names(plan.pipeline), known_of_redeliveries(done.known)
     stream = names.redelivery(plan.vertex, partition)
     subject = names.due_subject(plan.vertex, partition)
     return FrameReader(link, stream, subject, done.redelivery, wake, known)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ebbflow.connectors.generator import GeneratorPlan
-from ebbflow.connectors.plans import SinkPlan, UserSink
+from ebbflow.connectors.plans import SinkPlan, UserSink, runs_inline
 from ebbflow.domain.code import Code, Mode
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine import frames
+from ebbflow.engine.inlet import Feeder
 from ebbflow.engine.outage import DEFAULT_LIMIT, DEFAULT_ON_UNAVAILABLE, BreakerLimit
 from ebbflow.engine.outputs import Edge
 from ebbflow.engine.retry import RetryStrategy
@@ -176,7 +177,8 @@ class VertexPlan:
     """One vertex, ready to run.
 
     ``source`` is what a source vertex gets its messages from, and ``paused`` keeps it from making
-    anything. ``feeders`` are the tasks that write to this vertex.
+    anything. ``feeders`` are the vertices that write to this one. ``inline`` are the vertices
+    behind it that its tasks may run themselves.
     """
 
     run: RunFacts
@@ -186,9 +188,31 @@ class VertexPlan:
     policy: Policy
     edges: tuple[Edge, ...] = ()
     source: GeneratorPlan | SourcePlan | FeedPlan | None = None
-    feeders: tuple[str, ...] = ()
+    feeders: tuple[Feeder, ...] = ()
     ordered: bool = False
     paused: bool = False
+    inline: tuple[VertexPlan, ...] = ()
+
+    @property
+    def can_run_inline(self) -> bool:
+        """Whether the task of another vertex can run it: its code is Python that runs in there."""
+        if self.is_source or self.ordered or self.streams.batched:
+            return False
+        match self.role:
+            case UserMap(rows=None):
+                return True
+            case SinksPlan() as sinks:
+                every = (sinks.primary, sinks.fallback, sinks.on_success)
+                return all(sink is None or runs_inline(sink) for sink in every)
+            case _:
+                return False
+
+    @property
+    def can_run_others(self) -> bool:
+        """Whether its tasks can run other vertices inline."""
+        # What a stream map yields is published while it yields, before its chunk is settled.
+        streams = isinstance(self.role, UserMap) and self.role.mode == "stream"
+        return not (self.streams.batched or streams)
 
     @property
     def pipeline(self) -> str:

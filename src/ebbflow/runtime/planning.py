@@ -6,7 +6,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ebbflow.accounts.traces import read_trace_variables
 from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
+from ebbflow.engine.inlet import Feeder
 from ebbflow.engine.outputs import Edge
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.nats.login import Addresses
@@ -61,7 +62,29 @@ def make_plans(
     if spec.kind == "MonoVertex":
         return [_mono(spec, run)]
     steps = {step.name: step for step in spec.steps}
-    return [_vertex(spec, vertex, steps[vertex.name], run) for vertex in _downstream_order(spec)]
+    plans = [_vertex(spec, vertex, steps[vertex.name], run) for vertex in _downstream_order(spec)]
+    plans = [replace(plan, inline=_inline(spec, plan, plans)) for plan in plans]
+    return [replace(plan, feeders=_feeders(spec, plan.vertex, plans)) for plan in plans]
+
+
+def _inline(
+    spec: PipelineSpec, plan: VertexPlan, plans: Sequence[VertexPlan]
+) -> tuple[VertexPlan, ...]:
+    """Returns the plans of the vertices that the tasks of a vertex may run, over any path."""
+    # Calls are timed by one clock in a task, which has one limit.
+    able = {
+        other.vertex: other
+        for other in plans
+        if spec.vertex(other.vertex).inline
+        and other.can_run_inline
+        and other.calls.timeout == plan.calls.timeout
+    }
+    if not (spec.spec.inline and plan.can_run_others):
+        return ()
+    reached = [edge.to for edge in plan.edges if edge.to in able]
+    for name in reached:
+        reached += [e.to for e in able[name].edges if e.to in able and e.to not in reached]
+    return tuple(able[name] for name in reached if name != plan.vertex)
 
 
 def _describe_run(spec: Spec, server: Addresses, max_payload: int, search: str | None) -> RunFacts:
@@ -122,7 +145,6 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, step: Step, run: RunFacts) -> Ve
     return replace(
         plan,
         edges=_edges(spec, vertex.name),
-        feeders=_feeders(spec, vertex.name),
         ordered=spec.is_ordered(vertex),
     )
 
@@ -183,11 +205,25 @@ def _plan(
     )
 
 
-def _feeders(spec: PipelineSpec, name: str) -> tuple[str, ...]:
-    """Returns the tasks that write to a vertex, but for those that it feeds: they wait for it."""
+def _feeders(
+    spec: PipelineSpec, name: str, plans: Sequence[VertexPlan], only_inline: bool = False
+) -> tuple[Feeder, ...]:
+    """Returns the vertices that write to one, but for those that it feeds: they wait for it.
+
+    ``only_inline`` are those that may run it.
+    """
     following = _reachable(spec, name)
-    writers = [e.from_ for e in spec.edges_into(name) if e.from_ not in following]
-    return tuple(f"{w}.{p}" for w in writers for p in range(spec.vertex(w).partitions))
+    writers = {edge.from_ for edge in spec.edges_into(name) if edge.from_ not in following}
+    if only_inline:
+        runners = {p.vertex for p in plans if name in (other.vertex for other in p.inline)}
+        writers &= runners
+    return tuple(
+        Feeder(
+            tuple(f"{writer}.{number}" for number in range(spec.vertex(writer).partitions)),
+            _feeders(spec, writer, plans, only_inline=True),
+        )
+        for writer in sorted(writers)
+    )
 
 
 def _is_served(spec: PipelineSpec, vertex: Vertex) -> bool:

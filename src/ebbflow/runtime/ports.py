@@ -18,8 +18,9 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from ebbflow.engine.account import ChunkRecord
+from ebbflow.engine.blame import Outage
 from ebbflow.engine.causes import RaisedErrors
-from ebbflow.engine.outage import Waiting
+from ebbflow.engine.outage import OutageGate, Waiting
 from ebbflow.engine.position import Mark, Position
 from ebbflow.engine.publications import Publication
 from ebbflow.engine.settlement import Settlement
@@ -127,6 +128,9 @@ class TaskEvents(Protocol):
     def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
         """Returns the record of a chunk that was just taken; the task fills it in."""
 
+    def takes_inline(self, vertex: str, inline: bool) -> None:
+        """Says whether chunks come from a vertex inline at the moment."""
+
     def raised(self, errors: RaisedErrors) -> None:
         """Counts the errors of user code."""
 
@@ -138,3 +142,62 @@ class TaskEvents(Protocol):
 
     def flush(self) -> None:
         """Tells what has been counted."""
+
+
+class VertexControl:
+    """What people want of a vertex in one task. Words come from any thread (``control``)."""
+
+    def __init__(self) -> None:
+        self.wake = threading.Event()
+        self._resumed = self._answered = False
+        self._halted: str | None = None
+        self._outage: Outage | None = None
+        self.paused = False
+        """Whether people have paused the vertex."""
+
+    def resume(self) -> None:
+        """Has the vertex continue although there were too many dead letters."""
+        self._resumed = True
+        self.wake.set()
+
+    def pause(self, paused: bool) -> None:
+        """Has the task take nothing more once it has settled what it holds, or continue."""
+        self.paused = paused
+        self.wake.set()
+
+    def answer(self) -> None:
+        """Says that user code of the vertex has answered in another task."""
+        self._answered = True
+        self.wake.set()
+
+    def meet(self, outage: Outage) -> None:
+        """Says that user code of the vertex has met an outage in another task."""
+        self._outage = outage
+        self.wake.set()
+
+    def halt(self, why: str) -> None:
+        """Says that the vertex has made too many dead letters in another task."""
+        self._halted = why
+        self.wake.set()
+
+    def follow(self, gate: OutageGate) -> None:
+        """Passes on to the gate what was said since the last call."""
+        # Reset only when seen: words come from another thread.
+        if self.take_resumed():
+            gate.resume()
+        if self._answered:
+            self._answered = False
+            gate.learn_answer()
+        if self._outage is not None:
+            outage, self._outage = self._outage, None
+            gate.learn_outage(outage)
+        if self._halted is not None:
+            why, self._halted = self._halted, None
+            gate.halt(why)
+
+    def take_resumed(self) -> bool:
+        """Whether the vertex was resumed since the last call."""
+        if not self._resumed:  # reset only when seen: the word comes from another thread
+            return False
+        self._resumed = False
+        return True

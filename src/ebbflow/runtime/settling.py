@@ -19,11 +19,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.account import ChunkObserver, ChunkRecord
 from ebbflow.engine.inlet import HandedBack, Intake
-from ebbflow.engine.position import Held, Position, Span
+from ebbflow.engine.position import ChunkCounts, Held, Position, Span
 from ebbflow.engine.publications import ChunkNumber
 from ebbflow.engine.settlement import Settlement
 from ebbflow.runtime.ports import Clock, InFlight, Stopping, TaskJournal
@@ -43,12 +44,21 @@ class Unsettled(BaseException):
     """
 
 
+class TaskState(NamedTuple):
+    """What is recorded of a task with its position; the names are those in ``Position``."""
+
+    exhausted: bool
+    halted: str | None
+    paused: bool
+    runs_inline: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkEnd:
     """The end of a chunk that is being published, or is, but is not recorded as done yet."""
 
     end: Span
-    counts: Counts
+    counts: ChunkCounts
     watermark: datetime | None
     held: Held | None = None
     back: HandedBack | None = None
@@ -85,7 +95,7 @@ class Settling:
         self._meanwhile = meanwhile
         self._observers = observers
         self.position = position
-        self._in_flight: InFlight[Counts] | None = None
+        self._in_flight: InFlight[ChunkCounts] | None = None
         self._timed: ChunkRecord | None = None
         self._unrecorded: ChunkEnd | None = None
         self._purged = self._begun = clock.monotonic()
@@ -157,7 +167,7 @@ class Settling:
         """Whether what is not recorded has not waited for long."""
         return self._unrecorded is None or self.record_soon() > 0
 
-    def _join(self, chunk: ChunkEnd) -> Counts:
+    def _join(self, chunk: ChunkEnd) -> ChunkCounts:
         """Adds a chunk to what is to be recorded; returns the counts of all of that."""
         # Without an intent: no replay has to cut this chunk again (``Settlement.needs_intent``).
         # What is in flight is confirmed first, here as in ``_start``: the record covers both.
@@ -169,7 +179,9 @@ class Settling:
             self._unrecorded = self._unrecorded.joined(chunk)
         return self._unrecorded.counts
 
-    async def _answer(self, settlement: Settlement, counts: Counts, record: ChunkRecord) -> Counts:
+    async def _answer(
+        self, settlement: Settlement, counts: ChunkCounts, record: ChunkRecord
+    ) -> ChunkCounts:
         began = self._clock.monotonic()
         await self._journal.publish(settlement, self.position.done.redelivery)
         record.publish = self._clock.monotonic() - began
@@ -184,20 +196,20 @@ class Settling:
         """
         self._start(part, end)
         # Wait here. ``begin`` counts what is in flight as the chunk before, which this is not.
-        return self._wait().written
+        return self._wait().own.written
 
     def _start(self, settlement: Settlement, end: Span, record: ChunkRecord | None = None) -> None:
         # Confirm first. The write below says that the chunk before is done; one of whose
         # publications is not confirmed would never be replayed, and its messages would be lost.
         self.confirm()
         before, self._unrecorded = self._unrecorded, None
-        self.position = _with_end(self.position, before).intending(end)
+        self.position = _with_end(self.position, before).intending(end, settlement.inline_paths())
         self._timed = record
         self._in_flight = self._journal.submit(self._carry_out(self.position, settlement, before))
 
     async def _carry_out(
         self, position: Position, settlement: Settlement, before: ChunkEnd | None
-    ) -> Counts:
+    ) -> ChunkCounts:
         """The order of every chunk. Nothing here may change places."""
         # The intent before the first publication. The other way round a crash leaves publications
         # that nobody knows of: the next task cuts other chunks, whose ids differ, and what is
@@ -227,7 +239,7 @@ class Settling:
         if record is not None:
             record.settle, record.publish = recorded - began, self._clock.monotonic() - recorded
             record.end()
-        return missing.counts_without(discarded)
+        return missing.all_counts(discarded)
 
     async def _tell_source(self, recorded: ChunkEnd | None) -> None:
         """Acknowledges and nacks the rows of a chunk that is recorded as done."""
@@ -249,7 +261,7 @@ class Settling:
             self._unrecorded = replace(self._unrecorded, counts=counts)
         self._forget(self.position)
 
-    def _wait(self) -> Counts:
+    def _wait(self) -> ChunkCounts:
         """Confirms what is in flight and counts it; a stop that takes too long lets go of it."""
         assert self._in_flight is not None
         while True:
@@ -269,20 +281,20 @@ class Settling:
                 self._in_flight = None
                 return counts
 
-    def record(self, exhausted: bool, halted: str | None, paused: bool = False) -> None:
-        """Writes down that everything in hand is done, and the state of the inlet and the gate."""
+    def record(self, state: TaskState) -> None:
+        """Writes down that everything in flight is done, and the state of the task."""
         self.confirm()
         position = _with_end(self.position, self._unrecorded)
-        position = replace(position, exhausted=exhausted, halted=halted, paused=paused)
+        position = replace(position, **state._asdict())
         position = self._without_copies(position)
         if position != self.position:
             self._journal.submit(self._write_down(position, self._unrecorded)).result()
             self.position, self._unrecorded = position, None
         self._forget(position, at_once=True)
 
-    def is_recorded(self, exhausted: bool, halted: str | None, paused: bool = False) -> bool:
+    def is_recorded(self, state: TaskState) -> bool:
         """Whether ``record`` would have nothing to write."""
-        position = replace(self.position, exhausted=exhausted, halted=halted, paused=paused)
+        position = replace(self.position, **state._asdict())
         is_behind_copies = self._without_copies(position) != position
         return self._unrecorded is None and not is_behind_copies and position == self.position
 
@@ -322,5 +334,10 @@ def _with_end(position: Position, chunk: ChunkEnd | None) -> Position:
     if chunk is None:
         return position
     return position.settled(
-        chunk.end, chunk.counts, chunk.watermark, chunk.held, chunks=chunk.chunks
+        chunk.end,
+        chunk.counts.own,
+        chunk.watermark,
+        chunk.held,
+        chunks=chunk.chunks,
+        inline=chunk.counts.inline,
     )

@@ -20,6 +20,7 @@ from ebbflow.runtime.ports import Report
 from ebbflow.runtime.worker import WORKER
 from ebbflow.usercode.call_watch import watch_calls
 from ebbflow.usercode.poison import end_worker_on_base_exception
+from ebbflow.usercode.printing import redirected
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -73,12 +74,14 @@ def run_partition(
     set_environment(plan, partition)
     task = VertexTask(plan, partition, seconds)
     code = UserCode(plan, task.events.log, isolate)
-    watch = watch_calls(plan.calls.timeout, task.events.in_call)
-    with task.events.printing(), end_worker_on_base_exception(), watch:
+    inline = [UserCode(other.plan, other.events.log, isolate) for other in task.inline]
+    watch = watch_calls(plan.calls.timeout, lambda seconds: task.speaker.events.in_call(seconds))
+    with redirected(task.speaker.log), end_worker_on_base_exception(), watch:
         try:
-            report = task.run(code)
+            report = task.run(code, inline)
         finally:
-            code.close()
+            for one in (code, *inline):
+                one.close()
     if report.ended == "stop":
         WORKER.close_run(plan.run.id)
         if plan.run.traces:

@@ -240,6 +240,12 @@ class Vertex(VertexFields):
     on_error: OnError = OnError()
     on_unavailable: OnUnavailable = OnUnavailable()
     breaker: BreakerSpec = BreakerSpec()
+    inline: StrictBool = Field(
+        default=True,
+        description="whether, in a pipeline with `inline: true`, the task of the vertex before "
+        "it may run it: "
+        "[inline edges](../guides/running.md#inline-edges)",
+    )
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -268,6 +274,11 @@ class PipelineBody(PipelineFields, ResourceBody):
     ordered: Ordered = Ordered()
     lifecycle: PipelineLifecycle = PipelineLifecycle()
     side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
+    inline: StrictBool = Field(
+        default=False,
+        description="whether tasks may run the next vertices themselves: "
+        "[inline edges](../guides/running.md#inline-edges)",
+    )
 
 
 class PipelineSpec(Resource):

@@ -231,7 +231,8 @@ class EdgeStatus:
     """An edge: messages that went along it in this run, their rate, and what waits at its end.
 
     ``pending`` is of the whole buffer of ``to``, which may have several edges. ``tags`` is the
-    condition in words, empty if all messages follow the edge.
+    condition in words, empty if all messages follow the edge. ``inline`` if a task of ``frm`` runs
+    ``to`` itself at the moment, without the buffer.
     """
 
     frm: str
@@ -240,6 +241,7 @@ class EdgeStatus:
     rate: float = 0.0
     written: int = 0
     pending: int = 0
+    inline: bool = False
 
 
 @dataclass(frozen=True, slots=True)

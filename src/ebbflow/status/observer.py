@@ -32,7 +32,7 @@ from ebbflow.accounts.numbers import Histogram
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.outputs import Edge
-from ebbflow.engine.position import Position
+from ebbflow.engine.position import Position, count_by_vertex
 from ebbflow.nats.link import Link
 from ebbflow.runtime.plan import DataFrameMap, MonoPlan, SinksPlan, SqlMap, VertexPlan
 from ebbflow.status.backlog import Backlog, LetterCauses, VertexBacklog, age_of
@@ -257,11 +257,8 @@ class Observer:
     # --- putting it together ----------------------------------------------------------------------
 
     def _count(self) -> dict[str, Counts]:
-        totals = {plan.vertex: Counts() for plan in self._plans}
-        for (vertex, _), position in self._positions.items():
-            if vertex in totals:
-                totals[vertex] += position.counts
-        return totals
+        counted = count_by_vertex(self._positions)
+        return {plan.vertex: counted.get(plan.vertex, Counts()) for plan in self._plans}
 
     def _assemble(self, phase: Phase, jobs: Mapping[str, JobFacts]) -> PipelineStatus:
         self.totals, at = self._count(), datetime.now(UTC)
@@ -380,6 +377,7 @@ class Observer:
                     self._rates.update(f"{frm} to {edge.to}", written, now),
                     written,
                     self._waits.get(edge.to, VertexBacklog()).pending,
+                    self._listener.is_inline(frm, edge.to),
                 )
 
     def _count_by_edge(self, plan: VertexPlan) -> dict[str, int]:

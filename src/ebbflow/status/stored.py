@@ -22,7 +22,7 @@ import nats.errors
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.domain.records import from_json, from_plain, to_json
-from ebbflow.engine.position import Position
+from ebbflow.engine.position import Position, count_by_vertex
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
@@ -179,8 +179,17 @@ async def _bring_up_to_date(
     await letters.look(_LETTERS_WITHIN)
     streams = set(await api.list_streams(client, names.prefix))
     vertices = known.vertices or tuple(VertexStatus(name) for name in sorted(by_vertex))
+    counted = count_by_vertex(positions)
     now = [
-        await _refresh(client, names, vertex, by_vertex[vertex.name], letters, streams)
+        await _refresh(
+            client,
+            names,
+            vertex,
+            by_vertex[vertex.name],
+            counted.get(vertex.name, Counts()),
+            letters,
+            streams,
+        )
         for vertex in vertices
     ]
     lost = known.phase != "ended"
@@ -202,6 +211,7 @@ async def _refresh(
     names: Names,
     vertex: VertexStatus,
     positions: Mapping[int, Position],
+    totals: Counts,
     letters: LetterCauses,
     streams: set[str],
 ) -> VertexStatus:
@@ -214,7 +224,7 @@ async def _refresh(
         vertex,
         condition="ended",
         words=vertex.failure or "does not run",
-        totals=sum((position.counts for position in positions.values()), Counts()),
+        totals=totals,
         rate_in=0.0,
         rate_out=0.0,
         pending=waits.pending,

@@ -19,7 +19,7 @@ from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_after
-from ebbflow.streams.audit_rows import CHUNK, AuditStamp, ToldFrame, choose
+from ebbflow.streams.audit_rows import CHUNK, PATH, AuditStamp, ToldFrame, choose
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import Record, read_positions
 
@@ -180,7 +180,8 @@ def _told_in(batch: Deliveries) -> Iterator[tuple[int, ToldFrame]]:
     for row, seq in enumerate(batch.seqs):
         headers = batch.parcel.headers(row) or {}
         *_, vertex, partition = batch.parcel.subjects[row].decode().split(".")
-        yield row, ToldFrame(seq, vertex, int(partition), AuditStamp.read(headers[CHUNK]))
+        stamp, path = AuditStamp.read(headers[CHUNK]), headers.get(PATH, "")
+        yield row, ToldFrame(seq, vertex, int(partition), stamp, path)
 
 
 def _choose(told: Sequence[ToldFrame], after: Numbers, ends: Numbers) -> list[ToldFrame]:

@@ -13,6 +13,7 @@ time that Arrow takes for them.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -23,11 +24,13 @@ import pyarrow as pa
 
 from ebbflow.domain.outcome import Dropped
 from ebbflow.engine import frames
-from ebbflow.engine.account import REDELIVERED
-from ebbflow.engine.publications import ChunkNumber, Place, Publication, Stage
+from ebbflow.engine.account import REDELIVERED, Account
+from ebbflow.engine.publications import Place, Publication, Stage
 
 CHUNK = "Ebbflow-Chunk"
 """The header that says which chunk a frame tells of: number, claim, edition and part."""
+PATH = "Ebbflow-Path"
+"""The header that names the inline vertices from the task's vertex to the one it tells of."""
 DISCARDED = Dropped("the buffer of the next vertex was full")
 
 TIME = frames.TIME
@@ -91,21 +94,24 @@ class AuditRows:
         shared = {name: value for name, value in self.shared.items() if name not in changed}
         return AuditRows(self.rows, self.varied | changed, shared)
 
-    def publish(
-        self, key: str, number: ChunkNumber, place: Place, edition: int = 0
-    ) -> Iterator[Publication]:
+    def publish(self, account: Account, place: Place) -> Iterator[Publication]:
         """Yields the frames of the rows, stamped with the number of their chunk."""
         batch = pa.RecordBatch.from_arrays([*self.varied.values()], names=[*self.varied])
+        vertex, partition, headers = place.vertex, place.partition, dict[str, str]()
+        if account.via:
+            # They count when the chunk of the task that ran the vertex is done.
+            vertex, _, number = account.writer.rpartition(".")
+            partition, headers = int(number), {PATH: account.via}
         for part, piece in enumerate(_split(batch)):
-            stamp = f"{number.number}.{number.claim}.{edition}.{part}"
+            stamp = f"{account.number.number}.{account.number.claim}.{account.edition}.{part}"
             yield Publication(
                 Stage.AUDIT,
-                place.vertex,
-                place.partition,
+                vertex,
+                partition,
                 # With the claim: a replay is told anew, and its rows count in place of the first.
-                f"{key}:audit:{stamp}",
+                f"{account.key}:audit:{stamp}",
                 _encode(piece, self.shared),
-                {CHUNK: stamp},
+                headers | {CHUNK: stamp},
             )
 
 
@@ -246,12 +252,20 @@ class AuditStamp(NamedTuple):
 
 
 class ToldFrame(NamedTuple):
-    """A frame of the audit stream: its sequence, where it comes from and what it tells of."""
+    """A frame of the audit stream: its sequence, whose task wrote it and what it tells of.
+
+    ``path`` is the chain of inline vertices to the one that it tells of, if that is another one.
+    """
 
     seq: int
     vertex: str
     partition: int
     stamp: AuditStamp
+    path: str = ""
+
+    def rows(self, told: AuditRows) -> ToldRows:
+        """Returns its rows as those of the vertex that they are about."""
+        return ToldRows(self.path.rpartition(">")[2] or self.vertex, self.partition, told)
 
 
 def choose(
@@ -262,18 +276,26 @@ def choose(
     Both are numbers of chunks for each vertex and partition. A chunk up to ``done`` is recorded, so
     no task will tell it again, and what it has told is stored. The answer is the same for ever.
     """
-    latest: dict[tuple[str, int, int], tuple[tuple[int, int], dict[int, ToldFrame]]] = {}
+    chunks: dict[tuple[str, int, int], list[ToldFrame]] = defaultdict(list)
     for frame in told:
-        whose, stamp = (frame.vertex, frame.partition), frame.stamp
-        if not after.get(whose, 0) < stamp.number <= done.get(whose, 0):
-            continue
-        key, own = (*whose, stamp.number), (stamp.claim, stamp.edition)
-        newest, parts = latest.setdefault(key, (own, {}))
-        # Of a number the latest claim counts: a task claims only what was not recorded, so what the
-        # one before has told of it did not come to be. A frame of its that is late changes nothing.
-        if own > newest:
-            newest, parts = latest[key] = (own, {})
-        if own == newest:
-            parts.setdefault(stamp.part, frame)  # a copy that the server did not know says the same
-    frames_that_count = (frame for _, parts in latest.values() for frame in parts.values())
-    return sorted(frames_that_count, key=lambda frame: frame.seq)
+        whose, number = (frame.vertex, frame.partition), frame.stamp.number
+        if after.get(whose, 0) < number <= done.get(whose, 0):
+            chunks[*whose, number].append(frame)
+    chosen = (frame for frames in chunks.values() for frame in _choose_of_chunk(frames))
+    return sorted(chosen, key=lambda frame: frame.seq)
+
+
+def _choose_of_chunk(told: Sequence[ToldFrame]) -> Iterable[ToldFrame]:
+    # Of a number the latest claim counts: a task claims only what was not recorded, so what the one
+    # before has told of it did not come to be. A frame of its that is late changes nothing.
+    claim = max(frame.stamp.claim for frame in told)
+    parts: dict[tuple[str, int], ToldFrame] = {}
+    editions: dict[str, int] = defaultdict(int)
+    for frame in told:
+        if frame.stamp.claim == claim:
+            editions[frame.path] = max(editions[frame.path], frame.stamp.edition)
+    for frame in told:
+        if frame.stamp.claim == claim and frame.stamp.edition == editions[frame.path]:
+            # A copy that the server did not know says the same.
+            parts.setdefault((frame.path, frame.stamp.part), frame)
+    return parts.values()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import nats.errors
@@ -21,7 +21,7 @@ from ebbflow.domain.errors import AccessError, EbbflowError
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Inlet, Origin
 from ebbflow.engine.position import NOTHING, Known, Mark, Stamp, is_copy, with_frame
-from ebbflow.engine.publications import FROM, MOVED_FROM, WATERMARK
+from ebbflow.engine.publications import FRAME, FROM, MOVED_FROM, WATERMARK
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import MSG_ID
@@ -59,10 +59,10 @@ class FrameReader(Inlet):
         self._link = link
         self._wake = wake
         self.origins: list[Origin] = []
-        self._queue: deque[tuple[int, memoryview, Origin, Stamp | None]] = deque()
+        self._queue: deque[tuple[int, memoryview, Origin, Sequence[Stamp]]] = deque()
         self._head: tuple[int, pa.RecordBatch] | None = None
         self._head_origin: Origin = (None, None)
-        self._stamp: Stamp | None = None
+        self._stamps: Sequence[Stamp] = ()
         self._before = start, self.known
         self._last_seq = start.seq
         self._failure: EbbflowError | None = None
@@ -85,8 +85,8 @@ class FrameReader(Inlet):
         for row, seq in enumerate(deliveries.seqs):
             headers = parcel.headers(row) or {}
             origin = _read_origin(headers)
-            stamp = _read_stamp(headers, deliveries.nanos[row] / NANOS)
-            self._queue.append((seq, parcel.view(row), origin, stamp))
+            stamps = _read_stamps(headers, deliveries.nanos[row] / NANOS)
+            self._queue.append((seq, parcel.view(row), origin, stamps))
         self._wake.set()
 
     def _fail(self, error: EbbflowError) -> None:
@@ -117,12 +117,12 @@ class FrameReader(Inlet):
     def _load_head(self, end: Mark | None = None) -> bool:
         # Not beyond the end of a replay, not even over copies: another end is another chunk.
         while self._head is None and self._queue and (end is None or self.mark < end):
-            seq, payload, origin, stamp = self._queue.popleft()
+            seq, payload, origin, stamps = self._queue.popleft()
             self._ask_now_and_then()
-            self._stamp = stamp if self._drops_copies else None
+            self._stamps = stamps if self._drops_copies else ()
             # A frame of which some rows are done is no copy: they were its own. To pass over it
             # would lose the rest of its rows.
-            if self._stamp and not self.mark.row and is_copy(self.known, self._stamp):
+            if not self.mark.row and any(is_copy(self.known, stamp) for stamp in self._stamps):
                 self._pass(seq)
                 continue
             batch = frames.decode(payload)
@@ -154,8 +154,8 @@ class FrameReader(Inlet):
         if piece.num_rows == batch.num_rows:
             self._head, self.mark = None, Mark(seq)
             # Only now: known before its last row is done, its rest would pass for a copy.
-            if self._stamp:
-                self.known = with_frame(self.known, self._stamp)
+            for stamp in self._stamps:
+                self.known = with_frame(self.known, stamp)
         else:
             self._head = (seq, batch.slice(limit))
             self.mark = Mark(self.mark.seq, self.mark.row + limit)
@@ -221,9 +221,12 @@ class FrameReader(Inlet):
         self._link.run(self._follower.close(), timeout=10)
 
 
-def _read_stamp(headers: Mapping[str, str], stored: float) -> Stamp | None:
+def _read_stamps(headers: Mapping[str, str], stored: float) -> Sequence[Stamp]:
+    """Returns how a copy of a frame is known; a redelivery of another task may be in two ways."""
+    writer, frame = headers.get(FROM), headers.get(FRAME)
     moved = Stamp.of_moved(headers.get(MOVED_FROM), stored)
-    return moved or Stamp.of(headers.get(FROM), headers.get(MSG_ID))
+    written = Stamp.of_inline(writer, frame) if frame else Stamp.of(writer, headers.get(MSG_ID))
+    return [stamp for stamp in (moved, written) if stamp is not None]
 
 
 def _read_origin(headers: Mapping[str, str]) -> Origin:

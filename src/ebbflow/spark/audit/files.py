@@ -389,7 +389,7 @@ def _read_pieces(
         while left:
             batch = link.run(_next(batches))
             pieces = [
-                ToldRows(*frames[seq][1:3], read_audit(batch.parcel.payload(row)))
+                frames[seq].rows(read_audit(batch.parcel.payload(row)))
                 for row, seq in enumerate(batch.seqs)
                 if seq in frames
             ]

@@ -46,9 +46,10 @@ from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.nats_task import late_observers, open_journal, place_of
+from ebbflow.runtime.nats_task import open_journal
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
+from ebbflow.runtime.vertex_parts import late_observers, place_of
 from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.batch.window import FrameRange, read_frames
 from ebbflow.streams.names import Names

@@ -130,6 +130,7 @@ function Edge({ drawn, edge, down, full, bare }) {
   const [x, y] = middle(drawn);
   const words = full ? "full" : edge.rate > 0 ? `${rate(edge.rate)}/s` : "";
   return html`<g class="edge ${kind}">
+    ${edge.inline && html`<title>inline: a task of ${edge.frm} runs ${edge.to} itself</title>`}
     <path d=${path(drawn, down)} stroke-width=${thickness} marker-end=${`url(#arrow-${kind})`} />
     ${words && (!bare || full) && html`<text x=${x} y=${y - 5} text-anchor="middle">${words}</text>`}
     ${

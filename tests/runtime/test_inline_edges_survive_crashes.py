@@ -1,0 +1,99 @@
+"""Inline or through buffers, whatever crashes where: the same outcomes, and exact counts.
+
+Random graphs, inline choices and crashes, with nacks, dead letters and failures at every vertex.
+Then what each rule is for: with the rule broken, the same runs lose or double a message.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebbflow.engine.outputs import Edge
+from ebbflow.engine.position import INLINE, Position
+from tests.runtime.graph_model import Graph, GraphRun, GraphTask, Scripted, World
+from tests.thorough import examples
+
+Y = frozenset("y")
+CHAIN: Graph = {"a": [Edge("b")], "b": [Edge("c")], "c": []}
+GRAPHS: list[Graph] = [
+    CHAIN,
+    {"a": [Edge("b"), Edge("c")], "b": [Edge("d")], "c": [Edge("d")], "d": []},
+    {"a": [Edge("b"), Edge("c", values=Y)], "b": [Edge("c")], "c": [Edge("d")], "d": []},
+    {"a": [Edge("b")], "b": [Edge("c"), Edge("a", values=Y)], "c": []},
+]
+
+graphs = st.sampled_from(GRAPHS)
+sizes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+seeds = st.integers(0, 10**9)
+shares = st.sampled_from([0.3, 0.7, 1.0])
+
+
+def plain(graph: Graph, given_sizes: list[int]) -> GraphRun:
+    """The same job without crashes and without inline edges."""
+    run = GraphRun(graph, given_sizes, seed=1, inline=0.0, crashes=0, forgets=0.0)
+    run.run()
+    return run
+
+
+@pytest.mark.guarantee("counts-are-exact")
+@settings(max_examples=examples(60))
+@given(graphs.filter(lambda graph: graph is not GRAPHS[3]), sizes, shares, seeds)
+def test_inline_edges_end_messages_as_buffers_do(graph, given_sizes, share, seed):
+    expected = plain(graph, given_sizes)
+    run = GraphRun(graph, given_sizes, seed, inline=share)
+    world = run.run()
+    assert world.counts == expected.world.counts
+    assert Counter(world.letters) == Counter(expected.world.letters)
+    assert run.calls.keys() == expected.calls.keys()
+
+
+@pytest.mark.guarantee("nothing-is-lost")
+@settings(max_examples=examples(60))
+@given(graphs, sizes, shares, seeds)
+def test_nothing_is_lost_inline_when_code_decides_differently(graph, given_sizes, share, seed):
+    chance = Random(seed)
+    run = GraphRun(graph, given_sizes, seed, inline=share)
+    world = run.run(lambda name: Scripted(name, chance))
+    for counts in world.counts.values():
+        assert counts.read == counts.ended
+
+
+class ForgetsTheChoice(GraphTask):
+    """A replay chooses anew which edges it takes inline."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        settle = self.loop._inline.settle
+        self.loop._inline.settle = lambda decider, verdict, facts, again=None: settle(
+            decider, verdict, facts
+        )
+
+
+class RemembersNoRedeliveries(World):
+    """Readers do not record which redeliveries of other tasks they have read."""
+
+    def record(self, position: Position) -> bytes:
+        known = {w: last for w, last in position.done.known.items() if INLINE not in w}
+        return replace(position, done=replace(position.done, known=known)).to_json()
+
+
+def doubled(**how) -> bool:
+    """Whether any of many short runs counts more, or has more dead letters, than it should."""
+    expected = plain(CHAIN, [4, 3]).world
+    for seed in range(100):
+        world = GraphRun(CHAIN, [4, 3], seed, inline=0.7, forgets=0.3, **how).run()
+        if world.counts != expected.counts or len(world.letters) != len(expected.letters):
+            return True
+    return False
+
+
+def test_a_replay_that_forgets_which_edges_were_inline_doubles_messages():
+    assert doubled(task=ForgetsTheChoice)
+
+
+def test_redeliveries_that_their_reader_does_not_record_are_doubled_by_a_replay():
+    assert doubled(server=RemembersNoRedeliveries)

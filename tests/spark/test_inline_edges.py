@@ -1,0 +1,91 @@
+"""Inline edges on a real pipeline: the same counts and dead letters as through buffers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+
+from ebbflow import Message, Nack, Pipeline, Response
+from ebbflow.domain.outcome import Counts
+from ebbflow.status.model import PipelineStatus
+from tests.spark.runs import Failures
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = 300
+
+
+@dataclass
+class Edges(Failures):
+    """Remembers which edges were inline, ever."""
+
+    inline: set[tuple[str, str]] = field(default_factory=set)
+
+    def look(self, status: PipelineStatus) -> None:
+        super().look(status)
+        self.inline |= {(edge.frm, edge.to) for edge in status.edges if edge.inline}
+
+
+def step(datum):
+    number = json.loads(datum.value)["value"]
+    if number % 10 == 3 and datum.deliveries == 1:
+        raise Nack(delay="200ms", reason="not yet")
+    if number % 10 == 4:
+        raise ValueError("a message that always fails")
+    return Message(datum.value)
+
+
+def store(data):
+    return [_respond(datum) for datum in data]
+
+
+def _respond(datum):
+    number = json.loads(datum.value)["value"]
+    if number % 10 == 5:
+        return Response.failure(datum.id, "refused")
+    if number % 10 == 6 and datum.deliveries == 1:
+        return Response.nack(datum.id)
+    return Response.ok(datum.id)
+
+
+def pipeline(inline: bool):
+    source = {"messages": MESSAGES, "rpu": 200, "duration": "1s"}
+    built = (
+        Pipeline("test")
+        .source("in", generator=source)
+        .map("step", step, on_error={"interval": "10ms", "steps": 1})
+        .sink("out", store)
+    )
+    spec = built.spec
+    body = spec.spec.model_copy(update={"inline": inline})
+    return spec.model_copy(update={"spec": body})
+
+
+@dataclass
+class Plain:
+    """What the fixture ``run`` takes."""
+
+    spec: object
+
+
+EXPECTED = {
+    "in": Counts(read=300, written=300, done=300),
+    "step": Counts(read=360, written=270, done=270, redelivered=60, dead_lettered=30),
+    "out": Counts(read=300, written=240, done=240, redelivered=30, dead_lettered=30),
+}
+
+
+@pytest.mark.guarantee("counts-are-exact")
+@pytest.mark.parametrize("inline", [True, False])
+def test_counts_and_dead_letters_are_the_same_inline_and_through_buffers(
+    run, server_letters, inline
+):
+    edges = Edges()
+    summary = run(Plain(pipeline(inline)), watcher=edges)
+    assert edges.inline == ({("in", "step"), ("step", "out")} if inline else set())
+    assert summary.vertices == EXPECTED
+    letters = [(letter.vertex, letter.id) for letter in server_letters("test")]
+    assert len(letters) == len(set(letters)) == 60
+    assert {vertex for vertex, _ in letters} == {"step", "out"}
