@@ -28,14 +28,14 @@ from ebbflow.engine.position import (
     Span,
     Stamp,
     is_copy,
-    known_of_moved,
+    known_of_redeliveries,
     with_frame,
 )
 from ebbflow.engine.publications import Place, Publication, Stage
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
-from tests.runtime.memory_server import Server
+from tests.runtime.memory_server import Moved, Server
 
 PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], 1_000_000, "answers")
 RETRIES = RetryStrategy(Backoff(interval=5_000, steps=2, jitter=0.01), "drop")
@@ -198,18 +198,21 @@ class DueReader(Reader):
     def __init__(
         self,
         stream: list[pa.RecordBatch],
-        parked_on: list[str | None],
+        moved: list[Moved],
         done: Span,
         random: Random,
         recorded: Callable[[], Mark],
     ) -> None:
         super().__init__(stream, done.redelivery, random, recorded)
-        self._parked_on = parked_on
-        self.known = self._known_before = known_of_moved(done.known)
+        self._moved = moved
+        self.known = self._known_before = known_of_redeliveries(done.known)
+
+    def _stamp(self, seq: int) -> Stamp | None:
+        return self._moved[seq].stamp
 
     def _pass_copies(self, end: Mark | None = None) -> None:
         while self.rows_left and not self.mark.row and (end is None or self.mark < end):
-            stamp = Stamp.of_moved(self._parked_on[self.mark.seq], 0)
+            stamp = self._stamp(self.mark.seq)
             if stamp is None or not is_copy(self.known, stamp):
                 return
             self.passed = self.mark if self.passed is None else self.passed
@@ -228,7 +231,7 @@ class DueReader(Reader):
             if not pieces:
                 break
             self.passed = None
-            stamp = Stamp.of_moved(self._parked_on[seq], 0)
+            stamp = self._stamp(seq)
             if self.mark.seq > seq and stamp is not None:
                 self.known = with_frame(self.known, stamp)
             taken += pieces

@@ -34,13 +34,18 @@ from ebbflow.engine.answers import answer_headers, answer_key
 from ebbflow.engine.dead_letter import MARK, Letter
 from ebbflow.engine.frames import Rows, request_id
 from ebbflow.engine.outputs import NOBODY
-from ebbflow.engine.redelivery import round_delay
+from ebbflow.engine.position import name_sender
+from ebbflow.engine.redelivery import due_after, round_delay
 from ebbflow.engine.routing import Edge, route
 from ebbflow.engine.verdict import Verdict
 
 FROM = "Ebbflow-From"
 MOVED_FROM = "Nats-Scheduler"
 """The header in which the server names the subject that a due frame was parked on."""
+PARKED_ON = "Ebbflow-Parked-On"
+"""The same of a frame that a task has moved in place of the server, which keeps its header."""
+REDELIVERED_BY = "Ebbflow-Redelivered-By"
+"""The header that names the chunk that a redelivery comes from (``position.name_sender``)."""
 WATERMARK = "Ebbflow-Watermark"
 ROWS = "Ebbflow-Rows"
 """The header that says how many rows a frame holds, for those who only count them."""
@@ -97,6 +102,11 @@ class Publication:
     ordered: bool = False
     parents: tuple[int, ...] = ()
 
+    @property
+    def token(self) -> str:
+        """What tells it apart from all others, and is part of the subject that it is parked on."""
+        return token_of(self.msg_id)
+
     def check_size(self, max_payload: int) -> None:
         """Raises ``MessageTooLarge`` if the server would not take it; letters are cut to fit."""
         if self.stage is Stage.DEAD_LETTER:
@@ -104,6 +114,19 @@ class Publication:
         limit = max_payload - min(_HEADERS, max_payload // 4)
         if len(self.payload) > limit:
             raise MessageTooLarge(len(self.payload), limit)
+
+
+def redelivery_token(headers: Mapping[str, str]) -> str | None:
+    """Returns what a redelivery is known by: where it was parked, or the token of its id."""
+    if parked_on := headers.get(MOVED_FROM) or headers.get(PARKED_ON):
+        return parked_on
+    own = headers.get("Nats-Msg-Id") if REDELIVERED_BY in headers else None
+    return token_of(own) if own else None
+
+
+def token_of(msg_id: str) -> str:
+    """Returns a hash of an id."""
+    return frames.fingerprint([msg_id])
 
 
 class ChunkNumber(NamedTuple):
@@ -182,6 +205,7 @@ def build_redeliveries(
         # By the delay, never by the due time: a replay comes later and would group other rows.
         groups[round_delay(again[index].delay)].append(index)
     now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
+    sender = _sender_headers(chunk)
     for delay, indexes in sorted(groups.items()):
         for frame in _cut_again(chunk.rows.batch, indexes, again, place.max_payload):
             yield Publication(
@@ -191,9 +215,15 @@ def build_redeliveries(
                 # Without the due time: a replay comes later, and would store the rows twice.
                 f"{chunk.key}:again:{_fingerprint(frame)}",
                 frames.encode(frame),
-                {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
-                due=now_ms + delay if delay else None,
+                {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)} | sender,
+                due=due_after(now_ms, delay) if delay else None,
             )
+
+
+def _sender_headers(chunk: Chunk) -> dict[str, str]:
+    """Returns what says which chunk a redelivery comes from; nothing of one without a number."""
+    lineage, number = chunk.key.partition(":")[0], chunk.number.number
+    return {REDELIVERED_BY: name_sender(lineage, number)} if number else {}
 
 
 def _cut_again(

@@ -82,6 +82,12 @@ class Settlement:
         """Returns the publications of one stage."""
         return [p for p in self.publications if p.stage is stage]
 
+    @property
+    def awaited(self) -> list[str]:
+        """The tokens of all redeliveries."""
+        # Also of those without a delay: an earlier attempt may have parked the same frame.
+        return [publication.token for publication in self.of_stage(Stage.REDELIVER)]
+
     def counts_without(self, discarded: Collection[Publication]) -> Counts:
         """Returns the counts if some outputs were given up; inputs without any left are drops."""
         if not discarded:

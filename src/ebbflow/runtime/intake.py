@@ -12,6 +12,7 @@ the head of one of them cannot hide that the system is back.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -22,7 +23,7 @@ from ebbflow.domain.outcome import Counts, Redeliver, Retry
 from ebbflow.engine import frames
 from ebbflow.engine.account import HeldRow
 from ebbflow.engine.inlet import Inlet
-from ebbflow.engine.position import Held, Span
+from ebbflow.engine.position import Held, Span, with_awaited
 from ebbflow.engine.publications import again_rows
 from ebbflow.engine.redelivery import due_time
 from ebbflow.engine.verdict import Verdict
@@ -171,6 +172,10 @@ class Intake:
         """Behind the last rows that were taken."""
         known = {**self.inlet.known, **self.redeliveries.known}
         return Span(self.inlet.mark, self.redeliveries.mark, known)
+
+    def await_redeliveries(self, lineage: str, chunk: int, tokens: Sequence[str]) -> None:
+        """Notes that a chunk sends frames back."""
+        self.redeliveries.known = with_awaited(self.redeliveries.known, lineage, chunk, tokens)
 
     def take_again(self, intent: Span) -> Taken | None:
         """Returns exactly the rows up to ``intent``; ``None`` if all come again from a source."""

@@ -6,7 +6,9 @@ The streams of the task are opened here, by what the plan says the vertex reads.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Collection, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,11 +20,13 @@ from ebbflow.accounts.taps import Taps
 from ebbflow.accounts.traces import TaskSpans, open_tracer
 from ebbflow.accounts.trail import TrailObserver
 from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
+from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.inlet import Inlet
-from ebbflow.engine.position import Mark, Position, Span, known_of_moved
+from ebbflow.engine.position import Mark, Position, Span, known_of_redeliveries, known_of_writers
 from ebbflow.engine.publications import Place, Publication
 from ebbflow.engine.settlement import Settlement
+from ebbflow.nats.api import ApiError
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.control import Handlers, PauseWatch, listening
@@ -37,6 +41,7 @@ from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.runtime.worker import WORKER
 from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
+from ebbflow.streams.overdue import RedeliveryPlace, clear_overdue
 from ebbflow.streams.positions import PositionStore
 from ebbflow.streams.publish_settlement import publish_settlement, without_stored
 from ebbflow.streams.reader import FrameReader
@@ -56,10 +61,12 @@ class NatsJournal:
             link.client, self._names, plan.vertex, partition, plan.run.publish, tally
         )
         self.ledger: Ledger | None = None
+        self.claimed: Position | None = None
 
     async def claim(self) -> Position:
         """Takes the partition over: from now on the task that had it can write no more."""
-        return await self._store.claim(self._plan.run.id)
+        self.claimed = await self._store.claim(self._plan.run.id)
+        return self.claimed
 
     async def write(self, position: Position) -> None:
         """Replaces the record; ``Fenced`` when another task has claimed the partition."""
@@ -154,6 +161,8 @@ class VertexTask:
 
     def _open_intake(self, done: Span) -> Intake:
         plan, partition, link, wake = self._plan, self._partition, self._link, self._epoch.wake
+        assert self._journal.claimed is not None
+        clear_overdue_redeliveries(plan, partition, link, self._journal.claimed)
         redeliveries = open_redeliveries(plan, partition, link, done, wake)
         ledger = self._journal.ledger = open_ledger(plan, partition, link)
         inlet = open_inlet(plan, partition, link, done, wake, ledger, self.events)
@@ -200,11 +209,22 @@ def _times(plan: VertexPlan) -> Times:
     return source_times
 
 
+def clear_overdue_redeliveries(
+    plan: VertexPlan, partition: int, link: Link, position: Position
+) -> None:
+    """Sees to redeliveries that a server which was killed does not move any more."""
+    names, known = Names(plan.pipeline), position.done.known
+    place = RedeliveryPlace(names, plan.vertex, partition, known, position.chunks)
+    # The next task tries again; whatever is wrong with the server, this one will hear of it.
+    with suppress(EbbflowError, ApiError, TimeoutError):
+        link.run(clear_overdue(link.client, place, time.time()))
+
+
 def open_redeliveries(
     plan: VertexPlan, partition: int, link: Link, done: Span, wake: threading.Event
 ) -> Inlet:
     """Opens the stream of rows that come back to the vertex itself, behind ``done``."""
-    names, known = Names(plan.pipeline), known_of_moved(done.known)
+    names, known = Names(plan.pipeline), known_of_redeliveries(done.known)
     stream = names.redelivery(plan.vertex, partition)
     subject = names.due_subject(plan.vertex, partition)
     return FrameReader(link, stream, subject, done.redelivery, wake, known)
@@ -240,4 +260,5 @@ def open_inlet(
         source = replace(source, systems=plan.policy.systems)
         return PulledInlet(source, vertex, partition, done.inlet, ledger, wake, events, patience)
     buffer, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
-    return FrameReader(link, buffer, subject, done.inlet, wake, done.known)
+    known = known_of_writers(done.known)
+    return FrameReader(link, buffer, subject, done.inlet, wake, known)

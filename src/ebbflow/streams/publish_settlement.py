@@ -26,9 +26,8 @@ from datetime import UTC, datetime
 from functools import partial
 
 from ebbflow.domain.errors import Ack, BufferFull
-from ebbflow.engine.frames import fingerprint
 from ebbflow.engine.position import Mark
-from ebbflow.engine.publications import MOVED_FROM, Publication, Stage
+from ebbflow.engine.publications import MOVED_FROM, PARKED_ON, Publication, Stage
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.bulk import publish_all, publish_lanes
 from ebbflow.nats.client import SecuredClient
@@ -48,6 +47,8 @@ from ebbflow.streams.catalogue import DUPLICATE_WINDOW
 from ebbflow.streams.names import Names
 
 IN_FLIGHT = 256
+# By any of these a redelivery that is stored is found.
+_MARKS = (MSG_ID, MOVED_FROM, PARKED_ON)
 FROM_THE_START = Mark()
 # Nothing deletes letters but people, so a server knows their ids for all of its window, restarted
 # or not. To look for them means to read all letters of the vertex.
@@ -162,8 +163,8 @@ def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]
         "Nats-Schedule-Target": due_subject,
     }
     # The subject must be this publication's own: a second schedule on it would replace the first.
-    token = fingerprint([publication.msg_id])
-    return names.later_subject(vertex, partition, token), publication.headers | schedule
+    subject = names.later_subject(vertex, partition, publication.token)
+    return subject, publication.headers | schedule
 
 
 def format_time(epoch_ms: int) -> str:
@@ -291,7 +292,7 @@ async def _find_stored_redeliveries(
     stream = names.redelivery(again[0].target, again[0].partition)
     marks: dict[str, int] = {}
     for seq, headers in await _read_headers_after(client, stream, done):
-        marks |= {headers[name]: seq for name in (MSG_ID, MOVED_FROM) if name in headers}
+        marks |= {headers[name]: seq for name in _MARKS if name in headers}
     found = ((p.msg_id, {p.msg_id, address(names, p)[0]} & marks.keys()) for p in again)
     return {one: Ack(stream, marks[min(by)], True, 0) for one, by in found if by}
 

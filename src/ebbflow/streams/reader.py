@@ -21,7 +21,7 @@ from ebbflow.domain.errors import AccessError, EbbflowError
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Inlet, Origin
 from ebbflow.engine.position import NOTHING, Known, Mark, Stamp, is_copy, with_frame
-from ebbflow.engine.publications import FROM, MOVED_FROM, WATERMARK
+from ebbflow.engine.publications import FROM, REDELIVERED_BY, WATERMARK, redelivery_token
 from ebbflow.nats import api
 from ebbflow.nats.follow import MOST_MESSAGES, Follower
 from ebbflow.nats.link import Link
@@ -231,7 +231,7 @@ class FrameReader(Inlet):
 
 
 def _read_stamp(headers: Mapping[str, str], stored: float) -> Stamp | None:
-    moved = Stamp.of_moved(headers.get(MOVED_FROM), stored)
+    moved = Stamp.of_redelivery(redelivery_token(headers), stored, headers.get(REDELIVERED_BY))
     return moved or Stamp.of(headers.get(FROM), headers.get(MSG_ID))
 
 
