@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from ebbflow.domain.errors import (
-    Ack,
     BufferFull,
     NoStreamResponse,
     PermanentPublishError,
     PublishError,
     PublishTimeout,
 )
+from ebbflow.domain.message import Ack
 from ebbflow.nats.bulk import WINDOW, Bulk, Handover, check_window
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import LoopThread, connect

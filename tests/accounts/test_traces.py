@@ -15,9 +15,10 @@ from ebbflow.accounts.traces import (
 )
 from ebbflow.domain.durations import DEFAULT_ON_ERROR
 from ebbflow.engine import frames
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.trace_context import SCOPES, find_contexts
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.verdict import Verdict
 from tests.engine.sample_rows import account_of
 
 pytest.importorskip("opentelemetry.sdk")

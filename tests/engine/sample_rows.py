@@ -11,10 +11,11 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import Outcome
 from ebbflow.engine import frames
 from ebbflow.engine.account import Account
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.publications import Chunk, Place
 from ebbflow.engine.settlement import settle
-from ebbflow.engine.verdict import Emitter, Rules, Verdict
+from ebbflow.engine.verdict import Emitter, Verdict
 
 NOW = datetime(2026, 8, 1, 12, 0, 0, 123_456, tzinfo=UTC)
 POLICY = Backoff(interval=1_000, steps=3, factor=2.0, cap=60_000)

@@ -4,9 +4,10 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.domain.message import Message
 from ebbflow.domain.outcome import DeadLetter, Dropped
 from ebbflow.engine import frames
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.dead_letter import mark_dead, set_aside_dead
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.verdict import Verdict
 
 WHY = DeadLetter("unreadable row", "it is no JSON", size=12, unread=True)
 

@@ -13,9 +13,10 @@ from ebbflow import Message, Nack, NackOptions, Response, Unavailable
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
 from ebbflow.engine.blame import ENOUGH, Blame, Outage
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows, concat
 from ebbflow.engine.publications import again_rows
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.verdict import Verdict
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import Handler, run_batch_map, run_map, run_sink
 from tests.engine.sample_rows import some, verdict_on

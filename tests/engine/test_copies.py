@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine import frames
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
+from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import (
     AWAITED,
     MOST,
@@ -30,9 +32,8 @@ from ebbflow.engine.position import (
     with_frame,
 )
 from ebbflow.engine.publications import FROM, Chunk, Place
-from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import settle
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.verdict import Verdict
 
 marks = st.builds(Mark, st.integers(0, 10**12), st.integers(0, 5))
 spans = st.builds(Span, marks, marks)

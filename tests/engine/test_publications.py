@@ -25,6 +25,7 @@ from ebbflow.domain.outcome import (
 )
 from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_key
+from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import (
     FROM,
     ROWS,
@@ -35,13 +36,12 @@ from ebbflow.engine.publications import (
     Stage,
     partition_of,
 )
-from ebbflow.engine.retry import RetryStrategy, call_with_retries
-from ebbflow.engine.routing import Edge
+from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.streams.names import Names
 from ebbflow.streams.publish_settlement import _split_lanes, address
-from ebbflow.usercode.calling import Handler, run_map
+from ebbflow.usercode.calling import Handler, call_with_retries, run_map
 from tests.engine.sample_rows import NOW, decide, some, verdict_on
 
 BORDERS = (0, 10, 200, 1_000, 60_000)

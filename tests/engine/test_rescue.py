@@ -19,9 +19,9 @@ from ebbflow.domain.outcome import DeadLetter, Redeliver
 from ebbflow.engine import frames, outputs, publications, rescue
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.frames import Rows
+from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place, Stage
 from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
-from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.usercode.calling import Handler, run_columnar, run_map
@@ -92,7 +92,7 @@ def test_a_row_that_cannot_be_redelivered_because_it_is_too_large_is_a_dead_lett
     rows = some("a", "b", value=[b"small", noise(2_000_000)])
     verdict = verdict_on(rows)
     for index in (0, 1):
-        verdict.decisions.redeliver(index, Redeliver(5_000, "busy", 0))
+        verdict.decisions.finish(index, Redeliver(5_000, "busy", 0))
     settlement = settled(verdict)
     assert ids_of(settlement, Stage.REDELIVER) == ["a"]
     letter = letters(settlement)["b"]

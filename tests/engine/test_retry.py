@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from ebbflow import Datum, Message, Nack, NackOptions, Response
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
-from ebbflow.engine.decisions import EMPTY
 from ebbflow.engine.publications import again_rows
-from ebbflow.engine.retry import ON_THE_SPOT, RetryStrategy, call_with_retries
-from ebbflow.engine.verdict import Verdict
-from ebbflow.usercode.calling import Handler, run_map, run_sink
+from ebbflow.engine.retry import ON_THE_SPOT, RetryStrategy
+from ebbflow.engine.verdict import EMPTY, Verdict
+from ebbflow.usercode.calling import Handler, call_with_retries, run_map, run_sink
 from tests.engine.sample_rows import some, verdict_on
 
 SHORT = Backoff(interval=10, steps=3)

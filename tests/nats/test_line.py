@@ -9,13 +9,11 @@ import pytest
 
 from ebbflow.nats import api
 from ebbflow.nats.bulk import publish_all
-from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.follow import Follower
+from ebbflow.nats.client import _WINDOW_BYTES, SecuredClient
 from ebbflow.nats.link import connect
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import PublishRetry
-from ebbflow.nats.pull import Deliveries
-from ebbflow.nats.requests import _WINDOW_BYTES
+from ebbflow.nats.pull import Deliveries, Follower
 from ebbflow.nats.wire import Publishes, write_headers
 from tests.nats.proxy import Line
 from tests.nats.securing import nats_server

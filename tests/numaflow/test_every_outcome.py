@@ -24,14 +24,16 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import Counts, Redeliver
 from ebbflow.engine import frames
 from ebbflow.engine.blame import Outage
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.inlet import NACKS, HandedBack
-from ebbflow.engine.retry import RetryStrategy, call_with_retries
+from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.source_columns import frame_of
 from ebbflow.engine.system_errors import LISTED
-from ebbflow.engine.verdict import Operator, Rules, Verdict
+from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.runtime.source_process.protocol import Order, Settle
 from ebbflow.runtime.source_process.reading import SourceReading
+from ebbflow.usercode.calling import call_with_retries
 from ebbflow.usercode.sinks import Sinks, run_sinks
 from tests.engine.sample_rows import NOW
 from tests.numaflow.memory_vertex import LARGEST, Ended, MemoryVertex, messages

@@ -13,8 +13,7 @@ import pytest
 from ebbflow.domain.errors import ContractViolation, StreamBroken, Unavailable
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
 from ebbflow.engine.blame import POSTPONED
-from ebbflow.engine.decisions import EMPTY, Failure
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import EMPTY, Failure, Verdict
 from ebbflow.numaflow import session
 from ebbflow.numaflow.process import FunctionPlan
 from ebbflow.numaflow.remote import RemoteMap

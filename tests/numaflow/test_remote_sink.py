@@ -13,14 +13,13 @@ import pytest
 from ebbflow.domain.errors import Unavailable
 from ebbflow.domain.message import Message, NackOptions, Status
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
-from ebbflow.engine.retry import call_with_retries
 from ebbflow.engine.verdict import Verdict
 from ebbflow.numaflow.grpc import GrpcStream
 from ebbflow.numaflow.process import FunctionPlan
 from ebbflow.numaflow.remote import RemoteSink
 from ebbflow.numaflow.server_info import ContainerType
 from ebbflow.usercode.call_watch import RUNNING
-from ebbflow.usercode.calling import Handler, run_columnar_sink
+from ebbflow.usercode.calling import Handler, call_with_retries, run_columnar_sink
 from tests.engine.sample_rows import NOW, some, verdict_on
 
 pytestmark = pytest.mark.slow

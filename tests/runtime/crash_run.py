@@ -14,20 +14,17 @@ from ebbflow.engine import frames
 from ebbflow.engine.account import ChunkObserver, ChunkRecord
 from ebbflow.engine.blame import Outage
 from ebbflow.engine.causes import RaisedErrors
-from ebbflow.engine.decisions import EMPTY
-from ebbflow.engine.outage import Breaker, Patience, Waiting
+from ebbflow.engine.inlet import Intake
+from ebbflow.engine.outage import Breaker, OpenCode, OutageGate, Patience, Waiting
+from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Span
 from ebbflow.engine.publications import Place
-from ebbflow.engine.retry import call_with_retries
-from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
-from ebbflow.engine.verdict import Operator, Verdict
+from ebbflow.engine.verdict import EMPTY, Operator, Verdict
 from ebbflow.runtime.deciding import DecisionRules
-from ebbflow.runtime.intake import Intake, OrderedIntake
-from ebbflow.runtime.loop import ChunkLoop, TaskParts
-from ebbflow.runtime.outage_gate import OutageGate
-from ebbflow.runtime.ports import Epoch, Report
-from ebbflow.usercode.calling import Handler, run_map, run_stream
+from ebbflow.runtime.loop import ChunkLoop, Epoch, TaskParts
+from ebbflow.runtime.ports import Report
+from ebbflow.usercode.calling import Handler, call_with_retries, run_map, run_stream
 from tests.runtime.crash_model import (
     AWAY,
     NO_BREAKER,
@@ -118,7 +115,7 @@ class CalledCode:
 class ModelTask:
     """One task of a vertex that reads a buffer. Afterwards nothing of it goes on."""
 
-    intake: type[Intake] = Intake
+    ordered = False
     place: Place = PLACE
     observers: Sequence[ChunkObserver] = ()
     emits = False
@@ -175,7 +172,7 @@ class ModelTask:
             lambda: server.position.done.redelivery,
         )
         self.inlet = self.open_inlet(done)
-        self.read = self.intake(self.inlet, self.redeliveries)
+        self.read = Intake(self.inlet, self.redeliveries, ordered=self.ordered)
         return self.read
 
     def open_inlet(self, done: Span) -> Any:
@@ -199,8 +196,9 @@ class ModelTask:
 
     # --- its user code, and what has been dropped -----------------------------------------------
 
-    def open(self) -> None:
+    def open(self) -> OpenCode:
         self._decides.open()
+        return OpenCode(self, [self])
 
     @property
     def outage(self) -> Outage | None:
@@ -224,7 +222,7 @@ class ModelTask:
 class OrderedTask(ModelTask):
     """A task of an ordered vertex; its outputs go to one buffer."""
 
-    intake = OrderedIntake
+    ordered = True
     place = Place("v", 0, [Edge("x")], 1_000_000, "answers")
 
     def _recorded(self, done: Span) -> None:

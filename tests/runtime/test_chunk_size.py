@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.domain.durations import DEFAULT_ON_ERROR
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows, batch_of
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.chunk_size import LARGEST, PATIENCE, SHARE, TARGET, Cost, Pace
 from ebbflow.runtime.worker import ResidentVertex
 

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
+from ebbflow.engine.inlet import Intake
 from ebbflow.engine.position import Mark
-from ebbflow.runtime.intake import Intake
 from ebbflow.runtime.loop import AT_BUFFER, SMALL, Gathering
 from tests.runtime.crash_model import AtHand, Chances, ModelClock, Reader, Rules, UserCode
 from tests.runtime.crash_run import OrderedTask, Trickle, inlet_of

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from ebbflow import Datum, Message, NackOptions, Response
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, FellBack, Redeliver, Retry, Succeeded
-from ebbflow.engine.decisions import EMPTY, Decisions
 from ebbflow.engine.frames import Rows
+from ebbflow.engine.inlet import settled_part, with_held
 from ebbflow.engine.position import NOTHING, Held, Mark
-from ebbflow.engine.retry import RetryStrategy, call_with_retries
-from ebbflow.engine.verdict import Verdict
-from ebbflow.runtime.intake import settled_part, with_held
+from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.verdict import EMPTY, Decisions, Verdict
 from ebbflow.streams.reader import FrameReader
 from ebbflow.usercode.calling import (
     Handler,
     call_ranges,
+    call_with_retries,
     run_batch_map,
     run_map,
     run_sink,

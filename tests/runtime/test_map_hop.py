@@ -12,8 +12,11 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-MOST_MODULES = 54
-"""Fewer are better: lower this number when modules have been folded."""
+MOST_MODULES = 29
+"""Fewer are better: lower this number when modules have been folded.
+
+One of them is ``nats.api``, if the purge of what is settled begins before the measuring ends.
+"""
 
 MOST_FRAMES = 7
 

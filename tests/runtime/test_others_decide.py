@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from ebbflow import Message, Nack, NackOptions, Response, Unavailable
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
-from ebbflow.engine.blame import Blame, Outage
+from ebbflow.engine.blame import Blame
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows, concat
-from ebbflow.engine.outage import Breaker, BreakerLimit, Patience
+from ebbflow.engine.inlet import Intake
+from ebbflow.engine.outage import Breaker, BreakerLimit, OpenCode, OutageGate, Patience
 from ebbflow.engine.publications import again_rows
-from ebbflow.engine.retry import RetryStrategy, call_with_retries
-from ebbflow.engine.verdict import Operator, Rules, Verdict
-from ebbflow.runtime.intake import Intake
-from ebbflow.runtime.outage_gate import OutageGate
-from ebbflow.usercode.calling import Handler, run_batch_map, run_map, run_sink
+from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.verdict import Operator, Verdict
+from ebbflow.usercode.calling import Handler, call_with_retries, run_batch_map, run_map, run_sink
 from ebbflow.usercode.sinks import Sinks, run_sinks
 from tests.engine.sample_rows import some
 
@@ -95,18 +95,11 @@ class Code:
         self._handlers = handlers
         self._operator = operator
 
-    def open(self) -> None:
+    def open(self) -> OpenCode:
         for handler in self._handlers:
             if handler.blame.outage is not None:
                 handler.renew()
-
-    def __call__(self, verdict: Verdict) -> None:
-        self._operator(verdict)
-
-    @property
-    def outage(self) -> Outage | None:
-        outages = (handler.blame.outage for handler in self._handlers)
-        return next((outage for outage in outages if outage is not None), None)
+        return OpenCode(self._operator, [handler.blame for handler in self._handlers])
 
 
 class World:

@@ -11,8 +11,9 @@ import pytest
 
 from ebbflow import Message
 from ebbflow.domain.durations import Backoff
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.system_errors import LISTED
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime import worker
 from ebbflow.runtime.worker import WORKER, Worker
 from ebbflow.usercode.call_watch import WorkerLeaves

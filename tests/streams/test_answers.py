@@ -10,11 +10,12 @@ import pytest
 from ebbflow.accounts.trail import TrailObserver
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.publications import Chunk, Place
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
-from ebbflow.nats.follow import Follower
+from ebbflow.nats.pull import Follower
 from ebbflow.streams import catalogue
 from ebbflow.streams.answers import TrailFrame, follow_trail, read_trail_after
 from ebbflow.streams.publish_settlement import publish_settlement

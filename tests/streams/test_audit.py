@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from ebbflow.domain.errors import Ack, Fenced, PermanentPublishError
+from ebbflow.domain.errors import Fenced, PermanentPublishError
+from ebbflow.domain.message import Ack
 from ebbflow.nats.publish import publish
 from ebbflow.spark.audit.files import BatchRows, merge_files, write_files
 from ebbflow.streams import audit
@@ -94,7 +95,7 @@ def test_a_record_is_stored_though_a_copy_of_it_is_in_process(audited: Audited, 
             raise error
         return await publish(*args, **options)
 
-    monkeypatch.setattr("ebbflow.streams.record.publish", publish_later)
+    monkeypatch.setattr("ebbflow.streams.positions.publish", publish_later)
     stream = audited.stream()
     assert audited.link.run(stream.begin_batch()) is not None
     audited.link.run(stream.finish_batch())

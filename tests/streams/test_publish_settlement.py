@@ -17,11 +17,12 @@ from ebbflow.domain.errors import MessageTooLarge, NoStreamResponse, PublishTime
 from ebbflow.domain.outcome import Counts, DeadLetter, Redeliver
 from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_headers
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.position import Mark
 from ebbflow.engine.publications import Chunk, Place, Publication, Stage
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, Tally
 from ebbflow.nats.stored import read_subject
@@ -161,10 +162,10 @@ def settlement(delay: int):
     ids = [f"m{number}" for number in range(count)]
     rows = Rows(frames.batch_of({"id": ids, "value": [b"x"] * count}, count))
     verdict = Verdict(rows, Rules("v", Backoff(interval=1_000, steps=2), 10**6))
-    verdict.decisions.dead_letter(0, DeadLetter("no"))
-    verdict.decisions.dead_letter(1, DeadLetter("no"))
-    verdict.decisions.redeliver(2, Redeliver(0, "now", 0))
-    verdict.decisions.redeliver(3, Redeliver(delay, "later", 0))
+    verdict.decisions.finish(0, DeadLetter("no"))
+    verdict.decisions.finish(1, DeadLetter("no"))
+    verdict.decisions.finish(2, Redeliver(0, "now", 0))
+    verdict.decisions.finish(3, Redeliver(delay, "later", 0))
     place = Place("v", 0, [], 10**6)
     return settle(Chunk("life:v:0:0-5:0-0", rows), verdict, place, datetime.now(UTC))
 
@@ -254,7 +255,7 @@ def test_the_server_takes_the_letter_of_a_message_with_more_facts_than_headers_c
         frames.batch_of({"id": ["m"], "value": [b"x"], fact: [facts.get(fact, [large])]}, 1)
     )
     verdict = Verdict(rows, Rules("v", Backoff(interval=1_000, steps=2), 10**6))
-    verdict.decisions.dead_letter(0, DeadLetter("no"))
+    verdict.decisions.finish(0, DeadLetter("no"))
     place = Place("v", 0, [], 10**6)
     plan = settle(Chunk("life:v:0:0-1:0-0", rows), verdict, place, datetime.now(UTC))
     link.run(publish_settlement(link.client, names, plan))

@@ -10,7 +10,7 @@ import pytest
 from ebbflow.engine import frames
 from ebbflow.engine.position import NOTHING, Known, Mark, known_of_redeliveries
 from ebbflow.engine.publications import FROM
-from ebbflow.nats import api, follow
+from ebbflow.nats import api, pull
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.pull import LightConsumer, PullConsumer
 from ebbflow.nats.stored import read_one
@@ -121,11 +121,11 @@ def test_more_frames_than_the_window_all_arrive(buffer, reader):
 @pytest.mark.parametrize("rest", ["one by one", "for a replay"])
 def test_frames_are_asked_for_however_they_are_taken(monkeypatch, buffer, reader, rest):
     """When the whole window is waiting nothing is asked for, and no arrival asks for more."""
-    monkeypatch.setattr(follow, "MOST_MESSAGES", follow._WINDOW)
+    monkeypatch.setattr(pull, "MOST_MESSAGES", pull._WINDOW)
     buffer(*[1] * 200)
     one = reader()
     deadline = time.monotonic() + 10
-    while len(one._queue) < follow._WINDOW and time.monotonic() < deadline:
+    while len(one._queue) < pull._WINDOW and time.monotonic() < deadline:
         one._wake.wait(0.05)
         one._wake.clear()
 

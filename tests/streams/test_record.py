@@ -9,7 +9,7 @@ import pytest
 from ebbflow.domain.errors import PermanentPublishError
 from ebbflow.nats import publish as publishing
 from ebbflow.streams import catalogue
-from ebbflow.streams.record import Record
+from ebbflow.streams.positions import Record
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_write_waits_for_one_that_is_in_process(link, record, monkeypatch):
             raise PermanentPublishError(subject, 1, 0.0, "in process", refusals.pop())
         return await publishing.publish(client, subject, *args, **options)
 
-    monkeypatch.setattr("ebbflow.streams.record.publish", publish)
+    monkeypatch.setattr("ebbflow.streams.positions.publish", publish)
     one = record()
     assert link.run(one.replace(b"1"), timeout=10)
     assert link.run(record().read()) == b"1"

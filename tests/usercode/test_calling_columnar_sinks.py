@@ -12,9 +12,9 @@ from ebbflow import Message, Nack, NackOptions, Response, RowResponse, Unavailab
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.message import Status
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
-from ebbflow.engine.retry import RetryStrategy, call_with_retries
+from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.verdict import Verdict
-from ebbflow.usercode.calling import Handler, run_columnar_sink, run_sink
+from ebbflow.usercode.calling import Handler, call_with_retries, run_columnar_sink, run_sink
 from ebbflow.usercode.columns import COLUMNS
 from ebbflow.usercode.contract import UNTRIED
 from tests.engine.sample_rows import POLICY, some, verdict_on

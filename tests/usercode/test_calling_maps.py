@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from ebbflow import Datum, Message, Nack, NackOptions, nack
 from ebbflow.domain.message import Signal
 from ebbflow.domain.outcome import DeadLetter, Redeliver
-from ebbflow.engine.decisions import EMPTY
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import EMPTY, Verdict
 from ebbflow.usercode.calling import Handler, run_map
 from tests.engine.sample_rows import some, verdict_on
 

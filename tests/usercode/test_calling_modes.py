@@ -10,10 +10,9 @@ import pytest
 from ebbflow import Datum, Message, Nack, NackOptions, Unavailable
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Redeliver
-from ebbflow.engine.decisions import EMPTY
-from ebbflow.engine.retry import RetryStrategy, call_with_retries
-from ebbflow.engine.verdict import Verdict
-from ebbflow.usercode.calling import Handler, run_batch_map, run_stream
+from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.verdict import EMPTY, Verdict
+from ebbflow.usercode.calling import Handler, call_with_retries, run_batch_map, run_stream
 from tests.engine.sample_rows import some, verdict_on
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -13,9 +13,8 @@ from ebbflow import Datum, Message, Nack, NackOptions, Response
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.message import Status
 from ebbflow.domain.outcome import DeadLetter, Redeliver
-from ebbflow.engine.retry import call_with_retries
 from ebbflow.engine.verdict import Verdict
-from ebbflow.usercode.calling import Handler, call_ranges, run_sink
+from ebbflow.usercode.calling import Handler, call_ranges, call_with_retries, run_sink
 from tests.engine.sample_rows import POLICY, some, verdict_on
 
 

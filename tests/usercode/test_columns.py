@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from ebbflow import Message, Nack, NackOptions, Unavailable
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
 from ebbflow.engine.blame import POSTPONED
-from ebbflow.engine.decisions import EMPTY, Failure
 from ebbflow.engine.frames import SCHEMA
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import EMPTY, Failure, Verdict
 from ebbflow.usercode.calling import Handler, run_columnar, run_map
 from ebbflow.usercode.columns import COLUMNS, WATERMARK
 from tests.engine.sample_rows import NOW, some, verdict_on

@@ -16,12 +16,11 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, FellBack, Redeliver, Retry, Served, Succeeded
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
-from ebbflow.engine.decisions import EMPTY
+from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, Place, Stage
 from ebbflow.engine.retry import RetryStrategy
-from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import EMPTY, Verdict
 from ebbflow.streams.trail_rows import read_trail
 from ebbflow.usercode.calling import Handler, run_map, run_sink
 from ebbflow.usercode.monovertex import NOT_FOR_THE_SINK, Bypass, Mono, MonoStep, run_mono

@@ -3,7 +3,11 @@ publishing has met with, how many messages wait at the source, and when a call t
 
 A task sends them over plain NATS to whoever watches, normally the driver. Nothing depends on their
 arriving, so no text and no state of the connection makes sending fail; what could not be sent is
-counted, and the number is sent later. The driver's side of them is ``task_listener``.
+counted, and the number is sent later. The driver's side of them is ``listener``.
+
+``Measures`` are the numbers that a task reports. A ``ChunkRecord`` begins when a chunk is taken and
+ends when all of it is confirmed; until then its rows are in flight. The task's thread begins
+records, the thread of the link ends them, and the task's thread adds up those that have ended.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import concurrent.futures
 import json
 import secrets
 import time
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -19,10 +24,10 @@ from typing import Any
 
 import nats.errors
 
-from ebbflow.accounts.numbers import Measures, TaskState
+from ebbflow.accounts.numbers import MESSAGE, Histogram, TaskNumbers, TaskState
 from ebbflow.accounts.traces import current_ids
-from ebbflow.engine.account import Account, ChunkObserver, ChunkRecord
-from ebbflow.engine.causes import CauseCounter, RaisedErrors
+from ebbflow.engine.account import STAGES, Account, ChunkObserver, ChunkRecord
+from ebbflow.engine.causes import CauseCounter, Raised, RaisedErrors
 from ebbflow.engine.outage import Waiting
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
@@ -30,6 +35,7 @@ from ebbflow.streams.logs import LogEntry
 from ebbflow.streams.names import Names
 from ebbflow.usercode.printing import Printed, redirected
 
+_MOST_TOLD = 25
 _EVERY = 0.5
 # A task that does nothing says so often that it is there.
 _ALIVE_EVERY = 2.0
@@ -38,6 +44,75 @@ _LARGEST = 1_000_000
 _HEADERS = 4_000
 # How long to wait for a connection that takes nothing.
 _PATIENCE = 5.0
+
+
+class Measures:
+    """The numbers of one task since it began. Used by the task's thread."""
+
+    def __init__(self) -> None:
+        self.spreads = {stage: Histogram() for stage in (*STAGES, MESSAGE)}
+        self.sent: Counter[str] = Counter()
+        self.raised = RaisedErrors()
+        self._open: list[ChunkRecord] = []
+        self._told: deque[ChunkRecord] = deque(maxlen=_MOST_TOLD)
+
+    def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
+        """Returns the record of a chunk that was just taken."""
+        record = ChunkRecord(at, rows)
+        self._open.append(record)
+        return record
+
+    def note_errors(self, errors: RaisedErrors) -> None:
+        """Counts what user code has raised."""
+        if errors:
+            self.raised.merge(errors)
+
+    def note_sent(self, rows: dict[str, int]) -> None:
+        """Counts rows that go to the next vertices, by vertex."""
+        self.sent.update(rows)
+
+    @property
+    def in_hand(self) -> tuple[int, float] | None:
+        """The rows that are taken and not confirmed, and since when; from any thread."""
+        records = [record for record in self._open.copy() if not record.ended]
+        if not records:
+            return None
+        return sum(record.rows for record in records), records[0].at.timestamp()
+
+    def add_up(self) -> None:
+        """Counts the chunks that have ended since the last time."""
+        ended = [record for record in self._open if record.ended]
+        if not ended:
+            return
+        self._open = [record for record in self._open if not record.ended]
+        for record in ended:
+            for stage in STAGES:
+                self.spreads[stage].add(getattr(record, stage))
+            if record.rows:
+                self.spreads[MESSAGE].add(record.call / record.rows, record.rows)
+        self._told.extend(ended)
+
+    def take_chunks(self) -> list[list[float]]:
+        """Returns the chunks that have ended since they were last asked for, the newest of them."""
+        chunks = [record.to_json() for record in self._told]
+        self._told.clear()
+        return chunks
+
+    def take_errors(self) -> list[dict[str, Any]]:
+        """Returns what was raised since this was last asked for."""
+        raised, self.raised = self.raised, RaisedErrors()
+        return [dump_raised(group) for group in raised]
+
+    @property
+    def numbers(self) -> TaskNumbers:
+        """What was counted since the task began."""
+        counted = {name: spread for name, spread in self.spreads.items() if spread.count}
+        return TaskNumbers(counted, dict(self.sent))
+
+
+def dump_raised(raised: Raised) -> dict[str, Any]:
+    """Returns a group of errors as it is told."""
+    return {name: getattr(raised, name) for name in Raised.__slots__}
 
 
 class Events(ChunkObserver):
@@ -85,10 +160,11 @@ class Events(ChunkObserver):
         """Counts why rows of a chunk come back, what user code raised and where outputs went."""
         if account.is_early:
             return
-        if not account.is_probe:  # what is waited for is told by itself
+        if account.reasons and not account.is_probe:  # what is waited for is told by itself
             self.nacked(account.reasons)
         for part in account.parts:
-            self.raised(part.verdict.decisions.raised)
+            if (raised := part.verdict.decisions.raised) is not None:
+                self.raised(raised)
             if len(part.place.edges) > 1:
                 self.sent(part.count_by_edge())
 

@@ -1,9 +1,7 @@
 """The numbers of a running task, for people: a few for each chunk, none for a message.
 
 Durations are counted in fixed buckets, so that those of many tasks add up; quantiles are estimated
-within a bucket, as Prometheus does it. A ``ChunkRecord`` begins when a chunk is taken and ends when
-all of it is confirmed; until then its rows are in flight. The task's thread begins records, the
-thread of the link ends them, and the task's thread adds up those that have ended.
+within a bucket, as Prometheus does it. The task counts them in ``events``.
 
 A ``TaskState`` is all that a task reports of itself. It is sent whole and kept whole: a report that
 got lost is made up for by the next one.
@@ -12,14 +10,10 @@ got lost is made up for by the next one.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
 from typing import Any
 
-from ebbflow.engine.account import STAGES, ChunkRecord
-from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.outage import Waiting
 from ebbflow.nats.publish import Tally
 
@@ -31,8 +25,6 @@ BOUNDS = (
 
 MESSAGE = "message"
 """The time of user code for one message, counted beside the stages."""
-
-_MOST_TOLD = 25
 
 _BUCKETS = len(BOUNDS) + 1
 
@@ -142,72 +134,3 @@ class TaskState:
             numbers=TaskNumbers(loaded, sent),
             waiting=Waiting(**waiting) if waiting else None,
         )
-
-
-class Measures:
-    """The numbers of one task since it began. Used by the task's thread."""
-
-    def __init__(self) -> None:
-        self.spreads = {stage: Histogram() for stage in (*STAGES, MESSAGE)}
-        self.sent: Counter[str] = Counter()
-        self.raised = RaisedErrors()
-        self._open: list[ChunkRecord] = []
-        self._told: deque[ChunkRecord] = deque(maxlen=_MOST_TOLD)
-
-    def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
-        """Returns the record of a chunk that was just taken."""
-        record = ChunkRecord(at, rows)
-        self._open.append(record)
-        return record
-
-    def note_errors(self, errors: RaisedErrors) -> None:
-        """Counts what user code has raised."""
-        if errors:
-            self.raised.merge(errors)
-
-    def note_sent(self, rows: dict[str, int]) -> None:
-        """Counts rows that go to the next vertices, by vertex."""
-        self.sent.update(rows)
-
-    @property
-    def in_hand(self) -> tuple[int, float] | None:
-        """The rows that are taken and not confirmed, and since when; from any thread."""
-        records = [record for record in self._open.copy() if not record.ended]
-        if not records:
-            return None
-        return sum(record.rows for record in records), records[0].at.timestamp()
-
-    def add_up(self) -> None:
-        """Counts the chunks that have ended since the last time."""
-        ended = [record for record in self._open if record.ended]
-        if not ended:
-            return
-        self._open = [record for record in self._open if not record.ended]
-        for record in ended:
-            for stage in STAGES:
-                self.spreads[stage].add(getattr(record, stage))
-            if record.rows:
-                self.spreads[MESSAGE].add(record.call / record.rows, record.rows)
-        self._told.extend(ended)
-
-    def take_chunks(self) -> list[list[float]]:
-        """Returns the chunks that have ended since they were last asked for, the newest of them."""
-        chunks = [record.to_json() for record in self._told]
-        self._told.clear()
-        return chunks
-
-    def take_errors(self) -> list[dict[str, Any]]:
-        """Returns what was raised since this was last asked for."""
-        raised, self.raised = self.raised, RaisedErrors()
-        return [dump_raised(group) for group in raised]
-
-    @property
-    def numbers(self) -> TaskNumbers:
-        """What was counted since the task began."""
-        counted = {name: spread for name, spread in self.spreads.items() if spread.count}
-        return TaskNumbers(counted, dict(self.sent))
-
-
-def dump_raised(raised: Raised) -> dict[str, Any]:
-    """Returns a group of errors as it is told."""
-    return {name: getattr(raised, name) for name in Raised.__slots__}

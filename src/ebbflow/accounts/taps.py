@@ -5,7 +5,7 @@ it is decided. It looks at whole columns first, and makes Python objects of chos
 that nobody pays for a tap but the vertex that is tapped. Nothing here changes a verdict.
 
 A wish comes as a control word and holds for some seconds; who taps repeats it. While there is none,
-a chunk costs one look at an empty dictionary. Rows are sent over plain NATS and nothing waits for
+a chunk costs nothing. Rows are sent over plain NATS and nothing waits for
 them: what the connection does not take at once is counted as not shown. A tap that fails is taken
 off; the task continues.
 """
@@ -265,6 +265,7 @@ class Taps(ChunkObserver):
         self._monotonic = monotonic
         self._chance = Random()  # noqa: S311 - chooses samples, protects nothing
         self._sending: concurrent.futures.Future[None] | None = None
+        self.idle = not known
 
     def take(self, wish: dict[str, Any]) -> None:
         """Takes a wish that a word carries, or takes it for longer, if it is about this vertex."""
@@ -276,6 +277,7 @@ class Taps(ChunkObserver):
             self._taps[wanted.token] = Tap(wanted, now + wanted.seconds, now, wanted.rate)
         else:
             tap.until = now + wanted.seconds
+        self.idle = False  # last: a tap that is known while this says nothing would not be seen
 
     def end(self, token: str) -> None:
         """Ends a tap before its time is over."""
@@ -284,7 +286,10 @@ class Taps(ChunkObserver):
     def see(self, account: Account) -> None:
         """Sends what somebody wants to see of a chunk that is decided about; never raises."""
         if not self._taps:
-            return
+            self.idle = True
+            if not self._taps:  # looked at again: one may have come in between
+                return
+            self.idle = False
         for part in account.parts:
             early = account.is_early
             self._show(PassingRows(part.batch, part.place, part.at, part, is_early=early))

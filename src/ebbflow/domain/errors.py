@@ -41,20 +41,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ebbflow.domain.durations import Duration, milliseconds
-
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """The server's word that a message is stored.
-
-    ``duplicate`` says that the stream had its id before, be it from an earlier attempt of the same
-    call; ``seq`` is the place of the copy that is stored. ``attempts`` is how often it was sent.
-    """
-
-    stream: str
-    seq: int
-    duplicate: bool
-    attempts: int
+from ebbflow.domain.message import Ack
 
 
 class EbbflowError(Exception):

@@ -1,6 +1,7 @@
 """The messages of user code: it receives a ``Datum`` and returns a ``Message`` or a ``Response``.
 
-Nothing here imports Spark or NATS, so handlers can be written and unit-tested with these alone.
+An ``Ack`` is the server's word that a message is stored. Nothing here imports Spark or NATS, so
+handlers can be written and unit-tested with these alone.
 """
 
 from __future__ import annotations
@@ -378,6 +379,20 @@ class Response:
         """
         wait = None if retry_after is None else milliseconds(retry_after)
         return cls(id, Status.UNAVAILABLE, error=what, retry_after=wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The server's word that a message is stored.
+
+    ``duplicate`` says that the stream had its id before, be it from an earlier attempt of the same
+    call; ``seq`` is the place of the copy that is stored. ``attempts`` is how often it was sent.
+    """
+
+    stream: str
+    seq: int
+    duplicate: bool
+    attempts: int
 
 
 _RANDOM = ~(15 << 76 | 3 << 62)

@@ -145,8 +145,11 @@ class ChunkRecord:
 class ChunkObserver:
     """Whoever reports on the chunks of a task. Used by the task's thread; does nothing by itself.
 
-    An observer overrides what it needs.
+    An observer overrides what it needs, and is not called for the rest. One that is ``idle`` has
+    nothing to see for now.
     """
+
+    idle = False
 
     def calling(self, rows: Rows) -> AbstractContextManager[Rows]:
         """Surrounds the calls of user code with a chunk; enters with the rows to call it with."""
@@ -161,6 +164,12 @@ class ChunkObserver:
 
     def see(self, account: Account) -> None:
         """Takes note of a chunk that is about to be settled; nothing waits for what it does."""
+
+
+def overriding(observers: Iterable[ChunkObserver], method: str) -> list[ChunkObserver]:
+    """Returns those who do something in a method of theirs: the others need not be called."""
+    nothing = getattr(ChunkObserver, method)
+    return [observer for observer in observers if getattr(type(observer), method) is not nothing]
 
 
 def gather_late(observers: Iterable[ChunkObserver], account: Account) -> Iterator[Publication]:

@@ -23,6 +23,7 @@ with nothing counted), and so are rows that were not tried because they would ha
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,6 +36,11 @@ from ebbflow.engine.system_errors import LISTED, SystemErrors, retry_after
 
 if TYPE_CHECKING:  # limits and errors are part of specs, which are checked without Arrow
     from ebbflow.engine.verdict import Verdict
+
+# SystemExit too: a handler that calls sys.exit() has failed on its message, nothing more. So has
+# one that waits for a task of its own that was cancelled; nobody else cancels anything here.
+USER_ERRORS = (Exception, SystemExit, CancelledError)
+"""What user code may raise about a message or a system; anything else ends its worker."""
 
 ENOUGH = 10
 """How many different messages have to fail in a row with errors that do not name a system."""

@@ -251,7 +251,7 @@ def set_aside_dead(operator: Operator) -> Operator:
             operator(verdict)
             return
         for index, why in dead.items():
-            verdict.decisions.dead_letter(index, why)
+            verdict.decisions.finish(index, why)
         alive = [index for index in range(len(verdict.rows)) if index not in dead]
         if alive:
             part = verdict.part_at(alive)

@@ -1,15 +1,24 @@
-"""The stream of rows that a vertex task reads: a buffer, a generator or a source.
+"""The streams of rows that a vertex task reads, and the intake that takes chunks from them.
 
+An ``Inlet`` is a buffer, a generator or a source; redeliveries are another one.
 Every inlet is complete: the task asks all of them the same questions and never what kind they are.
 A kind that has nothing to say inherits an answer that says nothing. What an inlet promises is that
 its rows can be had again after a crash: by ``take_until``, exactly as they were cut, or from the
 source, which has not been told of them before they were recorded as done.
 
 ``Watermark`` is the time up to which all messages have been read, by what each writer has said.
+
+An ``Intake`` takes rows from the inlet, from the redeliveries, or from both. In an ordered vertex a
+row that has to come back holds its partition until it is through. Nothing overtakes it, not even
+across a restart: how often it was delivered and when it is due is part of the position, and the
+position is exact to the row. Such a vertex takes one frame at a time, and nothing while a row is
+held. While a system is unavailable, a probe is a single row, a new one and an old one in turns: bad
+messages at the head of one of them cannot hide that the system is back.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +27,23 @@ from datetime import datetime
 import pyarrow as pa
 
 from ebbflow.domain.message import NackOptions
-from ebbflow.domain.outcome import Redeliver, Retry
+from ebbflow.domain.outcome import Counts, Redeliver, Retry
+from ebbflow.engine import frames
+from ebbflow.engine.account import HeldRow
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.position import NOTHING, Known, Mark
+from ebbflow.engine.position import NOTHING, Held, Known, Mark, Span, with_awaited
+from ebbflow.engine.publications import again_rows
+from ebbflow.engine.redelivery import due_time
 from ebbflow.engine.source_columns import NO_OFFSETS, OFFSETS
+from ebbflow.engine.verdict import Verdict
 
 Origin = tuple[str | None, datetime | None]
 """The task that wrote a frame, and its watermark then."""
+
+_PAUSED_FOR = 1.0
+_HELD_ROW = Counts(read=1, redelivered=1)
+_STATE = ("deliveries", "failures", "retries", "nack_reason")
 
 NEVER = 3600.0
 """Seconds until it is worth asking an inlet again that wakes its task by itself."""
@@ -175,14 +193,14 @@ class Watermark:
         self.current = start
         self._heard: dict[str, datetime | None] = dict.fromkeys(feeders)
 
-    def hear(self, frames: Iterable[tuple[str | None, datetime | None]]) -> None:
+    def hear(self, origins: Iterable[tuple[str | None, datetime | None]]) -> None:
         """Takes in the frames of a chunk: for each who wrote it, and their watermark then.
 
         Of several frames of one writer the first counts for this chunk, because rows of the first
         may be older than what the last one promises.
         """
         heard: dict[str, datetime] = {}
-        for feeder, watermark in frames:
+        for feeder, watermark in origins:
             if feeder in self._heard and watermark is not None:
                 heard.setdefault(feeder, watermark)
         self._heard |= heard
@@ -199,3 +217,171 @@ class Watermark:
     def _rise(self, to: datetime) -> None:
         if self.current is None or to > self.current:
             self.current = to
+
+
+def with_held(batch: pa.RecordBatch, held: Held | None) -> pa.RecordBatch:
+    """Returns the rows, the first of them as it comes back."""
+    if held is None:
+        return batch
+    columns = {name: batch.column(name).to_pylist() for name in _STATE}
+    state = (held.deliveries, held.failures, held.retries, held.reason)
+    for column, value in zip(columns.values(), state, strict=True):
+        column[0] = value
+    return frames.with_columns(batch, **columns)
+
+
+def settled_part(
+    verdict: Verdict, inlet: Inlet, batch: pa.RecordBatch, now: datetime
+) -> tuple[Verdict, Held | None]:
+    """Returns the verdict on the rows that can be settled, and the row behind them if it is held.
+
+    The inlet gets back the held row and all behind it: settled with the others, they would be
+    passed on before it, or lost.
+    """
+    end = verdict.first_held()
+    if end is None:
+        return verdict, None
+    inlet.give_back(batch, end)
+    outcome = verdict.outcomes.get(end)
+    held = _held(batch, end, outcome, now) if isinstance(outcome, Redeliver | Retry) else None
+    return verdict.cut(end), held
+
+
+def _held(batch: pa.RecordBatch, index: int, outcome: Redeliver | Retry, now: datetime) -> Held:
+    row = again_rows(batch, [index], [outcome]).to_pylist()[0]
+    now_ms = math.ceil(now.timestamp() * 1000)
+    return Held(due_time(now_ms, outcome.delay), *(row[name] for name in _STATE))
+
+
+def held_row(verdict: Verdict, batch: pa.RecordBatch, index: int) -> HeldRow:
+    """Returns the row that is held, with what was decided about it."""
+    return HeldRow(batch.slice(index, 1), verdict.outcomes[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Settleable:
+    """The verdict on what can be settled, the row held behind it, and the counts of that row."""
+
+    verdict: Verdict
+    held: Held | None
+    counts: Counts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Rows that become one chunk. ``leaves_rows`` if others may wait that it had no room for.
+
+    Rows that are ``in_order`` are settled up to the first that is held. All others may overtake
+    each other: all are settled, and each comes back by itself.
+    """
+
+    batches: list[pa.RecordBatch]
+    in_order: bool = False
+    leaves_rows: bool = False
+
+    def restore(self, held: Held | None) -> pa.RecordBatch:
+        """Returns the rows as user code is to see them, when ``held`` is what the vertex holds."""
+        batch = frames.concat(self.batches)
+        return with_held(batch, held) if self.in_order else batch
+
+    def cut(
+        self,
+        verdict: Verdict,
+        inlet: Inlet,
+        batch: pa.RecordBatch,
+        held: Held | None,
+        now: datetime,
+    ) -> Settleable:
+        """Returns what can be settled, and gives the rest back to the inlet."""
+        if not self.in_order:  # a replayed letter does not change what the inlet holds
+            return Settleable(verdict, held)
+        part, held = settled_part(verdict, inlet, batch, now)
+        return Settleable(part, held, _HELD_ROW if held else None)
+
+
+class Intake:
+    """Both streams that a task reads, opened where its position is. Used by the task's thread.
+
+    A ``paused`` one takes nothing new. That of an ``ordered`` vertex takes one frame at most, or
+    letters that are sent back, which have no order.
+    """
+
+    def __init__(
+        self, inlet: Inlet, redeliveries: Inlet, paused: bool = False, ordered: bool = False
+    ) -> None:
+        self.inlet = inlet
+        self.redeliveries = redeliveries
+        self._paused = paused
+        self._ordered = ordered
+        self._probes = 0
+
+    @property
+    def end(self) -> Span:
+        """Behind the last rows that were taken."""
+        known = {**self.inlet.known, **self.redeliveries.known}
+        return Span(self.inlet.mark, self.redeliveries.mark, known)
+
+    def await_redeliveries(self, lineage: str, chunk: int, tokens: Sequence[str]) -> None:
+        """Notes that a chunk sends frames back."""
+        self.redeliveries.known = with_awaited(self.redeliveries.known, lineage, chunk, tokens)
+
+    def take_again(self, intent: Span) -> Taken | None:
+        """Returns exactly the rows up to ``intent``; ``None`` if all come again from a source."""
+        redelivered = self.redeliveries.take_until(intent.redelivery)
+        batches = [*redelivered, *self.inlet.take_until(intent.inlet)]
+        return Taken(batches, self._ordered and not redelivered) if batches else None
+
+    def take(self, limit: int, held: bool) -> Taken | None:
+        """Returns up to ``limit`` rows that are here. ``held`` if a row holds up an order."""
+        if self._ordered:
+            return self._take_in_order(limit, held)
+        share = max(1, limit // 2)
+        redelivered = self.redeliveries.take(share)
+        room = max(1, limit - _count_rows(redelivered))
+        new = self._take_new(room)
+        leaves_rows = _count_rows(redelivered) >= share or _count_rows(new) >= room
+        batches = [*redelivered, *new]
+        return Taken(batches, leaves_rows=leaves_rows) if batches else None
+
+    def _take_in_order(self, limit: int, held: bool) -> Taken | None:
+        if redelivered := self.redeliveries.take(limit):
+            return Taken(redelivered, leaves_rows=True)
+        if held:  # whatever was taken now would overtake the held row
+            return None
+        fresh = self.inlet.take_frame(limit)
+        return Taken(fresh, in_order=True, leaves_rows=True) if fresh else None
+
+    def take_probe(self, held: bool) -> Taken | None:
+        """Returns a single row, with which to find out whether a system is back.
+
+        In an ordered vertex the held one comes first here, too.
+        """
+        if self._ordered:
+            return self.take(1, held)
+        self._probes += 1
+        takes = (self._take_new, self.redeliveries.take)
+        for take in takes if self._probes % 2 else reversed(takes):
+            if batches := take(1):
+                return Taken(batches)
+        return None
+
+    def _take_new(self, limit: int) -> list[pa.RecordBatch]:
+        return [] if self._paused else self.inlet.take(limit)
+
+    def ready_in(self) -> float:
+        """Returns the seconds until there may be something without anything arriving."""
+        return _PAUSED_FOR if self._paused else self.inlet.ready_in()
+
+    def forget(self, done: Span) -> None:
+        """Has everything up to ``done`` deleted, which is recorded as settled."""
+        self.inlet.forget(done.inlet)
+        self.redeliveries.forget(done.redelivery)
+
+    def close(self, for_good: bool) -> None:
+        """Ends the reading; ``for_good`` when no other task follows."""
+        self.inlet.close(for_good=for_good)
+        self.redeliveries.close()
+
+
+def _count_rows(batches: list[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)

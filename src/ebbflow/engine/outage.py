@@ -2,7 +2,8 @@
 
 A vertex waits for an unavailable system, longer each time and visibly, until a call succeeds. Its
 ``Breaker`` stops it when too large a share of its messages ends as dead letters: that is a bug in
-the code or its settings, and no message is to pay for it.
+the code or its settings, and no message is to pay for it. The ``OutageGate`` is what both close,
+and where user code is opened, and opened anew after an outage.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
-from ebbflow.engine.blame import POSTPONED, Outage, is_answer
+from ebbflow.engine.blame import POSTPONED, USER_ERRORS, Outage, is_answer
+from ebbflow.engine.causes import RaisedErrors
 
 if TYPE_CHECKING:
-    from ebbflow.engine.verdict import Verdict
+    from ebbflow.engine.verdict import Operator, Verdict
 
 DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, factor=2.0, cap=1_000)
 """Soon there again when the system is: the longest wait is a second."""
@@ -165,3 +167,122 @@ class Breaker:
         """Begins anew: people have resumed the vertex."""
         self.tripped = None
         self._letters.clear()
+
+
+_LOOK_AGAIN = 1.0
+
+
+class MeetsOutages(Protocol):
+    """Whoever calls user code, and learns from its errors whether a system is unavailable."""
+
+    @property
+    def outage(self) -> Outage | None:
+        """The system that is unavailable, as far as the last call has shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCode:
+    """User code that is open: how it decides about a chunk, and who learns of outages then."""
+
+    operator: Operator
+    callers: Sequence[MeetsOutages]
+
+    @property
+    def outage(self) -> Outage | None:
+        """The system that is unavailable, as far as the last call has shown."""
+        for caller in self.callers:
+            if (outage := caller.outage) is not None:
+                return outage
+        return None
+
+
+class VertexCode(Protocol):
+    """The user code of a vertex, as the gate opens it."""
+
+    def open(self) -> OpenCode:
+        """Has it ready, anew after an outage; raises what user code raises when it opens."""
+
+
+class OutageGate:
+    """The way to the user code of one vertex on one worker.
+
+    It is closed until user code is open, while a system is unavailable, in a flood of dead letters,
+    and while people have paused the vertex. Between two waits for a system it is open for a single
+    message, a probe; the first that passes opens it for good. ``patience`` and ``breaker`` outlast
+    epochs, and with them what the gate has seen.
+    """
+
+    def __init__(self, code: VertexCode, patience: Patience, breaker: Breaker) -> None:
+        self._code = code
+        self._patience = patience
+        self._breaker = breaker
+        self._open: OpenCode | None = None
+        self._raised = RaisedErrors()
+        self.paused = False
+        """Whether people have paused the vertex."""
+
+    def restore(self, halted: str | None, paused: bool = False) -> None:
+        """Takes over from the position what keeps the vertex from going on."""
+        self._breaker.tripped = halted
+        self.paused = paused
+
+    @property
+    def opened(self) -> bool:
+        """Whether user code has been open."""
+        return self._open is not None
+
+    @property
+    def probing(self) -> bool:
+        """Whether a system is away, so that messages are tried one by one."""
+        return self._patience.away
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """The system that is waited for, if one is away."""
+        return self._patience.waiting
+
+    @property
+    def halted(self) -> str | None:
+        """Why there are too many dead letters, if there are."""
+        return self._breaker.tripped
+
+    def ready_in(self) -> float:
+        """Returns the seconds until it is worth trying; 0 when messages may be taken now."""
+        closed = self.paused or self.halted is not None
+        return _LOOK_AGAIN if closed else self._patience.ready_in()
+
+    def open(self) -> bool:
+        """Has user code ready; ``False`` when nothing may be given to it now."""
+        if self.ready_in() > 0:
+            return False
+        if self.opened and not self.probing:
+            return True
+        try:
+            self._open = self._code.open()
+        except USER_ERRORS as error:
+            self._patience.meet(Outage.of(error))
+            self._raised.note(error, None)
+            return False
+        return True
+
+    def take_raised(self) -> RaisedErrors:
+        """Returns the errors that user code has raised when it was opened, and forgets them."""
+        raised, self._raised = self._raised, RaisedErrors()
+        return raised
+
+    def decide(self, verdict: Verdict) -> None:
+        """Has user code decide about a chunk, and learns from it what is away."""
+        if self.probing:
+            verdict.disregard_time()
+        assert self._open is not None
+        self._open.operator(verdict)
+        if (outage := self._open.outage) is not None:
+            verdict.disregard_time()
+            self._patience.meet(outage)
+        else:
+            self._patience.end()
+        self._breaker.check(verdict)
+
+    def resume(self) -> None:
+        """Lets the vertex go on: people have looked at the dead letters."""
+        self._breaker.reset()

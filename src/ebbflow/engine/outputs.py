@@ -1,16 +1,20 @@
 """Outputs: the messages that user code returned for a chunk, and the rows they become.
 
-Outputs come message by message (``Outputs``) or as whole columns (``ColumnOutputs``). Either way
-a row's id is the way the message took, so ids stay unique where branches meet again, and whatever
-the user did not set is inherited from the input.
+Outputs come message by message (``Outputs``) or as whole columns (``ColumnOutputs``); what can be
+done with them, ``AnyOutputs`` says once. Either way a row's id is the way the message took, so ids
+stay unique where branches meet again, and whatever the user did not set is inherited from the
+input. ``Edge`` is a way out of a vertex, and ``route`` chooses those that an output follows, by tag
+conditions as Numaflow has them: no condition forwards to all, ``or`` wants any of the values among
+the tags, ``and`` all of them, ``not`` none of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate, groupby, pairwise
 from typing import Any
@@ -18,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbflow.domain.code import TagOperator
 from ebbflow.domain.message import Message, Metadata
 from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
@@ -35,26 +40,92 @@ NOBODY = -1
 LONGEST_ID = 240
 
 
-class Outputs:
-    """Messages one by one, as columns; ``parents`` are indexes of inputs.
+class AnyOutputs(ABC):
+    """The outputs of a chunk; ``parents`` are indexes of inputs, ``indexes`` number those of one.
+
+    What a kind of outputs keeps beside these two is its own affair: it can pick some of its rows,
+    and fill in columns.
+    """
+
+    __slots__ = ("indexes", "parents")
+
+    parents: list[int]
+    indexes: list[int]
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @property
+    @abstractmethod
+    def tags(self) -> list[Sequence[str]]:
+        """The tags of each output."""
+
+    @abstractmethod
+    def earliest_times(self) -> list[datetime | None]:
+        """Returns event times, the earliest among them; one is None if an output has none."""
+
+    @abstractmethod
+    def extend(self, at: Sequence[int], others: Any) -> None:
+        """Appends outputs of the same kind, of some of the inputs: those at the indexes ``at``."""
+
+    @abstractmethod
+    def _pick(self, rows: Sequence[int]) -> AnyOutputs:
+        """Returns the outputs of these numbers, in this order."""
+
+    @abstractmethod
+    def _fill_in(self, columns: dict[str, Any]) -> None:
+        """Puts what user code has set in the place of what is inherited."""
+
+    def cut(self, end: int, start: int = NOBODY) -> AnyOutputs:
+        """Returns the outputs of the inputs before ``end``, or of those from ``start`` on."""
+        # Each is looked at: those of retried inputs may come behind those of later ones.
+        return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])
+
+    def without(self, parent: int) -> AnyOutputs:
+        """Returns the outputs of all inputs but one."""
+        return self._pick([row for row, p in enumerate(self.parents) if p != parent])
+
+    def sorted(self) -> AnyOutputs:
+        """Returns the outputs in the order of their inputs."""
+        if all(one <= other for one, other in pairwise(self.parents)):
+            return self
+        return self._pick(sorted(range(len(self)), key=self.parents.__getitem__))
+
+    def shifted(self, by: int) -> AnyOutputs:
+        """Returns the outputs of inputs that are counted from another one on."""
+        moved = self._pick(range(len(self)))
+        moved.parents = [parent - by for parent in self.parents]
+        return moved
+
+    def batch(
+        self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
+    ) -> pa.RecordBatch:
+        """Returns the outputs as rows; ``name`` is the step they came from.
+
+        ``now`` is when they are first seen, or ``None`` if that is inherited.
+        """
+        columns = _inherit(self, rows, name, now, inherited)
+        self._fill_in(columns)
+        return frames.batch_of(columns, len(self))
+
+
+class Outputs(AnyOutputs):
+    """Messages one by one, as columns.
 
     Most messages say nothing but their values. What others say is kept by the number of the
     output, as copies: the lists are the user's, who may go on with them.
     """
 
-    __slots__ = ("_event_times", "_keys", "_metadata", "_tags", "indexes", "parents", "values")
+    __slots__ = ("_event_times", "_keys", "_metadata", "_tags", "values")
 
     def __init__(self) -> None:
-        self.parents: list[int] = []
-        self.indexes: list[int] = []
+        self.parents = []
+        self.indexes = []
         self.values: list[bytes] = []
         self._keys: dict[int, list[str]] = {}
         self._tags: dict[int, Sequence[str]] = {}
         self._event_times: dict[int, datetime] = {}
         self._metadata: dict[int, Metadata] = {}
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     @property
     def tags(self) -> list[Sequence[str]]:
@@ -119,26 +190,7 @@ class Outputs:
         self.indexes += others.indexes
         self.values += others.values
 
-    def cut(self, end: int, start: int = NOBODY) -> Outputs:
-        """Returns the outputs of the inputs before ``end``, or of those from ``start`` on."""
-        # Each is looked at: those of retried inputs may come behind those of later ones.
-        return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])
-
-    def without(self, parent: int) -> Outputs:
-        """Returns the outputs of all inputs but one."""
-        return self._pick([row for row, p in enumerate(self.parents) if p != parent])
-
-    def sorted(self) -> Outputs:
-        """Returns the outputs in the order of their inputs."""
-        return self._pick(sorted(range(len(self)), key=self.parents.__getitem__))
-
-    def shifted(self, by: int) -> Outputs:
-        """Returns the outputs of inputs that are counted from another one on."""
-        moved = self._pick(range(len(self)))
-        moved.parents = [parent - by for parent in self.parents]
-        return moved
-
-    def _pick(self, rows: Sequence[int]) -> Outputs:
+    def _pick(self, rows: Sequence[int]) -> AnyOutputs:
         kept = Outputs()
         kept.parents = [self.parents[row] for row in rows]
         kept.indexes = [self.indexes[row] for row in rows]
@@ -151,22 +203,14 @@ class Outputs:
     def _all_facts(self) -> tuple[dict[int, Any], ...]:
         return self._keys, self._tags, self._event_times, self._metadata
 
-    def batch(
-        self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
-    ) -> pa.RecordBatch:
-        """Returns the outputs as rows; ``name`` is the step they came from.
-
-        ``now`` is when they are first seen, or ``None`` if that is inherited.
-        """
-        columns = _inherit(self, rows, name, now, inherited)
+    def _fill_in(self, columns: dict[str, Any]) -> None:
         columns["value"] = self.values
         own = {"keys": self._keys, "event_time": self._event_times, "metadata": self._metadata}
         for column, facts in own.items():
             if facts:
-                columns[column] = self._fill_in(facts, columns[column])
-        return frames.batch_of(columns, len(self))
+                columns[column] = self._join(facts, columns[column])
 
-    def _fill_in(self, facts: Any, inherited: pa.Array) -> list[Any]:
+    def _join(self, facts: Any, inherited: pa.Array) -> list[Any]:
         """Returns a column of what outputs were given, and of what the others have inherited."""
         own = self._column(facts)
         if len(facts) == len(own):
@@ -175,17 +219,21 @@ class Outputs:
         return [parents_value if value is None else value for value, parents_value in pairs]
 
 
-@dataclass(slots=True)
-class ColumnOutputs:
+class ColumnOutputs(AnyOutputs):
     """Messages as whole columns: ``value`` and those of ``GIVEN`` that there are."""
 
-    parents: list[int] = field(default_factory=list)
-    indexes: list[int] = field(default_factory=list)
-    tags: list[Sequence[str]] = field(default_factory=list)
-    pieces: list[dict[str, pa.Array]] = field(default_factory=list)
+    __slots__ = ("_tags", "pieces")
 
-    def __len__(self) -> int:
-        return len(self.parents)
+    def __init__(self) -> None:
+        self.parents = []
+        self.indexes = []
+        self._tags: list[Sequence[str]] = []
+        self.pieces: list[dict[str, pa.Array]] = []
+
+    @property
+    def tags(self) -> list[Sequence[str]]:
+        """The tags of each output."""
+        return self._tags
 
     def add(
         self,
@@ -197,43 +245,24 @@ class ColumnOutputs:
         """Appends the outputs of one call."""
         self.parents += parents
         self.indexes += indexes
-        self.tags += tags
+        self._tags += tags
         self.pieces.append(columns)
 
     def earliest_times(self) -> list[datetime | None]:
-        """As for ``Outputs``."""
+        """Returns event times, the earliest among them; one is None if an output has none."""
         columns = [piece["event_time"] for piece in self.pieces if "event_time" in piece]
         complete = len(columns) == len(self.pieces) and not any(c.null_count for c in columns)
         earliest = [frames.to_time(pc.min(column)) for column in columns if len(column)]
         return earliest if complete else [*earliest, None]
 
     def extend(self, at: Sequence[int], others: ColumnOutputs) -> None:
-        """As for ``Outputs``."""
+        """Appends outputs of some of the inputs; the first of them is the input at ``at[0]``."""
         self.parents += [at[parent] for parent in others.parents]
         self.indexes += others.indexes
-        self.tags += others.tags
+        self._tags += others.tags
         self.pieces += others.pieces
 
-    def cut(self, end: int, start: int = NOBODY) -> ColumnOutputs:
-        """As for ``Outputs``."""
-        return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])
-
-    def without(self, parent: int) -> ColumnOutputs:
-        """As for ``Outputs``."""
-        return self._pick([row for row, p in enumerate(self.parents) if p != parent])
-
-    def sorted(self) -> ColumnOutputs:
-        """As for ``Outputs``."""
-        if all(one <= other for one, other in pairwise(self.parents)):
-            return self
-        return self._pick(sorted(range(len(self)), key=self.parents.__getitem__))
-
-    def shifted(self, by: int) -> ColumnOutputs:
-        """As for ``Outputs``."""
-        parents = [parent - by for parent in self.parents]
-        return ColumnOutputs(parents, self.indexes, self.tags, self.pieces)
-
-    def _pick(self, rows: Sequence[int]) -> ColumnOutputs:
+    def _pick(self, rows: Sequence[int]) -> AnyOutputs:
         ends = list(accumulate(len(piece["value"]) for piece in self.pieces))
         kept = ColumnOutputs()
         for number, run in groupby(rows, lambda row: bisect_right(ends, row)):
@@ -247,15 +276,10 @@ class ColumnOutputs:
             )
         return kept
 
-    def batch(
-        self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
-    ) -> pa.RecordBatch:
-        """As for ``Outputs``."""
-        columns = _inherit(self, rows, name, now, inherited)
+    def _fill_in(self, columns: dict[str, Any]) -> None:
         for column in GIVEN:
             if any(column in piece for piece in self.pieces):
                 columns[column] = self._join(column, columns.get(column))
-        return frames.batch_of(columns, len(self))
 
     def _join(self, column: str, inherited: pa.Array) -> pa.Array:
         start, arrays = 0, []
@@ -268,9 +292,6 @@ class ColumnOutputs:
             arrays.append(own)
             start += count
         return pa.concat_arrays(arrays)
-
-
-AnyOutputs = Outputs | ColumnOutputs
 
 
 def _inherit(
@@ -324,3 +345,37 @@ def _shorten_way(way: str) -> str:
     # What the message came from stays readable; the way since then is told by its hash.
     digest = hashlib.blake2b(way.encode(), digest_size=12).hexdigest()
     return f"{way.partition('/')[0][:LONGEST_ID]}/~{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A way out of a vertex, to the buffers of the next one.
+
+    ``keyed`` sends messages with the same keys to the same partition, in order; ``discards`` gives
+    messages up when the buffer is full.
+    """
+
+    to: str
+    partitions: int = 1
+    operator: TagOperator = "or"
+    values: frozenset[str] = frozenset()
+    keyed: bool = False
+    discards: bool = False
+
+    def accepts(self, tags: Sequence[str]) -> bool:
+        """Returns whether a message with these tags goes this way."""
+        if not self.values:
+            return True
+        if self.operator == "and":
+            return self.values.issubset(tags)
+        return self.values.isdisjoint(tags) is (self.operator == "not")
+
+
+def route(edges: Sequence[Edge], tags: Sequence[Sequence[str]]) -> list[Sequence[int]]:
+    """Returns for each edge the indexes of the outputs that follow it."""
+    return [
+        range(len(tags))
+        if not edge.values
+        else [index for index, these in enumerate(tags) if edge.accepts(these)]
+        for edge in edges
+    ]

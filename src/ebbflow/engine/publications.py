@@ -33,10 +33,9 @@ from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_headers, answer_key
 from ebbflow.engine.dead_letter import MARK, Letter
 from ebbflow.engine.frames import Rows, request_id
-from ebbflow.engine.outputs import NOBODY
+from ebbflow.engine.outputs import NOBODY, Edge, route
 from ebbflow.engine.position import name_sender
 from ebbflow.engine.redelivery import due_after, round_delay
-from ebbflow.engine.routing import Edge, route
 from ebbflow.engine.verdict import Verdict
 
 FROM = "Ebbflow-From"
@@ -67,8 +66,9 @@ _UNKNOWN: dict[str, Any] = {"value": b"", "event_time": None, "first_seen": None
 class Stage(IntEnum):
     """The order of publishing: everything of a stage is confirmed before the next one begins.
 
-    Redeliveries come before outputs as a second safeguard beside the hash in the ids: user code
-    that only improves from one try to the next would lose nothing even without the hash.
+    Redeliveries come before outputs as a second safeguard beside the hash in the ids, for those
+    that are not listed as awaited: user code that only improves from one try to the next would lose
+    nothing of these even without the hash.
     """
 
     REDELIVER = 1

@@ -66,21 +66,35 @@ def settle_or_refuse(
     place: Place,
     now: datetime,
     watermark: datetime | None = None,
+    observers: Sequence[ChunkObserver] = (),
+) -> Settlement:
+    """Settles a chunk; the rows that cannot be settled as decided are dead-lettered instead."""
+    try:
+        return settle(chunk, verdict, place, now, watermark, observers=observers)
+    except Exception as error:
+        return settle_in_pieces(error, chunk, verdict, place, now, watermark, observers=observers)
+
+
+def settle_in_pieces(
+    failure: Exception,
+    chunk: Chunk,
+    verdict: Verdict,
+    place: Place,
+    now: datetime,
+    watermark: datetime | None = None,
     returning: Collection[int] = (),
     held: HeldRow | None = None,
     observers: Sequence[ChunkObserver] = (),
 ) -> Settlement:
-    """Settles a chunk; the rows that cannot be settled as decided are dead-lettered instead."""
+    """Settles a chunk that ``settle`` has failed on as a whole.
+
+    The rows that cannot be settled as they were decided are dead-lettered instead.
+    """
 
     def whole(chunk: Chunk) -> Settlement:
         return settle(
             chunk, verdict, place, now, watermark, returning, held=held, observers=observers
         )
-
-    try:
-        return whole(chunk)
-    except Exception as error:
-        failure = error
 
     def work(start: int, end: int) -> None:
         part = verdict.between(start, end)

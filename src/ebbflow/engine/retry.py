@@ -15,9 +15,8 @@ from typing import Literal
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Retry
 from ebbflow.engine import frames
-from ebbflow.engine.decisions import Failure
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.verdict import Operator, Verdict
+from ebbflow.engine.verdict import Failure, Operator, Verdict
 
 Pause = Callable[[float], None]
 
@@ -37,11 +36,13 @@ class RetryStrategy:
         return self.on_failure == "retry" or retries < self.backoff.steps
 
 
-def call_with_retries(
+def retry_failed(
     verdict: Verdict, call: Operator, strategy: RetryStrategy | None, pause: Pause, what: str
 ) -> None:
-    """Has user code decide about the rows; ``what`` names it in the letters of those that fail."""
-    call(verdict)
+    """Retries the rows that have failed, and gives each of them an outcome.
+
+    ``what`` names user code in the letters of those that are given up.
+    """
     if strategy is not None:
         _retry_on_the_spot(verdict, call, strategy, pause)
     conclude(verdict, strategy, what)
@@ -97,13 +98,13 @@ def _conclude(
     decisions = verdict.decisions
     letter = DeadLetter(f"{what} failure", error=failure.error)
     if strategy is None:
-        decisions.dead_letter(index, letter)
+        decisions.finish(index, letter)
     elif strategy.allows(failure.retries):
         wait = _wait(verdict, index, failure, strategy)
         retries, failures = failure.retries + 1, verdict.failures_of(index)
-        decisions.redeliver(index, Retry(wait, failure.error, retries, failures))
+        decisions.finish(index, Retry(wait, failure.error, retries, failures))
     elif strategy.on_failure == "fallback" and verdict.rules.has_fallback:
         decisions.fall_back(index, letter)
     else:
         retried = f"{failure.error} (after {failure.retries} retries)"
-        decisions.dead_letter(index, DeadLetter("retries exhausted", error=retried))
+        decisions.finish(index, DeadLetter("retries exhausted", error=retried))

@@ -2,166 +2,284 @@
 
 User code returns, yields, raises and answers; a verdict turns each of these into a decision about
 the input. A nack among the outputs of an input takes back all its siblings. An error is counted on
-the input alone, never on the chunk. A message that breaks a rule (``check_message``: types, sizes,
-times) is an error of its input.
+the input alone, never on the chunk. A message that breaks a rule (``checks``) is an error of its
+input. ``Decisions`` are the record of all that, ``Verdict`` writes them for one chunk.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.domain.durations import Backoff
-from ebbflow.domain.errors import ContractViolation, MessageTooLarge
-from ebbflow.domain.message import Message, Metadata, Nack, NackOptions, Signal, Status
-from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
+from ebbflow.domain.errors import MessageTooLarge
+from ebbflow.domain.message import Message, Nack, NackOptions, Signal
+from ebbflow.domain.outcome import DeadLetter, Dropped, Outcome, Redeliver, Retry
 from ebbflow.engine import frames
-from ebbflow.engine.decisions import Decisions, Failure
-from ebbflow.engine.frames import TIME, Rows
-from ebbflow.engine.outputs import AnyOutputs, event_times
+from ebbflow.engine.causes import Raised, RaisedErrors
+from ebbflow.engine.checks import (
+    NOT_MESSAGES,
+    Rules,
+    check_handed_on,
+    check_keys,
+    check_message,
+)
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.outputs import AnyOutputs, ColumnOutputs, Outputs, event_times
 from ebbflow.engine.redelivery import decide_error, decide_nack, draw_chance, shorten
 
-# Iterable, but never a list of messages; an empty one must not pass for "nothing to forward".
-NOT_MESSAGES = (str, bytes, bytearray, memoryview, Mapping)
+EMPTY = Dropped("empty result")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """The rules for one chunk of a vertex.
+class Failure:
+    """An error that user code reported about an input, and how often that had been retried."""
 
-    ``policy`` says how often an input comes back after an exception, ``largest`` is the most bytes
-    of a message. ``allowed`` are the statuses that the sink at hand may answer with beside OK,
-    FAILURE and NACK. With ``has_fallback`` an input that is out of deliveries or retries goes to
-    the fallback sink in place of the dead letters. In an ``ordered`` vertex nothing overtakes an
-    input that has to come back. ``beside`` names the sink at hand, unless it is the primary.
+    error: str
+    retries: int
+
+
+@dataclass(slots=True)
+class Decisions:
+    """The decisions about the rows of one chunk, by index. Only its methods write a field.
+
+    An input without an outcome is done: only what ends otherwise is written down one by one, and
+    the outputs are gathered as columns, so the normal case costs next to nothing. Decisions can be
+    pickled: a child process that tries rows in place of its worker sends them back.
+
+    Outcomes are final. What is failed, or asked for a fallback, on-success or served, is not: user
+    code has asked for it, and whoever does it takes it from here and writes the outcome.
     """
 
-    vertex: str
-    policy: Backoff
-    largest: int
-    allowed: frozenset[Status] = frozenset()
-    has_fallback: bool = False
-    ordered: bool = False
-    beside: str | None = None
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    """The outcomes of the inputs that are not simply done."""
+    outputs: AnyOutputs | None = field(default_factory=Outputs)
+    """The outputs; ``None`` forwards the inputs as they are."""
+    failed: dict[int, Failure] = field(default_factory=dict)
+    """The inputs that user code reports as failed, to be retried or given up."""
+    fallback: dict[int, DeadLetter] = field(default_factory=dict)
+    """The inputs for the fallback sink, each with the letter it would be without one."""
+    on_success: dict[int, Message | None] = field(default_factory=dict)
+    """The inputs for the on-success sink, each with the message to hand on in its place."""
+    served: dict[int, bytes] = field(default_factory=dict)
+    """The payloads to be stored as answers."""
+    answers: dict[int, list[bytes]] = field(default_factory=dict)
+    """The answers that are stored when the chunk is settled."""
+    event_times: list[datetime] = field(default_factory=list)
+    """The event times that count toward the watermark although nothing is forwarded."""
+    written: int | None = None
+    """The messages that sinks took, where the outcomes of the inputs do not tell."""
+    emitted_rows: int = 0
+    """The output rows that were forwarded before the chunk is settled."""
+    unreached: int | None = None
+    """The first row that user code has not seen, where an ordered vertex stopped."""
+    raised: RaisedErrors | None = None
+    """The errors that user code has raised, whatever became of their messages."""
 
+    # --- ends -----------------------------------------------------------------------------------
 
-def check_message(message: Message, rules: Rules) -> None:
-    """Raises unless this is a message that frames can hold and the vertex may forward."""
-    if not isinstance(message, Message):
-        raise ContractViolation(
-            rules.vertex,
-            f"returned {type(message).__name__} where a Message belongs",
-            fix="Return Message(value), a list of them, or None to drop the input.",
+    def drop(self, index: int, rule: Dropped = EMPTY) -> None:
+        """Ends the input without leaving anything behind."""
+        self.outcomes[index] = rule
+
+    def finish(self, index: int, end: Outcome) -> None:
+        """Writes down the outcome of the input."""
+        self.outcomes[index] = end
+
+    # --- what is still to be done ---------------------------------------------------------------
+
+    def fail(self, index: int, failure: Failure) -> None:
+        """Leaves the input to its retry strategy."""
+        self.failed[index] = failure
+
+    def fall_back(self, index: int, letter: DeadLetter) -> None:
+        """Leaves the input to the fallback sink."""
+        self.fallback[index] = letter
+
+    def hand_on(self, index: int, message: Message | None) -> None:
+        """Leaves the message, or the input itself, to the on-success sink."""
+        self.on_success[index] = message
+
+    def serve(self, index: int, payload: bytes) -> None:
+        """Leaves the payload to be stored as the answer to the input's request."""
+        self.served[index] = payload
+
+    def serve_all(self, payloads: Sequence[bytes]) -> None:
+        """Leaves a payload for each input to be stored as the answer to its request."""
+        self.served = dict(enumerate(payloads))
+
+    def take_failed(self, indexes: Iterable[int] | None = None) -> dict[int, Failure]:
+        """Returns the failed inputs, or those at the indexes, and forgets that they failed."""
+        chosen = list(self.failed if indexes is None else indexes)
+        return {index: self.failed.pop(index) for index in chosen}
+
+    def take_fallback(self) -> dict[int, DeadLetter]:
+        """Returns the inputs for the fallback sink and forgets them."""
+        taken, self.fallback = self.fallback, {}
+        return taken
+
+    def take_on_success(self) -> dict[int, Message | None]:
+        """Returns the inputs for the on-success sink and forgets them."""
+        taken, self.on_success = self.on_success, {}
+        return taken
+
+    def take_served(self) -> dict[int, bytes]:
+        """Returns the payloads that are to be stored and forgets them."""
+        taken, self.served = self.served, {}
+        return taken
+
+    def withdraw_request(self, index: int, rule: Dropped) -> None:
+        """Ends an input that waits for a further sink; one that waits for none is left alone."""
+        for requests in (self.fallback, self.on_success, self.served):
+            if index in requests:
+                del requests[index]
+                self.outcomes[index] = rule
+
+    # --- what the chunk leaves behind -----------------------------------------------------------
+
+    def forward(self, index: int, number: int, message: Message) -> None:
+        """Adds an output of the input, its ``number``-th."""
+        assert isinstance(self.outputs, Outputs)
+        self.outputs.add(index, number, message)
+
+    def forward_plain(self, index: int, value: bytes, keys: Sequence[str] | None = None) -> None:
+        """Adds the only output of the input, which says nothing but its value and its keys."""
+        self.outputs.add_plain(index, value, keys)  # type: ignore[union-attr]
+
+    def forward_columns(
+        self,
+        parents: Sequence[int],
+        numbers: list[int],
+        tags: list[Sequence[str]],
+        columns: dict[str, pa.Array],
+    ) -> None:
+        """Adds the outputs of one call of a columnar map."""
+        if not isinstance(self.outputs, ColumnOutputs):
+            self.outputs = ColumnOutputs()
+        self.outputs.add(parents, numbers, tags, columns)
+
+    def forward_outputs(self, outputs: AnyOutputs) -> None:
+        """Makes these the outputs of the chunk."""
+        self.outputs = outputs
+
+    def forward_inputs(self) -> None:
+        """Makes the inputs that are done the outputs, as they are."""
+        self.outputs = None
+
+    def take_outputs(self) -> Outputs:
+        """Returns the outputs so far and forgets them: they are forwarded before the others."""
+        taken, self.outputs = self.outputs, Outputs()
+        assert isinstance(taken, Outputs)
+        return taken
+
+    def sort_outputs(self) -> None:
+        """Puts the outputs in the order of their inputs: those of retried ones came last.
+
+        A replay that decides in smaller pieces would have another order, and so other frames.
+        """
+        if self.outputs is not None:
+            self.outputs = self.outputs.sorted()
+
+    def withdraw_from(self, index: int) -> None:
+        """Takes back what was forwarded and reported for the input and those behind it."""
+        self.failed.pop(index, None)
+        if self.outputs is not None:
+            self.outputs = self.outputs.cut(index)
+
+    def answer(self, index: int, payloads: Sequence[bytes]) -> None:
+        """Adds answers that are stored when the chunk is settled."""
+        self.answers.setdefault(index, []).extend(payloads)
+
+    def note_event_times(self, times: Iterable[datetime]) -> None:
+        """Has these times count toward the watermark; one without a zone is in UTC."""
+        self.event_times += [t if t.tzinfo else t.replace(tzinfo=UTC) for t in times]
+
+    def count_written(self, messages: int) -> None:
+        """Counts messages that sinks took, where the outcomes of the inputs do not tell."""
+        self.written = (self.written or 0) + messages
+
+    def count_emitted(self, rows: int) -> None:
+        """Counts output rows that were forwarded before the chunk is settled."""
+        self.emitted_rows += rows
+
+    def note_error(self, error: BaseException, message_id: str) -> None:
+        """Counts an error of user code, for people."""
+        self._raised().note(error, message_id)
+
+    def note_failure(self, error: str, message_id: str) -> None:
+        """Counts a failure that user code has reported without raising, for people."""
+        self._raised().add(Raised("FAILURE", error, None, 1, message_id))
+
+    def _raised(self) -> RaisedErrors:
+        if self.raised is None:
+            self.raised = RaisedErrors()
+        return self.raised
+
+    def stop_at(self, index: int) -> None:
+        """Leaves the rows from ``index`` on undecided."""
+        self.unreached = index if self.unreached is None else min(self.unreached, index)
+
+    # --- parts of a chunk -----------------------------------------------------------------------
+
+    def merge(self, at: Sequence[int], part: Decisions) -> None:
+        """Takes over what was decided about some of the rows, those at the indexes ``at``."""
+        self.outcomes |= {at[index]: end for index, end in part.outcomes.items()}
+        self.failed |= {at[index]: failure for index, failure in part.failed.items()}
+        self.fallback |= {at[index]: letter for index, letter in part.fallback.items()}
+        self.on_success |= {at[index]: message for index, message in part.on_success.items()}
+        self.served |= {at[index]: payload for index, payload in part.served.items()}
+        self.answers |= {at[index]: payloads for index, payloads in part.answers.items()}
+        self.event_times += part.event_times
+        self.emitted_rows += part.emitted_rows
+        if part.raised is not None:
+            self._raised().merge(part.raised)
+        if part.written is not None:
+            self.count_written(part.written)
+        if part.unreached is not None and part.unreached < len(at):
+            self.stop_at(at[part.unreached])
+        self._merge_outputs(at, part.outputs)
+
+    def _merge_outputs(self, at: Sequence[int], outputs: AnyOutputs | None) -> None:
+        if outputs is None:
+            self.outputs = None
+        elif self.outputs is not None and len(outputs):
+            if not len(self.outputs):
+                self.outputs = type(outputs)()
+            self.outputs.extend(at, outputs)
+
+    def between(self, start: int, end: int) -> Decisions:
+        """Returns the decisions about the rows from ``start`` up to ``end``, as on them alone."""
+        outputs = self.outputs
+        return Decisions(
+            outcomes={i - start: o for i, o in self.outcomes.items() if start <= i < end},
+            answers={i - start: a for i, a in self.answers.items() if start <= i < end},
+            outputs=None if outputs is None else outputs.cut(end, start).shifted(start),
         )
-    if not isinstance(message.value, bytes):
-        raise ContractViolation(
-            rules.vertex,
-            f"returned a Message whose value is {type(message.value).__name__}, not bytes",
-            fix="Encode it first, for example with json.dumps(...).encode().",
+
+    def take_back(self, index: int, why: DeadLetter) -> None:
+        """Takes the input out of the pipeline after all, with nothing that was made of it."""
+        self.outcomes[index] = why
+        self.answers.pop(index, None)
+        if self.outputs is not None:
+            self.outputs = self.outputs.without(index)
+
+    def cut(self, end: int) -> Decisions:
+        """Returns the decisions about the rows before ``end`` alone.
+
+        The event times stay whole: they were seen, and a watermark may not wait for them twice.
+        """
+        return Decisions(
+            outcomes={index: o for index, o in self.outcomes.items() if index < end},
+            answers={index: a for index, a in self.answers.items() if index < end},
+            outputs=None if self.outputs is None else self.outputs.cut(end),
+            event_times=self.event_times,
+            raised=self.raised,
         )
-    size = len(message.value)
-    if message.keys is not None:
-        size += check_keys(message.keys, rules)
-    if message.metadata is not None:
-        size += _check_metadata(message.metadata, rules.vertex)
-    if size > rules.largest:
-        raise MessageTooLarge(size, rules.largest)
-    if message.tags:
-        _check_texts("tags", message.tags, rules.vertex)
-    if message.event_time is not None:
-        _check_time(message.event_time, rules.vertex)
-    if message.signal is not None:
-        _check_signal(message, rules.vertex)
-
-
-def check_keys(keys: Sequence[str], rules: Rules) -> int:
-    """Returns the size of the keys; raises unless they are texts that frames can hold."""
-    return _check_texts("keys", keys, rules.vertex)
-
-
-def check_handed_on(message: Message, rules: Rules) -> None:
-    """Raises unless the on-success sink can be given this message."""
-    check_message(message, rules)
-    if message.signal is not None:
-        raise ContractViolation(
-            rules.vertex,
-            f"answered ON_SUCCESS with a message to {message.signal.value}",
-            fix="Give Message(value), or no message to hand on the original.",
-        )
-
-
-def _check_time(event_time: datetime, vertex: str) -> None:
-    if not isinstance(event_time, datetime):
-        raise ContractViolation(
-            vertex,
-            f"returned an event_time of type {type(event_time).__name__}",
-            fix="Give a datetime with a time zone.",
-        )
-    pa.scalar(event_time, TIME).as_py()  # refuses what is out of range, as for texts below
-
-
-def _check_metadata(metadata: Metadata, vertex: str) -> int:
-    """Returns the size of the metadata."""
-    groups: list[Any] = list(metadata.values()) if isinstance(metadata, Mapping) else [None]
-    mapped = all(isinstance(entries, Mapping) for entries in groups)
-    texts: list[Any] = [*metadata, *(k for e in groups for k in e)] if mapped else [None]
-    values = [value for entries in groups for value in entries.values()] if mapped else []
-    if {type(text) for text in texts} - {str} or {type(value) for value in values} - {bytes}:
-        raise ContractViolation(
-            vertex,
-            f"returned a Message whose metadata is {metadata!r:.80}",
-            fix="Give {group: {key: bytes}}.",
-        )
-    return len("".join(texts).encode()) + sum(map(len, values))
-
-
-def _check_signal(message: Message, vertex: str) -> None:
-    if not isinstance(message.signal, Signal):
-        raise ContractViolation(
-            vertex,
-            f"returned a Message whose signal is {message.signal!r:.80}",
-            fix="Make it with Message.to_drop(), .to_nack() or .to_fail().",
-        )
-    if not isinstance(message.error, str | None):
-        raise ContractViolation(
-            vertex,
-            f"failed with an error of type {type(message.error).__name__}",
-            fix="Give the error as text: Message.to_fail('what went wrong').",
-        )
-    if not isinstance(message.nack_options, NackOptions | None):
-        raise ContractViolation(
-            vertex,
-            f"nacked with options of type {type(message.nack_options).__name__}",
-            fix="Give NackOptions(delay=..., max_deliveries=..., reason=...).",
-        )
-
-
-def _check_texts(what: str, texts: Sequence[str], vertex: str) -> int:
-    """Returns the size of the texts together."""
-    if type(texts) is list or type(texts) is tuple:
-        try:
-            return len("".join(texts).encode())
-        except TypeError:
-            pass  # one of them is no text
-    # A collection, because what can be gone through only once would be empty afterwards.
-    if (
-        isinstance(texts, str)
-        or not isinstance(texts, Collection)
-        or not all(isinstance(text, str) for text in texts)
-    ):
-        raise ContractViolation(
-            vertex,
-            f"returned a Message whose {what} are {texts!r:.80}",
-            fix=f"Give {what} as a list of texts.",
-        )
-    # Encoding refuses what no frame could hold, while only one message is at stake.
-    return len("".join(texts).encode())
 
 
 class Emitter(Protocol):
@@ -426,7 +544,7 @@ class Verdict:
     def postpone(self, index: int, delay: int, why: str) -> None:
         """Has the input come back as it is, with nothing counted on it."""
         retries = int(self.rows.column("retries")[index])
-        self.decisions.redeliver(index, Retry(delay, why, retries, self.failures_of(index)))
+        self.decisions.finish(index, Retry(delay, why, retries, self.failures_of(index)))
 
 
 Operator = Callable[[Verdict], None]

@@ -32,10 +32,10 @@ from collections.abc import (
 from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
-from ebbflow.domain.errors import Ack, EbbflowError, PublishError
-from ebbflow.nats.client import SecuredClient
+from ebbflow.domain.errors import EbbflowError, PublishError
+from ebbflow.domain.message import Ack
+from ebbflow.nats.client import Answer, SecuredClient
 from ebbflow.nats.publish import PublishRetry, Sending, Tally, WaitForRoom, check_size
-from ebbflow.nats.requests import Answer
 from ebbflow.nats.wire import Publishes, read_headers
 
 T = TypeVar("T")

@@ -37,7 +37,6 @@ import nats.errors
 
 from ebbflow.domain.errors import (
     AccessError,
-    Ack,
     BufferFull,
     JetStreamUnavailable,
     MessageTooLarge,
@@ -46,9 +45,9 @@ from ebbflow.domain.errors import (
     PublishError,
     PublishTimeout,
 )
+from ebbflow.domain.message import Ack
 from ebbflow.nats.api import ApiError
-from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.requests import NO_RESPONDERS, Answer
+from ebbflow.nats.client import NO_RESPONDERS, Answer, SecuredClient
 from ebbflow.nats.wire import write_headers
 
 E = TypeVar("E", bound=PublishError)

@@ -33,9 +33,8 @@ from ebbflow.engine import frames
 from ebbflow.engine.position import Position, Span
 from ebbflow.engine.publications import Place
 from ebbflow.nats import api
-from ebbflow.nats.follow import Follower, follow
 from ebbflow.nats.link import Link
-from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.pull import Deliveries, Follower, follow
 from ebbflow.nats.stored import read_after
 from ebbflow.runtime.control import ask_tap, end_tap
 from ebbflow.runtime.run import read_spec

@@ -15,13 +15,14 @@ from typing import Protocol
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine.account import ChunkObserver, HeldRow
+from ebbflow.engine.account import ChunkObserver, HeldRow, overriding
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
+from ebbflow.engine.outage import OutageGate
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place
-from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
+from ebbflow.engine.rescue import decide_in_pieces, settle_in_pieces
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.verdict import Rules, Verdict
-from ebbflow.runtime.outage_gate import OutageGate
+from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.ports import Clock
 
 _EMIT_EVERY = 0.1
@@ -98,7 +99,10 @@ class ChunkDecider:
         observers: Sequence[ChunkObserver] = (),
     ) -> None:
         self._rules = rules
-        self._observers = observers
+        self._around = overriding(observers, "calling")
+        self._late = overriding(observers, "late")
+        in_any_order = Rules(rules.place.vertex, rules.on_error, rules.largest)
+        self._chunk_rules = {False: in_any_order, True: replace(in_any_order, ordered=True)}
         self._gate = gate
         self._size = size
         self._clock = clock
@@ -106,14 +110,15 @@ class ChunkDecider:
 
     def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
         """Returns what user code decides about the rows; ``publish`` is called meanwhile."""
+        rules = self._chunk_rules[in_order]
+        if not self._around:
+            return self._decide(rows, rules, publish)
         with ExitStack() as stack:
-            for observer in self._observers:
+            for observer in self._around:
                 rows = stack.enter_context(observer.calling(rows))
-            return self._decide(rows, in_order, publish)
+            return self._decide(rows, rules, publish)
 
-    def _decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
-        vertex = self._rules.place.vertex
-        rules = Rules(vertex, self._rules.on_error, self._rules.largest, ordered=in_order)
+    def _decide(self, rows: Rows, rules: Rules, publish: PublishPart) -> Verdict:
         emitter = _Emission(self, publish) if self._rules.emits else None
         verdict = Verdict(rows, rules, emitter)
         try:
@@ -154,10 +159,15 @@ class ChunkDecider:
         """
         returning = range(0) if returned_from is None else range(returned_from, sys.maxsize)
         chunk = Chunk(key, verdict.rows, number, is_probe=self._gate.probing)
-        place, now, observers = self._rules.place, self._clock.now(), self._observers
-        settlement = settle_or_refuse(
-            chunk, verdict, place, now, watermark, returning, held, observers
-        )
+        place, now, late = self._rules.place, self._clock.now(), self._late
+        try:
+            settlement = settle(
+                chunk, verdict, place, now, watermark, returning, held=held, observers=late
+            )
+        except Exception as error:
+            settlement = settle_in_pieces(
+                error, chunk, verdict, place, now, watermark, returning, held, late
+            )
         return replace(settlement, counts=settlement.counts + more) if more else settlement
 
     def settle_part(self, part: Verdict, key: str, watermark: datetime | None) -> Settlement | None:
@@ -169,7 +179,7 @@ class ChunkDecider:
         try:
             return settle(
                 chunk, part, self._rules.place, now, watermark,
-                is_early=True, observers=self._observers,
+                is_early=True, observers=self._late,
             )  # fmt: skip
         except Exception:
             return None

@@ -14,23 +14,22 @@ Whoever reports on chunks, as data, to people or as traces, observes the account
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine import frames
 from ebbflow.engine.account import ChunkObserver, ChunkRecord, HeldRow
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.inlet import Watermark, handed_back
+from ebbflow.engine.inlet import Intake, Taken, Watermark, handed_back, held_row
+from ebbflow.engine.outage import OutageGate
 from ebbflow.engine.position import Span, chunk_key
 from ebbflow.engine.publications import Place
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, DecisionRules
-from ebbflow.runtime.intake import Intake, Taken, held_row
-from ebbflow.runtime.outage_gate import OutageGate
-from ebbflow.runtime.ports import Clock, Epoch, Report, TaskEvents, TaskJournal
+from ebbflow.runtime.ports import Clock, Report, TaskEvents, TaskJournal
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
 
 AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.008, 0.002
@@ -44,6 +43,10 @@ SMALL = 100
 """A chunk of fewer rows is a small one."""
 
 _LOOK_EVERY = 1.0
+# Seconds that an epoch waits for something to take before it ends without a chunk.
+_LEAST = 1.0
+# Seconds that a stopping task waits for buffers to take what it has in flight before it lets go.
+_GRACE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,82 @@ class TaskParts:
     feeders: Iterable[str] = ()
     interval: float = AT_BUFFER
     observers: Sequence[ChunkObserver] = ()
+
+
+class Epoch:
+    """One epoch of one task: how long it works, and what people want of it meanwhile.
+
+    It begins when everything is open and has at least one chunk if there is anything to take, so
+    that however short the epochs are every one of them makes progress. Words come from any thread
+    (``control``); ``wake`` ends a wait.
+    """
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self.wake = threading.Event()
+        self._clock = clock
+        self._seconds = seconds
+        self._stopped_at: float | None = None
+        self._resumed = False
+        self.paused = False
+        """Whether people have paused the vertex."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts the epoch's time, again if it has been started before."""
+        self._began = self._clock.monotonic()
+        self._deadline = self._began + self._seconds
+
+    def stop(self) -> None:
+        """Ends the task soon, and for good."""
+        if self._stopped_at is None:
+            self._stopped_at = self._clock.monotonic()
+        self.wake.set()
+
+    def shorten(self, seconds: float) -> None:
+        """Ends the epoch when it has lasted so long, if that is sooner: others wait."""
+        if seconds < self._seconds:
+            self._deadline += seconds - self._seconds
+            self._seconds = seconds
+        self.wake.set()
+
+    def resume(self) -> None:
+        """Has the vertex continue although there were too many dead letters."""
+        self._resumed = True
+        self.wake.set()
+
+    def pause(self, paused: bool) -> None:
+        """Has the task take nothing more once it has settled what it holds, or continue."""
+        self.paused = paused
+        self.wake.set()
+
+    def take_resumed(self) -> bool:
+        """Whether the vertex was resumed since the last call."""
+        if not self._resumed:  # reset only when seen: the word comes from another thread
+            return False
+        self._resumed = False
+        return True
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the driver has said stop."""
+        return self._stopped_at is not None
+
+    @property
+    def grace_is_over(self) -> bool:
+        """Whether the task has been stopping for so long that it lets go of what it has."""
+        stopped_at = self._stopped_at
+        return stopped_at is not None and self._clock.monotonic() - stopped_at > _GRACE
+
+    def left(self) -> float:
+        """Returns the seconds until the epoch ends; below zero when it should have ended."""
+        return self._deadline - self._clock.monotonic()
+
+    def is_over(self, may_end_idle: bool) -> bool:
+        """Whether to end now; a task that must not end idle is given a moment more."""
+        if self.stopped:
+            return True
+        waited = self._clock.monotonic() - self._began
+        return self.left() <= 0 and (may_end_idle or waited >= _LEAST)
 
 
 class ChunkLoop:
@@ -167,7 +246,7 @@ class ChunkLoop:
     def _process(self, taken: Taken) -> None:
         """Has user code decide about a chunk, and starts to settle it."""
         start, waiting = self._settling.start, self._settling.held
-        batch = taken.order.restore(frames.concat(taken.batches), waiting)
+        batch = taken.restore(waiting)
         self._gathering.begin_chunk(batch.num_rows, taken.leaves_rows)
         self._watermark.hear(self._inlet.origins)
         offsets = self._inlet.pick_up()
@@ -176,14 +255,15 @@ class ChunkLoop:
         record.call = self._clock.monotonic() - self._taken - record.read
         now, whole = self._clock.now(), verdict
         # From here on ``verdict`` and ``intake.end`` are of the rows that can be settled.
-        verdict, held, more = taken.order.cut(verdict, self._inlet, batch, waiting, now)
+        settleable = taken.cut(verdict, self._inlet, batch, waiting, now)
+        verdict, more = settleable.verdict, settleable.counts
         self._count(verdict)
         told_beside = held_row(whole, batch, len(verdict.rows)) if more else None
         first = batch.num_rows - len(offsets)
         settlement = self._settle(verdict, start, first, more, told_beside)
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
-        chunk = ChunkEnd(end, settlement.counts, watermark, held, back)
+        chunk = ChunkEnd(end, settlement.counts, watermark, settleable.held, back)
         self._settling.begin(settlement, chunk, record)
 
     def _begin_record(self, rows: int) -> ChunkRecord:
@@ -192,7 +272,7 @@ class ChunkLoop:
         return record
 
     def _decide(self, rows: Rows, taken: Taken, start: Span) -> Verdict:
-        return self._decider.decide(rows, taken.order.is_strict, partial(self._publish_part, start))
+        return self._decider.decide(rows, taken.in_order, partial(self._publish_part, start))
 
     def _settle(
         self,
@@ -217,7 +297,8 @@ class ChunkLoop:
     def _show(self, settlement: Settlement) -> None:
         assert settlement.account is not None
         for observer in self._observers:
-            observer.see(settlement.account)
+            if not observer.idle:
+                observer.see(settlement.account)
 
     def _publish_part(self, start: Span, part: Verdict) -> int | None:
         """Forwards what a stream map has yielded so far, before its chunk is settled."""

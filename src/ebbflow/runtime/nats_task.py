@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
-
-import pyarrow as pa
 
 from ebbflow.accounts.audit import AuditObserver
 from ebbflow.accounts.events import Events
@@ -22,78 +19,32 @@ from ebbflow.accounts.trail import TrailObserver
 from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.account import ChunkObserver
-from ebbflow.engine.inlet import Inlet
-from ebbflow.engine.position import Mark, Position, Span, known_of_redeliveries, known_of_writers
-from ebbflow.engine.publications import Place, Publication
-from ebbflow.engine.settlement import Settlement
+from ebbflow.engine.inlet import Inlet, Intake
+from ebbflow.engine.outage import OutageGate, VertexCode
+from ebbflow.engine.position import Position, Span, known_of_redeliveries, known_of_writers
+from ebbflow.engine.publications import Place
 from ebbflow.nats.api import ApiError
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.control import Handlers, PauseWatch, listening
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
-from ebbflow.runtime.intake import Intake, OrderedIntake
-from ebbflow.runtime.loop import AT_BUFFER, AT_REQUESTS, AT_SOURCE, ChunkLoop, TaskParts
-from ebbflow.runtime.outage_gate import OutageGate, VertexCode
+from ebbflow.runtime.loop import AT_BUFFER, AT_REQUESTS, AT_SOURCE, ChunkLoop, Epoch, TaskParts
 from ebbflow.runtime.plan import VertexPlan
-from ebbflow.runtime.ports import Epoch, InFlight, Report, SystemClock
+from ebbflow.runtime.ports import Report, SystemClock
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.runtime.worker import WORKER
 from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
 from ebbflow.streams.overdue import RedeliveryPlace, clear_overdue
-from ebbflow.streams.positions import PositionStore
-from ebbflow.streams.publish_settlement import publish_settlement, without_stored
+from ebbflow.streams.publish_settlement import NatsJournal
 from ebbflow.streams.reader import FrameReader
 
-T = TypeVar("T")
 
-
-class NatsJournal:
-    """The journal of one partition in JetStream. Its coroutines run on the link's loop."""
-
-    def __init__(self, plan: VertexPlan, partition: int, link: Link, tally: Tally) -> None:
-        self._link = link
-        self._plan = plan
-        self._names = Names(plan.pipeline)
-        self._tally = tally
-        self._store = PositionStore(
-            link.client, self._names, plan.vertex, partition, plan.run.publish, tally
-        )
-        self.ledger: Ledger | None = None
-        self.claimed: Position | None = None
-
-    async def claim(self) -> Position:
-        """Takes the partition over: from now on the task that had it can write no more."""
-        self.claimed = await self._store.claim(self._plan.run.id)
-        return self.claimed
-
-    async def write(self, position: Position) -> None:
-        """Replaces the record; ``Fenced`` when another task has claimed the partition."""
-        await self._store.write(position)
-
-    async def write_histories(self, rows: pa.RecordBatch) -> None:
-        """Stores rows as they are to be when their source gives them again."""
-        assert self.ledger is not None
-        await self.ledger.write(rows, self._tally)
-
-    async def end_histories(self, ids: pa.StringArray) -> None:
-        """Deletes what was stored about messages that have ended for good."""
-        assert self.ledger is not None
-        await self.ledger.end(ids, self._tally)
-
-    async def without_stored(self, settlement: Settlement, repeated: Mark | None) -> Settlement:
-        """Returns the settlement without what an earlier attempt has stored."""
-        return await without_stored(self._link.client, self._names, settlement, repeated)
-
-    async def publish(self, settlement: Settlement, done: Mark) -> Collection[Publication]:
-        """Stores the publications, stage after stage; returns those that a full buffer discards."""
-        client, retry = self._link.client, self._plan.run.publish
-        return await publish_settlement(client, self._names, settlement, retry, self._tally, done)
-
-    def submit(self, step: Coroutine[Any, Any, T]) -> InFlight[T]:
-        """Starts a coroutine on the link's loop."""
-        return self._link.submit(step)
+def open_journal(plan: VertexPlan, partition: int, link: Link, tally: Tally) -> NatsJournal:
+    """Returns the journal of a partition."""
+    names, run = Names(plan.pipeline), plan.run
+    return NatsJournal(link, names, plan.vertex, partition, run.id, run.publish, tally)
 
 
 class VertexTask:
@@ -107,7 +58,7 @@ class VertexTask:
         self._clock = SystemClock()
         self._epoch = Epoch(seconds, self._clock)
         tally = Tally()
-        self._journal = NatsJournal(plan, partition, self._link, tally)
+        self._journal = open_journal(plan, partition, self._link, tally)
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
         self._rules = _rules(plan, partition)
         self._resident = WORKER.vertex(plan.whose)
@@ -166,8 +117,7 @@ class VertexTask:
         redeliveries = open_redeliveries(plan, partition, link, done, wake)
         ledger = self._journal.ledger = open_ledger(plan, partition, link)
         inlet = open_inlet(plan, partition, link, done, wake, ledger, self.events)
-        kind = OrderedIntake if plan.ordered else Intake
-        return kind(inlet, redeliveries, plan.paused)
+        return Intake(inlet, redeliveries, plan.paused, plan.ordered)
 
 
 def place_of(plan: VertexPlan, partition: int) -> Place:

@@ -20,8 +20,8 @@ from ebbflow.connectors.serving import sink as serve
 from ebbflow.domain.code import Code
 from ebbflow.engine.blame import Outage
 from ebbflow.engine.dead_letter import set_aside_dead
+from ebbflow.engine.outage import OpenCode
 from ebbflow.engine.position import LINEAGE
-from ebbflow.engine.retry import call_with_retries
 from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.runtime.plan import (
     DataFrameMap,
@@ -36,6 +36,9 @@ from ebbflow.runtime.worker import WORKER
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import (
     Handler,
+    call_with_retries,
+    in_environment,
+    in_its_environment,
     run_batch_map,
     run_columnar,
     run_columnar_sink,
@@ -47,7 +50,7 @@ from ebbflow.usercode.monovertex import Mono, MonoStep, run_mono
 from ebbflow.usercode.poison import Child, PoisonIsolation
 from ebbflow.usercode.printing import LOG_LEVEL, Emit
 from ebbflow.usercode.sinks import Sinks, Store, run_sinks
-from ebbflow.usercode.variables import Variables, in_environment
+from ebbflow.usercode.variables import Variables
 
 
 def set_environment(plan: VertexPlan, partition: int) -> None:
@@ -81,18 +84,21 @@ class UserCode:
         self._operator: Operator | None = None
         self._in_children: PoisonIsolation | None = None
 
-    def open(self) -> None:
+    def open(self) -> OpenCode:
         """Opens it, unless it is open; raises what user code raises then.
 
         A handler that met with an outage is closed and opened anew.
         """
-        for handler in WORKER.vertex(self._plan.whose).handlers:
+        resident = WORKER.vertex(self._plan.whose)
+        for handler in resident.handlers:
             if handler.blame.outage is not None:
                 handler.renew()
         if self._in_children is not None and self._in_children.outage is not None:
             self._in_children.close()  # the next child opens it anew
         if self._operator is None:
             self._operator = self._make_operator()
+        blames = [handler.blame for handler in resident.handlers]
+        return OpenCode(self._operator, [*filter(None, [self._in_children]), *blames])
 
     def close(self) -> None:
         """Ends the child, if there is one; handlers of this process stay open."""
@@ -112,17 +118,6 @@ class UserCode:
         fresh, close = partial(_fresh_operator, plan), partial(WORKER.close_vertex, plan.whose)
         return Child(fresh, close, partial(_outage_of, plan), plan.calls.timeout)
 
-    def __call__(self, verdict: Verdict) -> None:
-        """Decides about a chunk."""
-        assert self._operator is not None
-        self._operator(verdict)
-
-    @property
-    def outage(self) -> Outage | None:
-        """The outage that the last call met with, if any."""
-        in_children = self._in_children.outage if self._in_children is not None else None
-        return in_children or _outage_of(self._plan)
-
 
 def _outage_of(plan: VertexPlan) -> Outage | None:
     outages = (handler.blame.outage for handler in WORKER.vertex(plan.whose).handlers)
@@ -133,18 +128,6 @@ def _fresh_operator(plan: VertexPlan, emit: Emit) -> Operator:
     """Makes the operator anew for a child process, which must not use its parent's handlers."""
     WORKER.forget_handlers()
     return Operators(plan, emit).operator()
-
-
-def _in_its_environment(handler: Handler, operator: Operator) -> Operator:
-    """Returns the operator with the handler's variables around each chunk."""
-    if not handler.variables:
-        return operator
-
-    def call(verdict: Verdict) -> None:
-        with in_environment(handler.variables):
-            operator(verdict)
-
-    return call
 
 
 class Operators:
@@ -183,7 +166,7 @@ class Operators:
 
     def _map(self, role: UserMap, name: str) -> Operator:
         handler = self._handler(name, role.code, role.env)
-        return _in_its_environment(handler, self._caller(role, handler))
+        return in_its_environment(handler, self._caller(role, handler))
 
     def _caller(self, role: UserMap, handler: Handler) -> Operator:
         """Returns the way to call a map in its mode."""
@@ -248,7 +231,7 @@ class Operators:
                 pandas=role.mode == "pandas",
                 fail_unavailable=fails,
             )
-        return _in_its_environment(handler, call)
+        return in_its_environment(handler, call)
 
     def _store(self, code: Code, env: Variables) -> Store:
         handler = self._handler("store", code, env)

@@ -1,4 +1,4 @@
-"""The seams of the chunk loop: where it records, what time it is, how long it works, who watches.
+"""The seams of the chunk loop: where it records, what time it is, who watches.
 
 ``ChunkLoop`` carries the guarantees and knows none of the systems behind it. On a worker these
 protocols are NATS and the system's clock (``nats_task``); in the tests of crashes they are a server
@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -22,11 +23,6 @@ from ebbflow.engine.outage import Waiting
 from ebbflow.engine.position import Mark, Position
 from ebbflow.engine.publications import Publication
 from ebbflow.engine.settlement import Settlement
-
-# Seconds that an epoch waits for something to take before it ends without a chunk.
-_LEAST = 1.0
-# Seconds that a stopping task waits for buffers to take what it has in flight before it lets go.
-_GRACE = 5.0
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -98,31 +94,28 @@ class Clock(Protocol):
     def now(self) -> datetime:
         """Returns the time of day, with a time zone."""
 
-    def wait(self, wake: threading.Event, seconds: float) -> None:
+    def wait(self, wake: threading.Event, seconds: float, /) -> object:
         """Waits until ``wake`` is set, at most so long."""
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, /) -> None:
         """Waits so long, whatever happens meanwhile."""
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """The clock of the machine. Asked many times for each chunk, it is a table of functions."""
 
-    def monotonic(self) -> float:
-        """Returns seconds that only ever grow."""
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
+    now = staticmethod(partial(datetime.now, UTC))
+    wait = staticmethod(threading.Event.wait)
+    sleep = staticmethod(time.sleep)
 
-    def now(self) -> datetime:
-        """Returns the time of day in UTC."""
-        return datetime.now(UTC)
 
-    def wait(self, wake: threading.Event, seconds: float) -> None:
-        """Waits until ``wake`` is set, at most so long."""
-        wake.wait(seconds)
+class Stopping(Protocol):
+    """How long a task that is to stop still waits."""
 
-    def sleep(self, seconds: float) -> None:
-        """Waits so long, whatever happens meanwhile."""
-        time.sleep(seconds)
+    @property
+    def grace_is_over(self) -> bool:
+        """Whether the task has been stopping for so long that it lets go of what it has."""
 
 
 class TaskEvents(Protocol):
@@ -145,79 +138,3 @@ class TaskEvents(Protocol):
 
     def flush(self) -> None:
         """Tells what has been counted."""
-
-
-class Epoch:
-    """One epoch of one task: how long it works, and what people want of it meanwhile.
-
-    It begins when everything is open and has at least one chunk if there is anything to take, so
-    that however short the epochs are every one of them makes progress. Words come from any thread
-    (``control``); ``wake`` ends a wait.
-    """
-
-    def __init__(self, seconds: float, clock: Clock) -> None:
-        self.wake = threading.Event()
-        self._clock = clock
-        self._seconds = seconds
-        self._stopped_at: float | None = None
-        self._resumed = False
-        self.paused = False
-        """Whether people have paused the vertex."""
-        self.begin()
-
-    def begin(self) -> None:
-        """Starts the epoch's time, again if it has been started before."""
-        self._began = self._clock.monotonic()
-        self._deadline = self._began + self._seconds
-
-    def stop(self) -> None:
-        """Ends the task soon, and for good."""
-        if self._stopped_at is None:
-            self._stopped_at = self._clock.monotonic()
-        self.wake.set()
-
-    def shorten(self, seconds: float) -> None:
-        """Ends the epoch when it has lasted so long, if that is sooner: others wait."""
-        if seconds < self._seconds:
-            self._deadline += seconds - self._seconds
-            self._seconds = seconds
-        self.wake.set()
-
-    def resume(self) -> None:
-        """Has the vertex continue although there were too many dead letters."""
-        self._resumed = True
-        self.wake.set()
-
-    def pause(self, paused: bool) -> None:
-        """Has the task take nothing more once it has settled what it holds, or continue."""
-        self.paused = paused
-        self.wake.set()
-
-    def take_resumed(self) -> bool:
-        """Whether the vertex was resumed since the last call."""
-        if not self._resumed:  # reset only when seen: the word comes from another thread
-            return False
-        self._resumed = False
-        return True
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the driver has said stop."""
-        return self._stopped_at is not None
-
-    @property
-    def grace_is_over(self) -> bool:
-        """Whether the task has been stopping for so long that it lets go of what it has."""
-        stopped_at = self._stopped_at
-        return stopped_at is not None and self._clock.monotonic() - stopped_at > _GRACE
-
-    def left(self) -> float:
-        """Returns the seconds until the epoch ends; below zero when it should have ended."""
-        return self._deadline - self._clock.monotonic()
-
-    def is_over(self, may_end_idle: bool) -> bool:
-        """Whether to end now; a task that must not end idle is given a moment more."""
-        if self.stopped:
-            return True
-        waited = self._clock.monotonic() - self._began
-        return self.left() <= 0 and (may_end_idle or waited >= _LEAST)

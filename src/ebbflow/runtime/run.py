@@ -34,8 +34,8 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.login import Addresses
 from ebbflow.spec.graph import PipelineShape, ShapeVertex
 from ebbflow.streams.names import Names
+from ebbflow.streams.positions import Record
 from ebbflow.streams.provision import explain_missing
-from ebbflow.streams.record import Record
 
 if TYPE_CHECKING:
     from ebbflow.nats.login import Login

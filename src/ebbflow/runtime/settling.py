@@ -22,12 +22,11 @@ from datetime import datetime
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.account import ChunkObserver, ChunkRecord
-from ebbflow.engine.inlet import HandedBack
+from ebbflow.engine.inlet import HandedBack, Intake
 from ebbflow.engine.position import Held, Position, Span, with_awaited
 from ebbflow.engine.publications import ChunkNumber
 from ebbflow.engine.settlement import Settlement
-from ebbflow.runtime.intake import Intake
-from ebbflow.runtime.ports import Clock, Epoch, InFlight, TaskJournal
+from ebbflow.runtime.ports import Clock, InFlight, Stopping, TaskJournal
 
 _PURGE_EVERY = 0.25
 # Seconds that a chunk waits to be recorded with the next one: as a rule, and at most.
@@ -74,14 +73,14 @@ class Settling:
         journal: TaskJournal,
         intake: Intake,
         position: Position,
-        epoch: Epoch,
+        stopping: Stopping,
         clock: Clock,
         meanwhile: Callable[[], None],
         observers: Sequence[ChunkObserver] = (),
     ) -> None:
         self._journal = journal
         self._intake = intake
-        self._epoch = epoch
+        self._stopping = stopping
         self._clock = clock
         self._meanwhile = meanwhile
         self._observers = observers
@@ -154,6 +153,8 @@ class Settling:
         lineage, number = self.position.lineage, self.number.number
         self._intake.await_redeliveries(lineage, number, tokens)
         known = with_awaited(chunk.end.known, lineage, number, tokens)
+        if known is chunk.end.known:
+            return chunk
         return replace(chunk, end=replace(chunk.end, known=known))
 
     def _note_gap(self) -> None:
@@ -270,7 +271,7 @@ class Settling:
                 if self._in_flight.done():
                     raise
                 self._meanwhile()
-                if self._epoch.grace_is_over:
+                if self._stopping.grace_is_over:
                     # Neither confirmed nor recorded: the intent stays, and the chunk is replayed.
                     self._in_flight.cancel()
                     raise Unsettled from None

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 from ebbflow.domain.code import Code
 from ebbflow.domain.durations import Backoff
-from ebbflow.engine.blame import Blame
+from ebbflow.engine.blame import USER_ERRORS, Blame
 from ebbflow.engine.outage import Breaker, BreakerLimit, Patience
 from ebbflow.engine.system_errors import SystemErrors
 from ebbflow.numaflow.pynumaflow.adapters import adapt
 from ebbflow.numaflow.pynumaflow.recognition import Place
 from ebbflow.runtime.chunk_size import Pace
 from ebbflow.usercode.call_watch import RUNNING, WorkerLeaves
-from ebbflow.usercode.calling import USER_ERRORS, Handler
+from ebbflow.usercode.calling import Handler, in_environment
 from ebbflow.usercode.targets import resolve
-from ebbflow.usercode.variables import CONTAINER_TYPE, Variables, in_environment
+from ebbflow.usercode.variables import CONTAINER_TYPE, Variables
 
 if TYPE_CHECKING:
     from ebbflow.accounts.taps import Tap

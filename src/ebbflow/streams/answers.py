@@ -22,9 +22,8 @@ from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.answers import Answer, key_pattern, read_answer
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.follow import Follower, follow
 from ebbflow.nats.link import Link
-from ebbflow.nats.pull import EPOCH, Deliveries
+from ebbflow.nats.pull import EPOCH, Deliveries, Follower, follow
 from ebbflow.nats.stored import read_after, read_last
 from ebbflow.streams.catalogue import ANSWERS_BUCKET
 from ebbflow.streams.names import Names, bucket_stream

@@ -21,8 +21,7 @@ from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_after
 from ebbflow.streams.audit_rows import CHUNK, AuditStamp, ToldFrame, choose
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_positions
-from ebbflow.streams.record import Record
+from ebbflow.streams.positions import Record, read_positions
 
 MOST_FRAMES = 100_000
 """The most frames of a batch. At low rates a frame has one row, and a batch is a file."""

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ebbflow.domain.code import Code
-from ebbflow.domain.errors import Ack, PermanentPublishError
+from ebbflow.domain.errors import PermanentPublishError
+from ebbflow.domain.message import Ack
 from ebbflow.engine import frames
 from ebbflow.engine.publications import ROWS
 from ebbflow.nats.link import Link

@@ -16,8 +16,7 @@ from typing import Any, cast
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.follow import Follower, follow
-from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.pull import Deliveries, Follower, follow
 from ebbflow.nats.stored import read_page, take_snapshot
 from ebbflow.streams.names import Names
 from ebbflow.usercode.printing import Kind, Printed

@@ -68,9 +68,9 @@ async def clear_overdue(
 async def _list_overdue(
     client: SecuredClient, place: RedeliveryPlace, before: float
 ) -> AsyncIterator[tuple[int, dict[str, str], str]]:
-    """Yields the frames that were due before a time, of the first so many that are parked."""
-    seen, parked = 0, place.names.later_subject(place.vertex, place.partition)
-    async with aclosing(read_after(client, place.stream, parked, 0, headers_only=True)) as batches:
+    """Yields the parked frames that were due before a time, of the first so many of the stream."""
+    seen = 0
+    async with aclosing(read_after(client, place.stream, "", 0, headers_only=True)) as batches:
         async for batch in batches:
             for row, seq in enumerate(batch.seqs):
                 headers = batch.parcel.headers(row) or {}
@@ -97,11 +97,22 @@ def _was_read(place: RedeliveryPlace, headers: dict[str, str], subject: str) -> 
 
 
 async def _move(client: SecuredClient, place: RedeliveryPlace, seq: int, subject: str) -> None:
+    async with aclosing(read_after(client, place.stream, "", seq - 1)) as batches:
+        async for batch in batches:
+            if batch.seqs[0] == seq:  # or else it is gone: the server has moved it after all
+                headers = batch.parcel.headers(0) or {}
+                await _publish_due(client, place, headers, batch.parcel.payload(0), subject)
+            return
+
+
+async def _publish_due(
+    client: SecuredClient,
+    place: RedeliveryPlace,
+    headers: dict[str, str],
+    payload: bytes,
+    subject: str,
+) -> None:
+    kept = {name: value for name, value in headers.items() if not name.startswith(_OF_THE_SERVER)}
     due = place.names.due_subject(place.vertex, place.partition)
-    async for batch in read_after(client, place.stream, subject, seq - 1):
-        for row in range(len(batch.seqs)):
-            headers = batch.parcel.headers(row) or {}
-            kept = {k: v for k, v in headers.items() if not k.startswith(_OF_THE_SERVER)}
-            # The id is for attempts of this call. What the frame is known by is where it was.
-            moved = kept | {PARKED_ON: subject}
-            await publish(client, due, batch.parcel.payload(row), moved, msg_id=subject)
+    # The id is for the attempts of this call. What the frame is known by is where it was.
+    await publish(client, due, payload, kept | {PARKED_ON: subject}, msg_id=subject)

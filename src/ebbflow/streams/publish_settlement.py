@@ -1,6 +1,7 @@
 """Publishing a settlement on JetStream, stage after stage, all of it confirmed.
 
-A chunk counts as done only when ``publish_settlement`` has returned. Until then its position is not
+``NatsJournal`` is the record of one partition, and everything that its task publishes. A chunk
+counts as done only when ``publish_settlement`` has returned. Until then its position is not
 written, and whoever takes the partition over publishes the same messages under the same ids.
 
 The server forgets ids: for two minutes it drops copies by itself. After that a replay would write
@@ -17,20 +18,26 @@ killed knows no id of a redelivery that it has moved meanwhile. See ``_Copies``.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import math
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any, TypeVar
 
-from ebbflow.domain.errors import Ack, BufferFull
-from ebbflow.engine.position import Mark
+import pyarrow as pa
+
+from ebbflow.domain.errors import BufferFull
+from ebbflow.domain.message import Ack
+from ebbflow.engine.position import Mark, Position
 from ebbflow.engine.publications import MOVED_FROM, PARKED_ON, Publication, Stage
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.bulk import publish_all, publish_lanes
 from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.link import Link
 from ebbflow.nats.publish import (
     BUFFER,
     MSG_ID,
@@ -44,7 +51,11 @@ from ebbflow.nats.publish import (
 from ebbflow.nats.stored import read_after, read_page, take_snapshot
 from ebbflow.nats.wire import Publishes
 from ebbflow.streams.catalogue import DUPLICATE_WINDOW
+from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
+from ebbflow.streams.positions import PositionStore
+
+T = TypeVar("T")
 
 IN_FLIGHT = 256
 # By any of these a redelivery that is stored is found.
@@ -86,7 +97,9 @@ async def publish_settlement(
     for stage in settlement.stages():
         # A stage begins when the one before it is confirmed. The order of stages is what a crash in
         # between may not turn around: see ``Stage``.
-        if len(stage) > 1 and stage[0].stage in _A_MESSAGE_EACH:
+        if len(stage) == 1:
+            await publish_one(stage[0])
+        elif stage[0].stage in _A_MESSAGE_EACH:
             await publish_each(stage)
         else:
             await publish_lanes(_split_lanes(stage), publish_one, IN_FLIGHT)
@@ -310,3 +323,59 @@ async def _read_headers_after(
         for batch in batches
         for row, seq in enumerate(batch.seqs)
     ]
+
+
+class NatsJournal:
+    """The journal of one partition in JetStream. Its coroutines run on the link's loop."""
+
+    def __init__(
+        self,
+        link: Link,
+        names: Names,
+        vertex: str,
+        partition: int,
+        run: str,
+        retry: PublishRetry,
+        tally: Tally,
+    ) -> None:
+        self._link = link
+        self._names = names
+        self._run = run
+        self._retry = retry
+        self._tally = tally
+        self._store = PositionStore(link.client, names, vertex, partition, retry, tally)
+        self.ledger: Ledger | None = None
+        self.claimed: Position | None = None
+
+    async def claim(self) -> Position:
+        """Takes the partition over: from now on the task that had it can write no more."""
+        self.claimed = await self._store.claim(self._run)
+        return self.claimed
+
+    async def write(self, position: Position) -> None:
+        """Replaces the record; ``Fenced`` when another task has claimed the partition."""
+        await self._store.write(position)
+
+    async def write_histories(self, rows: pa.RecordBatch) -> None:
+        """Stores rows as they are to be when their source gives them again."""
+        assert self.ledger is not None
+        await self.ledger.write(rows, self._tally)
+
+    async def end_histories(self, ids: pa.StringArray) -> None:
+        """Deletes what was stored about messages that have ended for good."""
+        assert self.ledger is not None
+        await self.ledger.end(ids, self._tally)
+
+    async def without_stored(self, settlement: Settlement, repeated: Mark | None) -> Settlement:
+        """Returns the settlement without what an earlier attempt has stored."""
+        return await without_stored(self._link.client, self._names, settlement, repeated)
+
+    async def publish(self, settlement: Settlement, done: Mark) -> Collection[Publication]:
+        """Stores the publications, stage after stage; returns those that a full buffer discards."""
+        return await publish_settlement(
+            self._link.client, self._names, settlement, self._retry, self._tally, done
+        )
+
+    def submit(self, step: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Starts a coroutine on the link's loop."""
+        return self._link.submit(step)

@@ -23,10 +23,9 @@ from ebbflow.engine.inlet import Inlet, Origin
 from ebbflow.engine.position import NOTHING, Known, Mark, Stamp, is_copy, with_frame
 from ebbflow.engine.publications import FROM, REDELIVERED_BY, WATERMARK, redelivery_token
 from ebbflow.nats import api
-from ebbflow.nats.follow import MOST_MESSAGES, Follower
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import MSG_ID
-from ebbflow.nats.pull import NANOS, Deliveries
+from ebbflow.nats.pull import MOST_MESSAGES, NANOS, Deliveries, Follower
 
 # A follower asks for more by itself when frames arrive, unless half its window is waiting, which is
 # this many or more. So it has to be told once while so many are taken: told more seldom, it could
@@ -39,7 +38,8 @@ class FrameReader(Inlet):
 
     With ``known``, what was read of each writer's last chunk before ``start``, frames that were
     read before are passed over. ``passed`` is the mark behind which there was nothing else so far.
-    The link waits for NATS, not the reader, so ``waiting`` is always ``None``.
+    The link waits for NATS, not the reader, so ``waiting`` is always ``None``. It is never
+    ``exhausted``: whatever feeds the stream may continue. An arrival wakes the task.
     """
 
     def __init__(
@@ -93,15 +93,6 @@ class FrameReader(Inlet):
         """Has the task hear of it when it takes what comes next."""
         self._failure = error
         self._wake.set()
-
-    @property
-    def exhausted(self) -> bool:
-        """Never ``True``: whatever feeds the stream may go on."""
-        return False
-
-    def ready_in(self) -> float:
-        """Returns a long time: an arrival wakes the task."""
-        return 3600.0
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
         """Returns up to ``limit`` rows that are here already; moves ``mark`` behind them.

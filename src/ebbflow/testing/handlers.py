@@ -17,12 +17,13 @@ from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.domain.message import Datum, Message
 from ebbflow.domain.outcome import DONE, Outcome
 from ebbflow.engine import frames
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.retry import RetryStrategy, call_with_retries
-from ebbflow.engine.verdict import Operator, Rules, Verdict
+from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.numaflow.pynumaflow.adapters import adapt, mode_of
 from ebbflow.usercode import calling as functions
-from ebbflow.usercode.calling import Handler
+from ebbflow.usercode.calling import Handler, call_with_retries
 from ebbflow.usercode.sinks import Sinks, run_sinks
 
 _LARGEST = 8 * 1024 * 1024 - 64 * 1024

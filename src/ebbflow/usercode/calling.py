@@ -7,6 +7,10 @@ function, and ``close()`` is called when the worker gives up the vertex.
 
 Whatever user code raises is the affair of the messages it was working on, or of a system that is
 away (``engine.blame``); it never stops a vertex. After an outage a class is made and opened anew.
+What it reports as failed is called again at once, if waits are short (``engine.retry``).
+
+A container's variables hold only while its code is made, opened, called or closed: a worker runs
+the code of several containers, which may give one name different values.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncIterator,
@@ -30,15 +35,17 @@ from typing import Any, Protocol, runtime_checkable
 import pyarrow.compute as pc
 
 from ebbflow.domain.message import Datum, Message, Nack, Signal
-from ebbflow.engine.blame import ENOUGH, Blame, Trial
+from ebbflow.engine.blame import ENOUGH, USER_ERRORS, Blame, Trial
+from ebbflow.engine.checks import NOT_MESSAGES, check_message
 from ebbflow.engine.frames import Rows
+from ebbflow.engine.retry import Pause, RetryStrategy, retry_failed
 from ebbflow.engine.trace_context import SCOPES, Scope
-from ebbflow.engine.verdict import NOT_MESSAGES, Verdict, check_message
+from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.usercode.call_watch import RUNNING, beating, in_time
 from ebbflow.usercode.columns import record_columns, select_columns
 from ebbflow.usercode.contract import order_results, record_answers, record_rows
 from ebbflow.usercode.targets import is_class
-from ebbflow.usercode.variables import Variables, in_environment
+from ebbflow.usercode.variables import Variables, expand_all
 
 
 class Stream:
@@ -91,10 +98,6 @@ class Stream:
         self._emitted.update(outputs.parents)
         self._decisions.count_emitted(written)
 
-
-# SystemExit too: a handler that calls sys.exit() has failed on its message, nothing more. So has
-# one that waits for a task of its own that was cancelled; nobody else cancels anything here.
-USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 
 # What most maps return; anything else may have to be waited for.
 _AT_HAND = frozenset({Message, list, type(None), bytes})
@@ -204,6 +207,56 @@ class Handler:
             self._runner.close()
 
 
+def call_with_retries(
+    verdict: Verdict, call: Operator, strategy: RetryStrategy | None, pause: Pause, what: str
+) -> None:
+    """Has user code decide about the rows; ``what`` names it in the letters of those that fail."""
+    call(verdict)
+    if verdict.decisions.failed:
+        retry_failed(verdict, call, strategy, pause, what)
+
+
+def in_its_environment(handler: Handler, operator: Operator) -> Operator:
+    """Returns the operator with the handler's variables around each chunk.
+
+    References among them are put in now, as when a container starts.
+    """
+    if not handler.variables:
+        return operator
+    values = expand_all(handler.variables, os.environ)
+
+    def call(verdict: Verdict) -> None:
+        with _set(values):
+            operator(verdict)
+
+    return call
+
+
+@contextlib.contextmanager
+def in_environment(variables: Variables) -> Iterator[None]:
+    """Sets variables of this process for as long as the context lasts."""
+    with _set(expand_all(variables, os.environ) if variables else {}):
+        yield
+
+
+@contextlib.contextmanager
+def _set(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _find_scopes(rows: Rows) -> Mapping[int, Scope]:
+    return {} if SCOPES.find is None else SCOPES.of(rows)
+
+
 def _as_iterable(result: Any) -> Iterable[Any]:
     single = isinstance(result, (Message, *NOT_MESSAGES)) or not isinstance(result, Iterable)
     return (result,) if single else result
@@ -219,7 +272,7 @@ def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     if handler.is_async and not ordered:
         handler.wait_for(map_side_by_side(handler, verdict, concurrency))
         return
-    trial, scopes = Trial(verdict, handler.blame), SCOPES.of(verdict.rows)
+    trial, scopes = Trial(verdict, handler.blame), _find_scopes(verdict.rows)
     call = _in_scopes(handler, scopes) if scopes else handler.call
     record = verdict.record_interpreted if handler.interprets else verdict.record
     with RUNNING as running:
@@ -255,7 +308,7 @@ def _in_scopes(handler: Handler, scopes: Mapping[int, Scope]) -> Callable[[Any],
 async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     """Gives every row to an ``async`` map, ``concurrency`` of them at a time."""
     trial, call = Trial(verdict, handler.blame), handler.call
-    gate, scopes = asyncio.Semaphore(concurrency), SCOPES.of(verdict.rows)
+    gate, scopes = asyncio.Semaphore(concurrency), _find_scopes(verdict.rows)
     away = 0
 
     async def call_with(index: int, datum: Datum) -> Any:
@@ -366,7 +419,7 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
     Outputs that have been forwarded stay forwarded when the input is nacked afterwards.
     """
     trial, stream = Trial(verdict, handler.blame), Stream(verdict)
-    scopes = SCOPES.of(verdict.rows)
+    scopes = _find_scopes(verdict.rows)
     for index, datum in enumerate(handler.data(verdict.rows)):
         try:
             with scopes.get(index, contextlib.nullcontext)():

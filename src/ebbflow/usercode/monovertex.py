@@ -32,12 +32,11 @@ from ebbflow.domain.outcome import (
 )
 from ebbflow.engine import frames
 from ebbflow.engine.answers import way_order
-from ebbflow.engine.decisions import Decisions
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import DELIVERY, INHERITED, event_times
-from ebbflow.engine.retry import Pause, RetryStrategy, call_with_retries
-from ebbflow.engine.routing import Edge
-from ebbflow.engine.verdict import Operator, Verdict
+from ebbflow.engine.outputs import DELIVERY, INHERITED, Edge, event_times
+from ebbflow.engine.retry import Pause, RetryStrategy
+from ebbflow.engine.verdict import Decisions, Operator, Verdict
+from ebbflow.usercode.calling import call_with_retries
 from ebbflow.usercode.contract import SENT_TO_FALLBACK
 from ebbflow.usercode.sinks import Sinks, run_fallback, run_on_success, run_sinks
 

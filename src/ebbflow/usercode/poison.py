@@ -32,9 +32,8 @@ from ebbflow.domain.errors import CallTimeout
 from ebbflow.domain.host import keep_private
 from ebbflow.domain.outcome import DeadLetter
 from ebbflow.engine.blame import Outage
-from ebbflow.engine.decisions import Decisions
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.verdict import Operator, Verdict
+from ebbflow.engine.verdict import Decisions, Operator, Verdict
 from ebbflow.usercode.call_watch import WorkerLeaves, watch_calls
 from ebbflow.usercode.printing import Collected, Emit, Printed, redirected
 
@@ -261,7 +260,7 @@ class PoisonIsolation:
             verdict.record_error(start, decided.over_time)
         else:
             letter = DeadLetter("killed its worker", error=decided.cause)
-            verdict.decisions.dead_letter(start, letter)
+            verdict.decisions.finish(start, letter)
 
     def _try(self, verdict: Verdict, start: int, end: int) -> Decisions | Death:
         rows = Rows(verdict.rows.batch.slice(start, end - start), verdict.rows.watermark)

@@ -16,11 +16,12 @@ from ebbflow.domain.errors import MessageTooLarge
 from ebbflow.domain.message import Message, Status
 from ebbflow.domain.outcome import FellBack, Outcome, Served, Succeeded
 from ebbflow.engine import frames
-from ebbflow.engine.blame import Blame, Trial
+from ebbflow.engine.blame import USER_ERRORS, Blame, Trial
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows, request_id
-from ebbflow.engine.retry import Pause, RetryStrategy, call_with_retries
-from ebbflow.engine.verdict import Operator, Rules, Verdict
-from ebbflow.usercode.calling import USER_ERRORS
+from ebbflow.engine.retry import Pause, RetryStrategy
+from ebbflow.engine.verdict import Operator, Verdict
+from ebbflow.usercode.calling import call_with_retries
 
 PLAIN = frozenset({Status.OK, Status.FAILURE, Status.NACK})
 

@@ -1,16 +1,12 @@
-"""Variables of the environment that hold for one function, and references to them.
+"""The variables of a container, and references among them, as Kubernetes writes them.
 
-A container's variables reach the user code that runs in its place. A worker runs the code of
-several containers, which may give one name different values. So the variables hold only while
-that code is made, opened, called or closed; the worker's own are there again afterwards.
+A container's variables reach the user code that runs in its place; ``calling`` sets them.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 Variables = tuple[tuple[str, str], ...]
 """Names and values, in their order; a value may refer to variables, as Kubernetes writes it."""
@@ -45,21 +41,3 @@ def expand_all(variables: Variables, around: Mapping[str, str]) -> dict[str, str
     for name, value in variables:
         known[name] = expand(value, known)
     return {name: known[name] for name, _ in variables}
-
-
-@contextmanager
-def in_environment(variables: Variables) -> Iterator[None]:
-    """Sets variables of this process for as long as the context lasts."""
-    if not variables:
-        yield
-        return
-    before = {name: os.environ.get(name) for name, _ in variables}
-    os.environ.update(expand_all(variables, os.environ))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

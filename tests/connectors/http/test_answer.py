@@ -14,7 +14,7 @@ from ebbflow.connectors.http import sink as answers
 from ebbflow.connectors.http.client import LONGEST_WAIT, HttpAnswer, parse_retry_after
 from ebbflow.connectors.http.sink import decide
 from ebbflow.domain.message import RowResponse, Status
-from ebbflow.engine.decisions import Failure
+from ebbflow.engine.verdict import Failure
 from ebbflow.usercode.contract import record_rows
 from tests.engine.sample_rows import some, verdict_on
 

@@ -22,9 +22,8 @@ from typing import Any
 
 from ebbflow.domain.errors import JetStreamUnavailable, SetupError
 from ebbflow.nats import api
-from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.client import Answer, SecuredClient
 from ebbflow.nats.pull import EPOCH, has_domain
-from ebbflow.nats.requests import Answer
 from ebbflow.nats.wire import Publishes
 
 _NO_CONSUMER = 10014

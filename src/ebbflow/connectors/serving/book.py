@@ -46,8 +46,8 @@ from ebbflow.domain.errors import EbbflowError
 from ebbflow.domain.message import make_request_id
 from ebbflow.engine.answers import Answer
 from ebbflow.nats import api
-from ebbflow.nats.follow import Follower
 from ebbflow.nats.link import Link
+from ebbflow.nats.pull import Follower
 from ebbflow.streams.answers import follow_trail
 from ebbflow.streams.feed import Spot
 from ebbflow.streams.names import Names

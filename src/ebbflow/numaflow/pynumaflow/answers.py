@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from ebbflow.domain.message import Message, NackOptions, Response, Signal, Status
-from ebbflow.engine.verdict import NOT_MESSAGES
+from ebbflow.engine.checks import NOT_MESSAGES
 from ebbflow.numaflow.pynumaflow.datum import RowFacts
 
 _SIGNALS = {signal.tag: signal for signal in (Signal.NACK, Signal.FAIL, Signal.DROP)}

@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from ebbflow.domain.code import Mode
-from ebbflow.engine.blame import Blame
+from ebbflow.engine.blame import USER_ERRORS, Blame
 from ebbflow.engine.redelivery import describe
 from ebbflow.engine.system_errors import LISTED
 from ebbflow.engine.verdict import Emitter
 from ebbflow.numaflow.serve.messages import FunctionFailure, Replies, Request, RequestRows, rules_of
 from ebbflow.numaflow.services import Service
 from ebbflow.usercode import calling
-from ebbflow.usercode.calling import USER_ERRORS, Handler
+from ebbflow.usercode.calling import Handler
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -35,12 +35,12 @@ from ebbflow.domain.durations import DEFAULT_ON_ERROR
 from ebbflow.domain.message import Message, Metadata, Nack, NackOptions, Status
 from ebbflow.domain.outcome import DeadLetter, Dropped, Redeliver, Retry
 from ebbflow.engine import frames
-from ebbflow.engine.decisions import EMPTY, Decisions
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import AnyOutputs, ColumnOutputs
+from ebbflow.engine.outputs import AnyOutputs, ColumnOutputs, Outputs
 from ebbflow.engine.redelivery import describe
 from ebbflow.engine.system_errors import retry_after
-from ebbflow.engine.verdict import Emitter, Rules, Verdict
+from ebbflow.engine.verdict import EMPTY, Decisions, Emitter, Verdict
 from ebbflow.numaflow.decode import DROP, FAIL, NACK
 from ebbflow.numaflow.nacks import write_options
 from ebbflow.numaflow.proto import metadata_pb2, rpc_status_pb2, sink_pb2
@@ -223,7 +223,7 @@ class Replies(Verdict):
         """Has the input redelivered; its options are for the runtime to obey."""
         self._timed.claim_times(index)
         self.nacked[index] = options
-        self.decisions.redeliver(index, Redeliver(0, None, 0, options))
+        self.decisions.finish(index, Redeliver(0, None, 0, options))
 
     def fail(self, index: int, error: str) -> None:
         """Fails the input, with the event time that came with the failure."""
@@ -236,13 +236,13 @@ class Replies(Verdict):
             self.nack(index, error.options)
         else:
             self.errors[index] = error
-            self.decisions.dead_letter(index, _FAILED)
+            self.decisions.finish(index, _FAILED)
 
     def postpone(self, index: int, delay: int, why: str) -> None:
         """Leaves the input unanswered, because a system that the function needs is away."""
         self.errors.pop(index, None)
         self.away[index] = why
-        self.decisions.redeliver(index, Retry(delay, why, 0, 0))
+        self.decisions.finish(index, Retry(delay, why, 0, 0))
 
 
 class Output(NamedTuple):
@@ -262,6 +262,7 @@ def list_outputs(outputs: AnyOutputs | None) -> Iterator[Output]:
     if isinstance(outputs, ColumnOutputs):
         yield from _list_columns(outputs)
         return
+    assert isinstance(outputs, Outputs)
     facts = (outputs.keys, outputs.tags, outputs.event_times, outputs.metadata)
     yield from map(Output, outputs.parents, outputs.values, *facts)
 

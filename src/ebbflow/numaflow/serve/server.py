@@ -22,6 +22,7 @@ import grpc
 
 from ebbflow.domain.code import Mode
 from ebbflow.domain.errors import SetupError
+from ebbflow.engine.blame import USER_ERRORS
 from ebbflow.numaflow.proto import map_pb2
 from ebbflow.numaflow.serve.function import ServedFunction
 from ebbflow.numaflow.serve.messages import FunctionFailure
@@ -29,7 +30,6 @@ from ebbflow.numaflow.serve.sources import ServedSource, ServedStore
 from ebbflow.numaflow.serve.streams import Fail, InBatches, InPieces, OneByOne, SideBySide
 from ebbflow.numaflow.server_info import write_server_info
 from ebbflow.numaflow.services import LARGEST, READY, Service
-from ebbflow.usercode.calling import USER_ERRORS
 
 _OPTIONS = (
     ("grpc.max_send_message_length", LARGEST),

@@ -21,11 +21,11 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
+from ebbflow.engine.blame import USER_ERRORS
 from ebbflow.engine.verdict import Verdict
 from ebbflow.numaflow.serve.function import ServedFunction
 from ebbflow.numaflow.serve.messages import FunctionFailure, MapResults, Request, responses_of
 from ebbflow.numaflow.services import Method, Service
-from ebbflow.usercode.calling import USER_ERRORS
 
 Fail = Callable[[Any, FunctionFailure], Awaitable[None]]
 """Ends a stream with a failure, by an exception; it never returns."""

@@ -26,14 +26,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.accounts.events import Events
-from ebbflow.accounts.numbers import dump_raised
+from ebbflow.accounts.events import Events, dump_raised
 from ebbflow.domain import records
 from ebbflow.domain.errors import ContractViolation, MessageTooLarge, SparkError
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
 from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.causes import Raised, RaisedErrors
+from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.isolation import Trouble
 from ebbflow.engine.outage import Breaker
@@ -43,10 +43,10 @@ from ebbflow.engine.publications import Chunk, ChunkNumber
 from ebbflow.engine.rescue import settle_or_refuse
 from ebbflow.engine.retry import conclude
 from ebbflow.engine.settlement import Settlement
-from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.engine.verdict import Verdict
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.nats_task import NatsJournal, late_observers, place_of
+from ebbflow.runtime.nats_task import late_observers, open_journal, place_of
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.runtime.worker import WORKER
@@ -135,7 +135,7 @@ class _Settling:
         self._names = Names(plan.pipeline)
         self._link = worker_link(plan.run.server)
         self._tally = Tally()
-        self._journal = NatsJournal(plan, partition, self._link, self._tally)
+        self._journal = open_journal(plan, partition, self._link, self._tally)
 
     def run(self, result: pa.Table | None) -> Settled:
         plan, decided = self._plan, self._decided
@@ -156,7 +156,7 @@ class _Settling:
             chunk, verdict, place, now, decided.watermark, observers=observers
         )
         assert settlement.account is not None
-        errors = [dump_raised(raised) for raised in verdict.decisions.raised]
+        errors = [dump_raised(raised) for raised in verdict.decisions.raised or ()]
         counts = self._link.run(self._publish(settlement, observers))
         return Settled(
             counts,
@@ -281,12 +281,13 @@ def _describe_rows(result: pa.Table) -> list[str]:
     return [repr(row) for row in zip(*columns, strict=True)]
 
 
-@dataclass(slots=True)
 class Aggregates(ColumnOutputs):
     """Outputs that have no single input. A column left out is empty, the event time is ``at``."""
 
-    ids: Sequence[str] = ()
-    at: datetime | None = None
+    def __init__(self, ids: Sequence[str], at: datetime | None) -> None:
+        super().__init__()
+        self.ids = ids
+        self.at = at
 
     def batch(
         self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED

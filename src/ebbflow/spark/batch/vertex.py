@@ -34,7 +34,7 @@ from ebbflow.engine.publications import ChunkNumber
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.control import Handlers, PauseWatch, listening
-from ebbflow.runtime.nats_task import NatsJournal, clear_overdue_redeliveries
+from ebbflow.runtime.nats_task import clear_overdue_redeliveries, open_journal
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
 from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.batch.query import BatchCalls, BatchWork, Query, Write
@@ -155,7 +155,7 @@ class BatchPartition:
         self._stopping = stopping
         names = Names(plan.pipeline)
         self._tally = Tally()
-        self._journal = NatsJournal(plan, partition, link, self._tally)
+        self._journal = open_journal(plan, partition, link, self._tally)
         self._pending = Pending(link, names, plan.vertex, partition)
         self._events = Events(link, names, plan.vertex, partition, self._tally)
         self._work = _work(spark, plan)
