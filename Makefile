@@ -45,7 +45,7 @@ types: setup ## Check types
 client: setup ## Generate the blocking client from the one for asyncio
 	$(BIN)/python scripts/blocking_client.py
 
-protos: setup ## Generate the modules of the protocol of functions from their .proto files
+protos: setup ## Compile the .proto files of the protocol of functions
 	$(BIN)/python scripts/protos.py
 
 house: setup ## Print files, lines and functions by package (make house ARGS=main~50 compares)

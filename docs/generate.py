@@ -46,7 +46,7 @@ from ebbflow.connectors.schema.container import (
     Variable,
     VariablesFrom,
 )
-from ebbflow.connectors.schema.secret import SecretRef, Tls
+from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
 from ebbflow.datasource.source import READ, WRITTEN
 from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
@@ -65,7 +65,7 @@ from ebbflow.spec.rules.vertices import NOT_YET
 from ebbflow.spec.validate import CODES
 from ebbflow.status.metrics import METRICS, MetricKind
 from ebbflow.status.run_report import Summary
-from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
+from ebbflow.testing import SINK_RULES, SOURCE_RULES
 from ebbflow.usercode.targets import resolve
 
 DOCS = Path(__file__).parent
@@ -998,7 +998,7 @@ def layer_place(name: str) -> int:
 
 def module_rows(paths: Iterable[Path], folder: Path) -> Iterator[tuple[str, str]]:
     """Yields a row for each module; the module that a package itself is stands above the table."""
-    for path in sorted(set(paths) - set(folder.rglob("*_pb2*.py"))):
+    for path in sorted(set(paths)):
         name = path.relative_to(folder).with_suffix("").as_posix().removesuffix("__init__")
         if name:
             yield f"`{name}`", summary_of(path)

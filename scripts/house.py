@@ -1,13 +1,15 @@
 """Prints how the package is cut: files, lines, functions and classes by package, and the totals.
 
-``python scripts/house.py`` measures the working tree. With revisions of git as arguments, it
-prints their totals as well. Generated modules count as files, not as code.
+``python scripts/house.py`` measures the working tree: also who imports whom against the layers of
+``tests/test_layers.py``, and which names are there more than once. With revisions of git as
+arguments, it prints their totals as well.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -17,8 +19,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src/ebbflow")
@@ -43,8 +47,6 @@ class Figures:
         lines = text.splitlines()
         self.files.append(len(lines))
         self.slivers += len(lines) < SLIVER and path.name != "__init__.py"
-        if "_pb2" in path.name:
-            return
         tree = ast.parse(text)
         docstrings = sum(map(_docstring_lines, ast.walk(tree)))
         comments = _comment_lines(text)
@@ -105,6 +107,66 @@ def top_entries(root: Path) -> list[str]:
     return sorted(e.name for e in entries if e.suffix == ".py" or (e / "__init__.py").exists())
 
 
+def modules(root: Path) -> list[Path]:
+    """Returns every module that is written by hand, without those that make a folder a package."""
+    every = sorted((root / PACKAGE).rglob("*.py"))
+    return [path for path in every if path.name != "__init__.py" and "_pb2" not in path.name]
+
+
+def repeated_modules(root: Path) -> dict[str, list[str]]:
+    """Returns the names of modules that are used three times or more, and where."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in modules(root):
+        found[path.name].append(str(path.parent.relative_to(root / PACKAGE)))
+    return {name: where for name, where in sorted(found.items()) if len(where) > 2}
+
+
+def repeated_names(root: Path) -> dict[str, list[str]]:
+    """Returns the public classes and functions that several modules define, and where."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in modules(root):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            if isinstance(node, kinds) and not node.name.startswith("_"):
+                found[node.name].append(str(path.relative_to(root / PACKAGE)))
+    return {name: where for name, where in sorted(found.items()) if len(where) > 1}
+
+
+def upward_imports(layers: dict[str, Any]) -> list[str]:
+    """Returns each import that leads from a layer to one above it, but those that are allowed."""
+    order, layer_of = list(layers["LAYERS"]), layers["layer_of"]
+    return [
+        f"{module} imports {target}"
+        for module in layers["MODULES"]
+        for target in sorted(layers["imports_of"](module))
+        if order.index(layer_of(target)) > order.index(layer_of(module))
+        and (module, target) not in layers["EXCEPTIONS"]
+    ]
+
+
+def cycles(layers: dict[str, Any]) -> list[str]:
+    """Returns a circle of modules that import each other, if there is one."""
+    try:
+        TopologicalSorter({m: layers["imports_of"](m) for m in layers["MODULES"]}).prepare()
+    except CycleError as error:
+        return [" → ".join(error.args[1])]
+    return []
+
+
+def print_names_and_imports() -> None:
+    """Prints what stands against the layers, and which names are there more than once."""
+    layers = runpy.run_path(str(ROOT / "tests/test_layers.py"))
+    for what, found in (("upward imports", upward_imports(layers)), ("cycles", cycles(layers))):
+        print(f"{len(found)} {what}", *found, sep="\n  ")
+    for what, repeated in (
+        ("module names used three times", repeated_modules(ROOT)),
+        ("public names defined twice", repeated_names(ROOT)),
+    ):
+        print(f"{len(repeated)} {what}")
+        for name, where in repeated.items():
+            print(f"  {name}: {', '.join(where)}")
+
+
 @contextmanager
 def checked_out(revision: str) -> Iterator[Path]:
     """Gives a folder with the package as it was in a revision."""
@@ -133,6 +195,7 @@ def main(revisions: list[str]) -> None:
     now = measure(ROOT)
     print(table([HEAD, *(figures.row(name) for name, figures in now.items())]))
     print(f"\n{len(top_entries(ROOT))} entries at the top: {', '.join(top_entries(ROOT))}")
+    print_names_and_imports()
     for revision in revisions:
         with checked_out(revision) as folder:
             before = measure(folder)["total"]

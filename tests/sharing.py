@@ -24,6 +24,8 @@ from xdist.workermanage import WorkerController
 _SQL = (
     "tests/connectors/spark/",
     "tests/datasource/",
+    "tests/spark/test_audit_engines.py",
+    "tests/spark/test_audit_table.py",
     "tests/spark/test_queries.py",
     "tests/conformance/test_spark_connectors.py",
 )

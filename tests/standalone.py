@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ import pyspark
 from ebbflow.spark.jvm import ClassArchive
 from ebbflow.spark.session import java_version
 from tests.processes import family_of
+from tests.waiting import until
 
 HOME = Path(pyspark.__file__).parent
 
@@ -53,13 +53,14 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def await_text(log: Path, pattern: str, start: int = 0) -> str:
     """What the log says from ``start`` on, once it says it."""
-    deadline = time.monotonic() + 150
-    while time.monotonic() < deadline:
-        match = re.search(pattern, log.read_text(errors="replace")[start:])
-        if match:
-            return match[0]
-        time.sleep(0.1)
-    raise TimeoutError(log.read_text(errors="replace"))
+
+    def found() -> re.Match[str] | None:
+        return re.search(pattern, log.read_text(errors="replace")[start:])
+
+    try:
+        return until(found, 150, every=0.1)[0]
+    except AssertionError:
+        raise TimeoutError(log.read_text(errors="replace")) from None
 
 
 class SparkCluster:

@@ -10,11 +10,11 @@ SOURCE = Path(ebbflow.__file__).parent
 
 
 def classes() -> dict[str, list[str]]:
-    """The modules that define a class of each name, but those for tests and generated ones."""
+    """The modules that define a class of each name, but those for tests."""
     modules: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
         place = path.relative_to(SOURCE)
-        if place.parts[0] != "testing" and "_pb2" not in place.name:
+        if place.parts[0] != "testing":
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
                     modules[node.name].append(str(place))

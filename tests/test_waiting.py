@@ -1,5 +1,8 @@
 """Waiting for a condition."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.waiting import until
@@ -13,3 +16,9 @@ def test_what_the_condition_finds_is_returned():
 def test_a_condition_that_never_holds_fails_the_test():
     with pytest.raises(AssertionError, match="did not happen in time"):
         until(lambda: False, seconds=0.02)
+
+
+def test_the_end_of_the_process_that_is_waited_for_ends_the_wait_with_what_it_said():
+    process = subprocess.Popen([sys.executable, "-c", "print('no')"], stdout=subprocess.PIPE)
+    with process, pytest.raises(AssertionError, match="the process has ended: no"):
+        until(lambda: False, process=process, output=lambda: process.stdout.read().decode())

@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     )
     from ebbflow.engine.answers import Answer
     from ebbflow.engine.dead_letter import EarlierDeath, Letter
-    from ebbflow.operations.answers import StoredAnswers, answers
+    from ebbflow.operations.stored_answers import StoredAnswers, answers
     from ebbflow.status.model import PipelineStatus, VertexStatus
     from ebbflow.status.run_report import Summary, Watcher
     from ebbflow.streams.answers import ServingStore
@@ -152,12 +152,12 @@ _IMPORTED_WHEN_USED = {
     "PipelineStatus": "ebbflow.status.model",
     "ReplayResult": "ebbflow.deadletters",
     "ServingStore": "ebbflow.streams.answers",
-    "StoredAnswers": "ebbflow.operations.answers",
+    "StoredAnswers": "ebbflow.operations.stored_answers",
     "StoredLetter": "ebbflow.deadletters",
     "Summary": "ebbflow.status.run_report",
     "VertexStatus": "ebbflow.status.model",
     "Watcher": "ebbflow.status.run_report",
-    "answers": "ebbflow.operations.answers",
+    "answers": "ebbflow.operations.stored_answers",
 }
 
 

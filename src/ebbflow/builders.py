@@ -83,7 +83,7 @@ class Builder:
         needs attention; the logger ``ebbflow`` has the rest. ``quiet=False`` shows what
         ``ebbflow run`` shows; your own ``watcher`` receives everything instead.
 
-        ``ui`` serves a web page of the run, and ``metrics`` its metrics and health alone: ``True``,
+        ``ui`` serves a web UI of the run, and ``metrics`` its metrics and health alone: ``True``,
         or where to listen as ``"HOST:PORT"``. The addresses are told like all else.
 
         Raises ``SpecError`` if the pipeline has problems, ``TypeError`` for an option that does not
@@ -100,7 +100,7 @@ class Builder:
 
         beside: list[Attachment] = []
         if ui or metrics:
-            from ebbflow.ui.server import attach_web_ui
+            from ebbflow.ui.web_ui import attach_web_ui
 
             beside = attach_web_ui(ui, metrics)
 
@@ -127,6 +127,11 @@ def _run_quietly(spec: Spec, beside: Sequence[Attachment], options: RunOptionNam
     if summary.had_nothing_to_do:
         watcher.stage(f"{NOTHING_READ} {START_OVER}")
     return summary
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Returns the settings that are not left out, as YAML has them."""
+    return parts.settings({name: value for name, value in options.items() if value is not None})
 
 
 class VertexOptions(TypedDict, total=False):
@@ -181,13 +186,10 @@ class Pipeline(Builder):
         self._vertices: list[dict[str, Any]] = []
         self._edges: list[dict[str, Any]] = []
         self._body: dict[str, Any] = {"vertices": self._vertices, "edges": self._edges}
-        self._body |= {"limits": parts.fields_of(limits or {}), "ordered": {"enabled": ordered}}
-        if serving_store is not None:
-            self._body["servingStore"] = parts.store(serving_store)
-        if inter_step_buffer is not None:
-            self._body["interStepBuffer"] = parts.fields_of(inter_step_buffer)
-        if audit is not None:
-            self._body["audit"] = dict(audit)
+        self._body |= parts.settings({"limits": limits or {}, "ordered": ordered})
+        self._body |= _given(
+            serving_store=serving_store, inter_step_buffer=inter_step_buffer, audit=audit
+        )
         self._previous: str | None = None
 
     @named_options
@@ -332,19 +334,7 @@ class Pipeline(Builder):
         return build(PipelineSpec, {"metadata": {"name": self._name}, "spec": self._body})
 
     def _add(self, vertex: dict[str, Any], options: VertexOptions) -> None:
-        if "partitions" in options:
-            vertex["partitions"] = options["partitions"]
-        if "limits" in options:
-            vertex["limits"] = parts.fields_of(options["limits"])
-        if "ordered" in options:
-            vertex["ordered"] = {"enabled": options["ordered"]}
-        if "on_error" in options:
-            vertex["onError"] = {"backoff": parts.backoff(options["on_error"])}
-        if "on_unavailable" in options:
-            vertex["onUnavailable"] = parts.on_unavailable(options["on_unavailable"])
-        if "breaker" in options:
-            vertex["breaker"] = dict(options["breaker"])
-        self._vertices.append(vertex)
+        self._vertices.append(vertex | parts.settings(options))
 
     def _connect(
         self,
@@ -388,21 +378,16 @@ class MonoVertex(Builder):
         self._name = name
         self._bypass: dict[str, Any] = {}
         self._body: dict[str, Any] = {"bypass": self._bypass}
-        self._body["limits"] = parts.fields_of(limits or {})
-        if partitions is not None:
-            self._body["partitions"] = partitions
-        if on_error is not None:
-            self._body["onError"] = {"backoff": parts.backoff(on_error)}
-        if on_unavailable is not None:
-            self._body["onUnavailable"] = parts.on_unavailable(on_unavailable)
-        if breaker is not None:
-            self._body["breaker"] = dict(breaker)
-        if serving_store is not None:
-            self._body["servingStore"] = parts.store(serving_store)
-        if inter_step_buffer is not None:
-            self._body["interStepBuffer"] = parts.fields_of(inter_step_buffer)
-        if audit is not None:
-            self._body["audit"] = dict(audit)
+        self._body |= parts.settings({"limits": limits or {}})
+        self._body |= _given(
+            partitions=partitions,
+            on_error=on_error,
+            on_unavailable=on_unavailable,
+            breaker=breaker,
+            serving_store=serving_store,
+            inter_step_buffer=inter_step_buffer,
+            audit=audit,
+        )
 
     @named_options
     def source(

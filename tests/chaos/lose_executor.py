@@ -32,7 +32,7 @@ import psutil
 
 from ebbflow.nats.link import Link
 from ebbflow.status.model import PipelineStatus
-from ebbflow.status.publishing import NOW
+from ebbflow.status.stored import NOW
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions
 from tests.chaos.kill_and_restart import kill_tree

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.function_kill import FunctionKills
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
 
 @pytest.mark.long

@@ -12,7 +12,6 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-@pytest.mark.timeout(300)
 @pytest.mark.long
 def test_a_pipeline_on_a_cluster_loses_nothing_when_node_after_node_is_killed(tmp_path):
     seed = int(time.time())

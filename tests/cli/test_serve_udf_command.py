@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from typer.testing import CliRunner
 from ebbflow.cli.main import app
 from ebbflow.numaflow.proto import map_pb2, sink_pb2
 from tests.numaflow.served import map_requests, sink_requests, values
+from tests.waiting import until
 
 FUNCTIONS = """
 from ebbflow import Message, Response, Source
@@ -50,8 +50,7 @@ def process(folder: Path, *arguments: str, **env: str) -> Iterator[subprocess.Po
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        while started.poll() is None and not list(folder.glob("*-server-info")):
-            time.sleep(0.02)
+        until(lambda: started.poll() is not None or [*folder.glob("*-server-info")], 60)
         yield started
     finally:
         started.kill()

@@ -302,7 +302,7 @@ def test_what_a_run_will_make_is_known_from_the_spec_alone(vertex: str, tmp_path
     )
     pipeline = load(spec)
     for plan in make_plans(pipeline, Addresses.of("nats://localhost"), 0, None):
-        streams = pipeline.streams_of(plan.vertex)
+        (streams,) = (step.streams for step in pipeline.steps if step.name == plan.vertex)
         assert plan.streams == streams
         assert streams.returns == isinstance(plan.source, SourcePlan)
         assert (streams.has_buffer and plan.is_source) == isinstance(plan.source, FeedPlan)

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 from ebbflow.cli.main import app
 from ebbflow.domain.outcome import DeadLetter
 from ebbflow.nats.link import Link
-from ebbflow.spark.audit import query as on_spark
-from ebbflow.spark.audit.reading import AuditResult
+from ebbflow.spark.audit import spark_query as on_spark
+from ebbflow.spark.audit.files import AuditResult
 from ebbflow.streams.catalogue import audit_config
 from ebbflow.streams.names import Names
 from ebbflow.streams.provision import ensure

@@ -57,6 +57,14 @@ def test_the_way_of_a_message_and_where_it_is_now(
     assert facts["request"] is None
 
 
+def test_a_message_that_has_ended_is_nowhere_any_more(
+    link: Link, names: Names, state: Path, tmp_path: Path
+) -> None:
+    Audited(link, names, str(tmp_path)).settle("out", "in-8", at=at(1))
+    result = CliRunner().invoke(app, ["trace", names.pipeline, "in-8", "--state", str(state)])
+    assert result.stdout.splitlines()[1] == ("now:       it has ended; nothing of it is on its way")
+
+
 def cells(result: Result) -> list[list[str]]:
     lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]

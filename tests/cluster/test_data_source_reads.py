@@ -6,6 +6,7 @@ import pytest
 
 from ebbflow.datasource import ranges
 from ebbflow.datasource.planning import Leader, Range
+from ebbflow.datasource.ranges import Blocks
 from ebbflow.nats import api
 from tests.cluster.lagging import READS, lagging
 
@@ -48,7 +49,7 @@ def node_of(cluster, reader):
 def begun(cluster, link, wanted, node):
     """A reader that has read a first block, with a consumer on the node."""
     while True:
-        reader = ranges.RangeReader(link, wanted)
+        reader = ranges.RangeReader(link, wanted, Blocks(100, 100, silence=1.0))
         link.run(reader.open())
         found = link.run(reader.read_block()).seqs
         if node in (None, node_of(cluster, reader)):
@@ -56,14 +57,8 @@ def begun(cluster, link, wanted, node):
         link.run(reader.close())
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    for name in ("_FIRST_BLOCK", "_LARGEST_BLOCK"):
-        monkeypatch.setattr(ranges, name, 100)
-
-
 @pytest.mark.guarantee("data-source-reads-all")
-def test_a_range_is_read_whole_from_a_node_that_lags_behind(cluster, stream, names, small_blocks):
+def test_a_range_is_read_whole_from_a_node_that_lags_behind(cluster, stream, names):
     """The range ends with a message of another subject: that all is read, only the leader knows."""
     mine, other = f"{names.pipeline}.mine", f"{names.pipeline}.other"
     node = cluster.followers_of(stream)[0]
@@ -85,10 +80,7 @@ def test_a_range_is_read_whole_from_a_node_that_lags_behind(cluster, stream, nam
 
 @pytest.mark.guarantee("data-source-reads-all")
 @pytest.mark.parametrize("lost", ["the node of the consumer", "the leader"])
-def test_a_range_is_read_whole_when_a_node_is_killed(
-    cluster, stream, names, monkeypatch, small_blocks, lost
-):
-    monkeypatch.setattr(ranges, "_SILENCE", 1.0)
+def test_a_range_is_read_whole_when_a_node_is_killed(cluster, stream, names, lost):
     cluster.link.run(publish(cluster.link, f"{names.pipeline}.new", 1_000))
     with cluster.linked() as link:
         reader, found = begun(cluster, link, link.run(planned(link, stream)), None)

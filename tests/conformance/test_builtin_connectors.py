@@ -19,7 +19,7 @@ from ebbflow.testing import (
     SourceUnderTest,
 )
 from ebbflow.testing.conformance import samples
-from ebbflow.testing.conformance.user_code import RecordingSink, ScriptedTransformer
+from ebbflow.testing.conformance.samples import RecordingSink, ScriptedTransformer
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ class GeneratorUnderTest(SourceUnderTest):
 
 class GeneratorTrial(SourceTrial):
     def pipeline(self):
-        numbered = partial(Numbered, self.seen.calls_journal, self._gate, self.state / "killed")
+        numbered = partial(Numbered, self.seen.calls_journal, self._blocked, self.state / "killed")
         pipeline = Pipeline(self.name).source(
             "in", transformer=numbered, **self.under_test.source()
         )

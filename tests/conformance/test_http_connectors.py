@@ -36,7 +36,8 @@ class HttpSourceUnderTest(SourceUnderTest):
     keeps_keys = True
     keeps_waiting = False
     path = "/vertices/in"
-    lines = 100
+    lines = 10
+    flood = 6_000  # the buffer holds 100 frames, each of at most the four posts that come together
 
     def __init__(self) -> None:
         self.port = free_port()

@@ -8,8 +8,15 @@ import pytest
 
 from ebbflow.connectors.kafka.records import read_columns, write_records
 from ebbflow.engine import frames
-from ebbflow.testing import Refused, Sample, SinkUnderTest, SourceUnderTest
-from ebbflow.testing.conformance.suite import SINK_RULES, SinkTrial, SourceTrial
+from ebbflow.testing import (
+    SINK_RULES,
+    Refused,
+    Sample,
+    SinkTrial,
+    SinkUnderTest,
+    SourceTrial,
+    SourceUnderTest,
+)
 from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

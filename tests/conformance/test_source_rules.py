@@ -10,9 +10,8 @@ import pytest
 
 from ebbflow.testing import SOURCE_RULES, RuleBroken
 from ebbflow.testing.conformance import samples
-from ebbflow.testing.conformance.samples import name_of
+from ebbflow.testing.conformance.samples import DELAY, name_of
 from ebbflow.testing.conformance.sources import Observations
-from ebbflow.testing.conformance.user_code import DELAY
 
 RULES = {rule.__name__: rule for rule in SOURCE_RULES}
 
@@ -28,7 +27,10 @@ def seen(folder: Path, redelivered_after: float, passage: float) -> Any:
         observations.arrivals_journal.write((name, [], {}, 1.0 + passage))
     under_test = SimpleNamespace(waived={}, lateness=3.0)
     return SimpleNamespace(
-        seen=observations, under_test=under_test, reach=lambda stage: None, troubles=lambda: ""
+        seen=observations,
+        under_test=under_test,
+        reach=lambda stage: observations.look(),
+        troubles=lambda: "",
     )
 
 

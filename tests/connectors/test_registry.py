@@ -19,7 +19,7 @@ from ebbflow.connectors.base import ConnectorSection, Settings, SinkSection, sin
 from ebbflow.connectors.registry import SINKS, SOURCES
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section
-from ebbflow.connectors.schema.secret import SecretRef
+from ebbflow.connectors.schema.secrets import SecretRef
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.spec.sections import SinkTarget, SourceSpec

@@ -14,6 +14,7 @@ import pytest
 
 from ebbflow.datasource import planning, ranges
 from ebbflow.datasource.planning import Leader, Range
+from ebbflow.datasource.ranges import Blocks
 from ebbflow.domain.errors import DataLoss, DataSourceError, JetStreamUnavailable
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
@@ -77,10 +78,9 @@ def test_the_columns_are_what_was_published(stream):
     assert first["time"].isoformat()[:26] == stream.state["first_ts"][:26]
 
 
-def test_a_block_is_bounded_by_its_bytes_and_one_larger_message_still_comes(stream, monkeypatch):
-    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 10_000)
+def test_a_block_is_bounded_by_its_bytes_and_one_larger_message_still_comes(stream):
     stream.publish(*(b"x" * 3_000 for _ in range(9)), b"x" * 300_000, b"x")
-    batches = list(ranges.read(stream.link.server, whole(stream)))
+    batches = list(ranges.read(stream.link.server, whole(stream), Blocks(size=10_000)))
     assert [batch.num_rows for batch in batches][:3] == [3, 3, 3]
     assert [len(one) for batch in batches for one in batch.column("data").to_pylist()] == [
         *[3_000] * 9,
@@ -114,13 +114,11 @@ def test_a_range_whose_end_does_not_come_is_an_error_and_not_a_shorter_range(str
 
 
 @pytest.fixture
-def blocks(link: Link, monkeypatch: pytest.MonkeyPatch) -> Callable[[Range], Iterator[list[int]]]:
+def blocks(link: Link) -> Callable[[Range], Iterator[list[int]]]:
     """The sequences of a range, in blocks of ten, so that something can happen in between."""
-    monkeypatch.setattr(ranges, "_FIRST_BLOCK", 10)
-    monkeypatch.setattr(ranges, "_LARGEST_BLOCK", 10)
 
     def read(wanted: Range) -> Iterator[list[int]]:
-        for batch in ranges.read(link.server, wanted):
+        for batch in ranges.read(link.server, wanted, Blocks(10, 10)):
             yield batch.column("sequence").to_pylist()
 
     return read
@@ -258,12 +256,9 @@ def test_a_server_that_does_not_answer_is_reported(fragile, pid, monkeypatch):
         fragile.link.run(Leader(fragile.link.client, "FRAGILE").read_facts())
 
 
-def test_a_server_that_was_killed_and_is_back_is_read_on(fragile, pid, monkeypatch):
-    monkeypatch.setattr(ranges, "_SILENCE", 0.3)
-    for name in ("_FIRST_BLOCK", "_LARGEST_BLOCK"):
-        monkeypatch.setattr(ranges, name, 10)
+def test_a_server_that_was_killed_and_is_back_is_read_on(fragile, pid):
     fragile.fill(35)
-    reading = ranges.read(fragile.link.server, whole(fragile))
+    reading = ranges.read(fragile.link.server, whole(fragile), Blocks(10, 10, silence=0.3))
     found = next(reading).column("sequence").to_pylist()
     os.kill(pid, signal.SIGKILL)
     for batch in reading:

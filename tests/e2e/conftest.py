@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.kill_and_restart import kill_tree
+from tests.waiting import until
 
 SPEC = """
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -120,11 +120,7 @@ class Whole:
 
     def wait_until(self, condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         """Wait for something to happen while the run goes on."""
-        deadline = time.monotonic() + 150
-        while not condition():
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(condition, 150, process, lambda: process.communicate()[0], every=0.05)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:

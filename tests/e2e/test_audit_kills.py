@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions
 from tests.chaos.kill_and_restart import kill_tree
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -61,11 +61,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def wait(process: subprocess.Popen[bytes], seen: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not seen():
-        assert process.poll() is None, "it has ended before it was killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(seen, 120, process, lambda: "before it was killed", every=0.001)
 
 
 def files(folder: Path, which: str) -> set[Path]:

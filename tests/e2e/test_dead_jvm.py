@@ -18,6 +18,7 @@ from ebbflow.streams.positions import read_positions
 from tests.chaos.kill_and_restart import kill_tree
 from tests.e2e.conftest import Whole, finish
 from tests.processes import command_of, family_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -35,14 +36,12 @@ def program_of(process):
 
 def jvm(process, killed=()):
     """The JVM of a run, also one that is just being started; none of those that were killed."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for one in family_of(process.pid):
-            if program_of(one) == "java" and one.pid not in killed:
-                return one
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    raise TimeoutError("there is no JVM")
+
+    def found():
+        family = (one for one in family_of(process.pid) if program_of(one) == "java")
+        return next((one for one in family if one.pid not in killed), None)
+
+    return until(found, 60, process, lambda: process.communicate()[0], every=0.05)
 
 
 class Deaths:

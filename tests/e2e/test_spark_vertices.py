@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.kill_and_restart import kill_tree
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -69,15 +69,12 @@ def test_spark_vertices_that_are_killed_amid_their_batches_lose_nothing(tmp_path
         (tmp_path / "given" / f"{first}.json").write_text(lines)
 
     process = start(tmp_path)
-    deadline = time.monotonic() + 100
-    while len(rows(tmp_path)) < 300:
-        assert process.poll() is None, (tmp_path / "run.log").read_text()
-        assert time.monotonic() < deadline, (tmp_path / "run.log").read_text()
-        time.sleep(0.02)
+    log = tmp_path / "run.log"
+    until(lambda: len(rows(tmp_path)) >= 300, 100, process, log.read_text, every=0.02)
     kill_tree(process.pid)
     process.wait()
     before = len(rows(tmp_path))
-    assert start(tmp_path).wait(120) == 0, (tmp_path / "run.log").read_text()
+    assert start(tmp_path).wait(120) == 0, log.read_text()
 
     found = rows(tmp_path)
     assert all(row["twice"] == 2 * row["n"] for row in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from importlib.metadata import requires
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -12,7 +13,7 @@ from nats.aio.client import Client, Srv
 
 import ebbflow
 from ebbflow.domain.errors import SetupError
-from ebbflow.nats.client import PRIVATE_PARTS, SecuredClient
+from ebbflow.nats.client import NATS_PY, PRIVATE_PARTS, SecuredClient
 from ebbflow.nats.login import Addresses
 
 ROOT = Path(ebbflow.__file__).parent
@@ -30,6 +31,28 @@ def test_a_version_of_nats_py_without_a_needed_part_is_named(
     monkeypatch.setattr(Client, "__getattribute__", lose, raising=False)
     with pytest.raises(SetupError, match=rf"nats-py \d.*has no {part}\..*pip install"):
         SecuredClient(Addresses(("nats://localhost:4222",)))
+
+
+@pytest.mark.parametrize("other", ["2.15.0", "2.17.0", "2.160.1", "3.16.0"])
+def test_a_version_of_nats_py_whose_private_parts_are_not_known_is_named(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ebbflow.nats.client._installed_nats_py", lambda: other)
+    with pytest.raises(SetupError) as refused:
+        SecuredClient(Addresses(("nats://localhost:4222",)))
+    assert str(refused.value) == (
+        f"Ebbflow does not work with nats-py {other}: Ebbflow uses private parts of its client, "
+        "which are known of 2.16 only. Install a version that works with: "
+        "pip install 'nats-py==2.16.*'"
+    )
+
+
+def test_the_package_asks_for_the_version_of_nats_py_that_is_known() -> None:
+    wanted = [text for text in requires("ebbflow") or () if text.startswith("nats-py")]
+    major, minor = map(int, NATS_PY.split("."))
+    assert [{*text.partition("]")[2].split(",")} for text in wanted] == [
+        {f">={NATS_PY}", f"<{major}.{minor + 1}"}
+    ]
 
 
 def test_every_private_part_of_a_client_that_is_used_is_checked() -> None:

@@ -83,7 +83,7 @@ def test_a_server_left_by_a_killed_owner_is_ended_before_the_next_one(tmp_path):
     folder.release()
 
     with start_embedded(tmp_path) as server, open_link(server):
-        assert orphan._process.wait(5) == -signal.SIGKILL
+        assert orphan._process.wait(30) == -signal.SIGKILL
     orphan.stop()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from ebbflow.numaflow.proto import sourcetransform_pb2 as transform_pb2
 from ebbflow.numaflow.serve.messages import FunctionFailure
 from ebbflow.numaflow.serve.server import FunctionServer, Serving
 from ebbflow.numaflow.services import SERVICES
+from tests.waiting import until
 
 LARGE = [("grpc.max_send_message_length", 2**26), ("grpc.max_receive_message_length", 2**26)]
 
@@ -46,8 +46,7 @@ class Served:
     def start(self) -> "Served":
         """Waits until the server-info file is there, or the function could not be opened."""
         self._thread.start()
-        while self._thread.is_alive() and not self.info_file.exists():
-            time.sleep(0.005)
+        until(lambda: not self._thread.is_alive() or self.info_file.exists(), 60)
         return self
 
     @property

@@ -182,7 +182,7 @@ def kill_function(command: Sequence[str]) -> None:
         child for child in family_of(os.getpid()) if command_of(child)[: len(command)] == [*command]
     )
     function.kill()
-    function.wait(10)
+    function.wait(30)
 
 
 def test_what_it_does_not_know_is_not_said() -> None:

@@ -20,7 +20,7 @@ from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.testing.background_run import BackgroundRun, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
 QUICK = {"interval": "10ms", "steps": 1}
 PATIENCE = 90.0

@@ -52,7 +52,7 @@ class Fragile:
                 call = pool.submit(publisher.publish, "s", b"x", **options)
                 time.sleep(0.5)
                 assert not call.done()
-            return call.result(10)
+            return call.result(30)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_every_call_ends_when_the_server_stops(fragile):
             calls = [asyncio.create_task(publisher.publish("s", b"x")) for _ in range(100)]
             await asyncio.sleep(0)
             await asyncio.to_thread(fragile.process.stop)
-            done, waiting = await asyncio.wait(calls, timeout=5)
+            done, waiting = await asyncio.wait(calls, timeout=30)
             assert waiting == set()
             return await asyncio.gather(*done, return_exceptions=True)
 
@@ -157,7 +157,7 @@ def test_a_task_that_is_cancelled_during_the_wait_ends_at_once(url, subject):
             assert publisher._waiting == set()
             return time.monotonic() - began
 
-    assert asyncio.run(send()) < 5
+    assert asyncio.run(send()) < 15
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -194,7 +194,7 @@ def test_closing_ends_the_calls_of_other_threads(url, subject, many, monkeypatch
                 call = pool.submit(publisher.publish, subject, b"x", **options)
             assert pausing.wait(10)
         with pytest.raises(PublishError, match=r"not confirmed after 1 attempt .*was closed"):
-            call.result(5)
+            call.result(30)
 
 
 def test_a_connection_that_was_closed_by_somebody_else_is_told(url, subject):

@@ -26,7 +26,7 @@ def run(spark: Any, tmp_path: Path) -> Callable[..., Summary]:
     """Run a pipeline to its end in this test's state folder."""
 
     def execute(pipeline: Pipeline, **options: Any) -> Summary:
-        options = {"drain": True, "timeout": "150s", "state": tmp_path / "state"} | options
+        options = {"drain": True, "timeout": "240s", "state": tmp_path / "state"} | options
         return run_pipeline(pipeline.spec, **{"watcher": Failures()} | options)
 
     return execute

@@ -15,10 +15,9 @@ import pytest
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.spark.audit import local_query
 from ebbflow.spark.audit.dialect import SAME, translate
-from ebbflow.spark.audit.files import BatchSpan, TableFiles, merge_files
+from ebbflow.spark.audit.files import AuditResult, AuditTables, BatchSpan, TableFiles, merge_files
 from ebbflow.spark.audit.local_query import open_local_query
-from ebbflow.spark.audit.query import open_query
-from ebbflow.spark.audit.reading import AuditResult, AuditTables, ParquetFiles
+from ebbflow.spark.audit.spark_query import open_query
 from ebbflow.streams.audit_rows import PLAIN_TABLE
 
 pytestmark = pytest.mark.slow
@@ -90,7 +89,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def on_duckdb(folders: dict[str, Path]) -> Iterator[Run]:
-    tables = {name: ParquetFiles(folder) for name, folder in folders.items()}
+    tables = {name: TableFiles(folder) for name, folder in folders.items()}
     with open_local_query(tables, [LETTER]) as run:
         yield run
 
@@ -250,7 +249,7 @@ def test_the_database_reaches_nothing_but_the_table(
     # What the translation would not let pass is refused by the database as well.
     monkeypatch.setattr(local_query, "translate", str)
     (tmp_path / "mine.csv").write_text("a\n1\n")
-    with open_local_query({"old": ParquetFiles(folders["old"])}, None) as run:
+    with open_local_query({"old": TableFiles(folders["old"])}, None) as run:
         for query in (
             f"SELECT * FROM read_csv('{tmp_path}/mine.csv')",
             f"SELECT * FROM read_parquet('{folders['orders']}/*/*.parquet')",
@@ -277,17 +276,17 @@ def test_a_file_that_is_merged_while_it_is_read_is_found_in_the_table(
         raise FileNotFoundError(source)
 
     monkeypatch.setattr(local_query.shutil, "copyfile", merge_first)
-    with open_local_query({"a": ParquetFiles(folder)}, None) as run:
+    with open_local_query({"a": TableFiles(folder)}, None) as run:
         assert [path.parent.name for path in TableFiles(folder).list_rows()] == ["day=2026-11-17"]
         assert answer(run, "SELECT count(*) FROM audit")[1] == [(4,)]
 
 
 def test_an_empty_table_has_its_columns_and_one_that_is_not_here_is_said(tmp_path: Path) -> None:
-    with open_local_query({"a": ParquetFiles(tmp_path)}, []) as run:
+    with open_local_query({"a": TableFiles(tmp_path)}, []) as run:
         columns, found = answer(run, "SELECT * FROM audit")
         assert columns == [*PLAIN_TABLE.names, "day", "root"]
         assert found == answer(run, "SELECT * FROM dead_letters")[1] == []
-    away = ParquetFiles(tmp_path / "away")
+    away = TableFiles(tmp_path / "away")
     with (
         pytest.raises(SetupError, match="There is no folder"),
         open_local_query({"a": away}, None),

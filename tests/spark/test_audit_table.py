@@ -19,11 +19,11 @@ from ebbflow.connectors.plans import Format
 from ebbflow.domain.errors import EbbflowError, SetupError, SparkError
 from ebbflow.domain.outcome import Counts
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.operations.audit import query_audit
+from ebbflow.operations.audit_query import query_audit
 from ebbflow.operations.trace import trace_message
 from ebbflow.spark.audit.files import BatchRows, BatchSpan, TableFiles
 from ebbflow.spark.audit.local_query import open_local_query
-from ebbflow.spark.audit.reading import ParquetFiles, SparkTable, read_table
+from ebbflow.spark.audit.spark_query import SparkTable, read_table
 from ebbflow.spark.audit.tables import AppendedTable, open_table
 from ebbflow.spark.audit.writer import AuditTimes, AuditWriter
 from ebbflow.streams.audit import AuditBatch
@@ -141,7 +141,7 @@ def test_a_batch_that_is_written_twice_is_there_once(spark, audited: Audited, tm
     ], "two batches of the same rows"
     if name == "parquet":
         query = "SELECT vertex, outcome, final, ended, day FROM audit WHERE id = 'a' ORDER BY 1"
-        with open_local_query({audited.names.pipeline: ParquetFiles(folder)}, None) as run_query:
+        with open_local_query({audited.names.pipeline: TableFiles(folder)}, None) as run_query:
             local = list(run_query(query).rows())
         assert [(*row[:3], row[3], row[3].date()) for row in local] == local
         ends = sorted((row["vertex"], row["ended"]) for row in found)
@@ -261,7 +261,7 @@ def test_a_table_that_was_begun_without_days_goes_on_and_what_waits_is_read(
 
     def ids_read() -> list[str]:
         on_spark = sorted(row["id"] for row in read_table(spark, format, tmp_path).collect())
-        with open_local_query({audited.names.pipeline: ParquetFiles(folder)}, None) as run_query:
+        with open_local_query({audited.names.pipeline: TableFiles(folder)}, None) as run_query:
             assert [
                 row[0] for row in run_query("SELECT id FROM audit ORDER BY 1").rows()
             ] == on_spark
@@ -278,7 +278,7 @@ def test_a_table_that_was_begun_without_days_goes_on_and_what_waits_is_read(
     first.parent.rmdir()
     write("b")
     assert ids_read() == ["a", "b"]
-    found = ParquetFiles(folder).find(f"{life}-", ["b"], "b/")
+    found = TableFiles(folder).find(f"{life}-", ["b"], "b/")
     assert [row["id"] for row in found] == ["b"]
     table.merge(BatchSpan(life, 1, 2))
     assert len(TableFiles(folder).list_table()) == len([*folder.glob("*.parquet")]) == 2

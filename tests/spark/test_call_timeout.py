@@ -8,11 +8,12 @@ import json
 import re
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from ebbflow import CallTimeout, Message, Pipeline, Response
-from ebbflow.spark.batch.query import BatchCalls
+from ebbflow.spark.batch.query import watch_call
 from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow
@@ -228,10 +229,10 @@ class Jobs:
 
 def test_a_function_on_the_driver_that_returns_too_late_fails_then_and_is_shown_meanwhile():
     jobs, shown = Jobs(), []
-    calls = BatchCalls(jobs, "test", 1.2, shown.append)
+    attempt = partial(watch_call, jobs, "test", 1.2, shown.append)
 
     def returns_late():
-        with calls.call() as call:
+        with attempt() as call:
             jobs.cancelled.wait(60)
             call.check_time()
 
@@ -239,7 +240,7 @@ def test_a_function_on_the_driver_that_returns_too_late_fails_then_and_is_shown_
         returns_late()
     assert shown[0] >= 1
     assert shown[-1] is None
-    with pytest.raises(KeyError), calls.call():
+    with pytest.raises(KeyError), attempt():
         raise KeyError("an error within its time is its own")
     assert len(set(jobs.tags)) == 2
 

@@ -11,7 +11,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from ebbflow.domain import host
+from tests.waiting import until
 
 DAEMON = [sys.executable, "-m", "ebbflow.spark.daemon", "pyspark.worker"]
 
@@ -56,9 +56,7 @@ def ahead(tmp_path):
     env = {**os.environ, "EBBFLOW_LOADED_AHEAD": str(tmp_path / "daemon")}
     command = [sys.executable, "-m", "ebbflow.spark.daemon", "--preload", str(os.getpid())]
     process = subprocess.Popen(command, env=env)
-    while not (tmp_path / "daemon").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
+    until((tmp_path / "daemon").exists, 60, process)
     yield process, env
     process.kill()
     process.wait()
@@ -107,9 +105,7 @@ def test_what_loads_ahead_ends_with_the_driver_that_started_it(tmp_path):
     program += "with preload(): time.sleep(60)"
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     driver = subprocess.Popen([sys.executable, "-c", program], env=env)
-    while not (children := psutil.Process(driver.pid).children()):
-        assert driver.poll() is None
-        time.sleep(0.02)
+    children = until(psutil.Process(driver.pid).children, 60, driver, every=0.02)
     driver.kill()
     driver.wait()
     assert psutil.wait_procs(children, 60)[1] == []

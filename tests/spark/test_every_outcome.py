@@ -127,7 +127,7 @@ def store_of(case: Case) -> dict[str, Any] | None:
 def execute(built: Any, folder: Path) -> tuple[dict[str, Counts], list[Letter]]:
     """Run it to its end; the counts of its vertices, and all its dead letters."""
     state = folder / "state"
-    summary = run_pipeline(built.spec, drain=True, timeout="150s", state=state, watcher=Failures())
+    summary = run_pipeline(built.spec, drain=True, timeout="240s", state=state, watcher=Failures())
     with start_embedded(state) as server, open_link(server) as link:
         letters = [stored.letter for stored in DeadLetters(link, "test").list()]
     return summary.vertices, letters

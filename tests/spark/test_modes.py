@@ -209,7 +209,7 @@ def test_a_paused_pipeline_reads_nothing_new_and_finishes_what_it_has(run, journ
     class Built:
         spec = paused
 
-    summary = run(Built, timeout="15s")
+    summary = run(Built)
 
     assert summary.ended == "drained"
     assert summary.vertices["in"].read == 0

@@ -27,7 +27,6 @@ def value(datum):
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-@pytest.mark.timeout(120)
 def test_a_store_that_is_down_for_some_loses_nothing_and_holds_up_nobody(run, journal, tmp_path):
     """A quarter of the messages cannot be stored until all the others are."""
     back = tmp_path / "back"
@@ -190,13 +189,12 @@ def built(plan, journal):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(plan=topologies)
-@pytest.mark.timeout(300)
 def test_random_user_code_on_random_topologies_ends_every_message_exactly_once(plan):
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal")
         state = Path(folder) / "state"
         summary = run_pipeline(
-            built(plan, journal).spec, drain=True, timeout="60s", state=state, watcher=Failures()
+            built(plan, journal).spec, drain=True, timeout="150s", state=state, watcher=Failures()
         )
         with start_embedded(state) as server, open_link(server) as link:
             letters = Counter(s.letter.vertex for s in DeadLetters(link, "test").list())

@@ -31,8 +31,8 @@ from ebbflow.publishing import Login
 from ebbflow.runtime.provision import permissions_of
 from ebbflow.spark.run import run_pipeline
 from ebbflow.status.model import PipelineStatus
-from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
 from ebbflow.status.run_report import Silent
+from ebbflow.status.stored import follow_status, read_chunks, read_history, read_status
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.logs import LogEntry
 from ebbflow.streams.logs import follow_logs as follow_entries

@@ -326,7 +326,7 @@ def test_a_new_run_resumes_a_query_that_its_breaker_has_stopped(run, store):
     halted = StopWhen(lambda status: status["work"].halted is not None)
     first = run(pipeline(broken), watcher=halted, epoch=3)
     assert first.ended == "stopped"
-    second = run(pipeline("SELECT id, value FROM messages"), timeout="60s")
+    second = run(pipeline("SELECT id, value FROM messages"), timeout="150s")
     assert second.ended == "drained"
     began, ended = first.vertices["work"], second.vertices["work"]
     assert began.done + began.dead_lettered + ended.done == 200

@@ -71,7 +71,7 @@ def test_a_message_that_kills_its_worker_is_found_though_it_has_forked_a_child(
 
     pipeline = Pipeline("test").source("in", generator={"messages": 40})
     try:
-        summary = run(pipeline.map("m", forks).sink("out", blackhole=True), timeout="60s")
+        summary = run(pipeline.map("m", forks).sink("out", blackhole=True), timeout="150s")
     finally:
         end.touch()
 

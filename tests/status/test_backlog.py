@@ -19,7 +19,6 @@ from ebbflow.engine.settlement import settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.status import backlog
 from ebbflow.status.backlog import Backlog, VertexBacklog
 from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names, VertexStreams
@@ -34,7 +33,12 @@ class Vertex:
         self._link = link
         self._names = names
         self._chunks = 0
-        self._backlog = Backlog(link.client, names, VertexStreams("v", 1, True))
+        self.watch()
+
+    def watch(self, **bounds: Any) -> None:
+        """Looks with these bounds from now on, and remembers nothing."""
+        streams = VertexStreams("v", 1, True)
+        self._backlog = Backlog(self._link.client, self._names, streams, **bounds)
 
     def arrive(self, *ids: str) -> None:
         """Stores the messages as one frame of the buffer."""
@@ -125,9 +129,8 @@ def test_the_row_that_an_ordered_vertex_holds_is_parked_in_the_buffer(vertex: Ve
 def test_too_many_frames_are_estimated_until_all_are_read(
     vertex: Vertex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, "MOST", 2)
     monkeypatch.setattr("ebbflow.nats.stored._AT_A_TIME", 2)
-    monkeypatch.setattr(backlog, "_RECHECK_EVERY", 1e9)
+    vertex.watch(most=2, recheck_every=1e9)
     for number in range(5):
         vertex.arrive(f"{number}a", f"{number}b")
     looks = [vertex.look() for _ in range(3)]
@@ -142,10 +145,8 @@ def test_a_buffer_without_room_is_full(vertex: Vertex) -> None:
     assert vertex.look().full
 
 
-def test_a_settled_frame_that_is_still_stored_does_not_wait(
-    vertex: Vertex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backlog, "_RECHECK_EVERY", -1.0)
+def test_a_settled_frame_that_is_still_stored_does_not_wait(vertex: Vertex) -> None:
+    vertex.watch(recheck_every=-1.0)
     for number in range(5):
         vertex.arrive(f"{number}a", f"{number}b")
     assert vertex.look(Span(Mark(4))).pending == 2

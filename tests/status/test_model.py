@@ -28,7 +28,7 @@ from ebbflow.status.model import (
     VertexStatus,
     WorkInHand,
 )
-from ebbflow.status.publishing import make_sample
+from ebbflow.status.stored import make_sample
 
 NOON = datetime(2026, 11, 16, 12, 0, 0, 250_000, tzinfo=UTC)
 

@@ -28,8 +28,8 @@ from ebbflow.status.conditions import judge_health, list_concerns
 from ebbflow.status.ending import describe_end
 from ebbflow.status.model import PipelineStatus, VertexStatus
 from ebbflow.status.observer import BacklogTrend, Observer, TrendWatch
-from ebbflow.status.reading import read_status
 from ebbflow.status.run_report import Silent
+from ebbflow.status.stored import read_status
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
@@ -185,11 +185,8 @@ def test_a_word_to_the_tasks_is_not_what_a_stop_fails_by(watched: Watched) -> No
     run._tell_turns()
 
 
-def test_a_question_without_an_answer_does_not_end_a_drain(
-    frozen: Frozen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ebbflow.spark.run._ANSWER_WITHIN", _BOUND)
-    run = Run(frozen.watched.spec, RunOptions(), Silent())
+def test_a_question_without_an_answer_does_not_end_a_drain(frozen: Frozen) -> None:
+    run = Run(frozen.watched.spec, RunOptions(), Silent(), answer_within=_BOUND)
     run._link = frozen.watched.link
     with frozen.silence():
         assert not run._drained(frozen.watched.plans)

@@ -16,7 +16,7 @@ import pytest
 from ebbflow import Datum, Message, Pipeline, nack
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.status.model import ChunkTimes, PipelineStatus, Sample
-from ebbflow.status.reading import read_chunks, read_history, read_status
+from ebbflow.status.stored import read_chunks, read_history, read_status
 from ebbflow.streams.names import Names
 from ebbflow.testing.background_run import BackgroundRun, until
 

@@ -29,6 +29,7 @@ from ebbflow.nats.stored import read_subject
 from ebbflow.streams import catalogue
 from ebbflow.streams.catalogue import bucket_config
 from ebbflow.streams.publish_settlement import publish_settlement, without_stored
+from tests.waiting import until
 
 HASTY = replace(BUFFER, wait=0.01, attempts=3, ack_wait=1.0)
 
@@ -67,7 +68,7 @@ def test_a_bound_ends_the_attempts_when_there_is_no_stream(publish):
     tally = Tally()
 
     with pytest.raises(NoStreamResponse, match="after 4 attempts"):
-        publish(settlement_of("a"), tally).result(5)
+        publish(settlement_of("a"), tally).result(30)
     assert (tally.attempts, tally.no_responders, tally.full) == (4, 4, 0)
 
 
@@ -76,7 +77,7 @@ def test_room_is_waited_for_however_little_time_there_is_to_publish(
     link, names, publish, buffer_of_one
 ):
     tally = Tally()
-    publish(settlement_of("first"), tally).result(5)
+    publish(settlement_of("first"), tally).result(30)
     waiting = publish(settlement_of("second"), tally)
     with pytest.raises(concurrent.futures.TimeoutError):
         waiting.result(3 * HASTY.ack_wait)
@@ -84,16 +85,16 @@ def test_room_is_waited_for_however_little_time_there_is_to_publish(
     subject = names.buffer_subject("out", 0)
     link.run(api.purge(link.client, names.buffer("out", 0), subject, 1))
 
-    assert waiting.result(5) == []
+    assert waiting.result(30) == []
     assert tally.full > 3
     assert tally.attempts == tally.full + 2
 
 
 def test_what_may_be_discarded_does_not_wait(publish, buffer_of_one):
     tally = Tally()
-    publish(settlement_of("first"), tally).result(5)
+    publish(settlement_of("first"), tally).result(30)
 
-    (gone,) = publish(settlement_of("second", discards=True), tally).result(5)
+    (gone,) = publish(settlement_of("second", discards=True), tally).result(30)
 
     assert gone.msg_id == "second"
     assert (tally.attempts, tally.full) == (2, 1)
@@ -131,20 +132,20 @@ def test_answers_wait_for_room(link, publish, bucket):
         waiting.result(3 * HASTY.ack_wait)
     assert not waiting.done()
     bucket(entries=4)
-    assert waiting.result(5) == []
+    assert waiting.result(30) == []
     assert link.run(api.read_state(link.client, f"KV_{name}")).messages == 4
     assert tally.full > 3
 
 
 def test_answers_that_no_stream_takes_end_with_an_error(publish, names):
     with pytest.raises((NoStreamResponse, PublishTimeout)):
-        publish(answers_of(names.answers, b"a", b"b"), Tally()).result(5)
+        publish(answers_of(names.answers, b"a", b"b"), Tally()).result(30)
 
 
 def test_what_no_message_can_hold_is_refused_before_anything_is_sent(link, publish, bucket):
     name = bucket()
     with pytest.raises(MessageTooLarge):
-        publish(answers_of(name, b"a", b"b" * link.client.max_payload), Tally()).result(5)
+        publish(answers_of(name, b"a", b"b" * link.client.max_payload), Tally()).result(30)
     assert link.run(api.read_state(link.client, f"KV_{name}")).messages == 0
     assert link.client.is_connected
 
@@ -186,10 +187,8 @@ def test_letters_and_redeliveries_are_not_written_again_by_a_replay(link, names,
     delay = 100 if due else 60_000
     link.run(publish_settlement(link.client, names, settlement(delay)))
     subject = names.due_subject("v", 0)
-    deadline = time.monotonic() + 20
-    while due and len(stored(link, names, names.redelivery("v", 0), subject)) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    redelivery = names.redelivery("v", 0)
+    until(lambda: not due or len(stored(link, names, redelivery, subject)) == 2)
     assert everything(link, names) == (2, 2)
     time.sleep(0.3)  # the server's window, and its timer
 

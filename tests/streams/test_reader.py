@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -322,6 +323,9 @@ def test_a_redelivery_that_the_server_has_moved_twice_is_read_once(link, names, 
     ensure(catalogue.redelivery_config(names, "v", 0))
     stream, due = names.redelivery("v", 0), names.due_subject("v", 0)
 
+    def is_stored(number: int) -> bool:
+        return link.run(read_one(link.client, stream, seq=number)) is not None
+
     def move(*parked: str) -> None:
         """Parks frames and waits until the server has moved them; the same one may come again."""
         for token in parked:
@@ -330,8 +334,7 @@ def test_a_redelivery_that_the_server_has_moved_twice_is_read_once(link, names, 
             subject = names.later_subject("v", 0, token)
             parking = publish(link.client, subject, frames.encode(batch), schedule, retry=BUFFER)
             parked_at = link.run(parking).seq
-            while link.run(read_one(link.client, stream, seq=parked_at + 1)) is None:
-                time.sleep(0.01)
+            until(partial(is_stored, parked_at + 1))
 
     def start(mark: Mark, known: Known) -> FrameReader:
         return FrameReader(link, stream, due, mark, threading.Event(), known)

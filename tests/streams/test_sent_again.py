@@ -23,6 +23,7 @@ from ebbflow.nats.publish import BUFFER, Tally
 from ebbflow.nats.stored import read_subject
 from ebbflow.streams import catalogue, provision, publish_settlement
 from tests.nats.proxy import Line
+from tests.waiting import until
 
 FRAMES = 40
 QUICK = replace(BUFFER, attempt_timeout=0.5)
@@ -41,13 +42,6 @@ def letters() -> Settlement:
     ids = [f"life:v:0:0-9:0-0:{n}" for n in range(FRAMES)]
     dead = [Publication(Stage.DEAD_LETTER, "v", 0, one, one.encode()) for one in ids]
     return Settlement(dead, Counts(), {})
-
-
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Outage:
@@ -132,7 +126,7 @@ def test_what_has_not_arrived_before_the_server_was_killed_is_sent_again(outage,
     outage.ensure()
     outage.line.open.clear()
     publishing = outage.publish(redeliveries(delay))
-    time.sleep(0.2)
+    until(lambda: outage.tally.attempts >= FRAMES)
     assert outage.again() == []
     outage.kill()
     outage.line.open.set()
@@ -193,7 +187,7 @@ def test_a_look_that_fails_is_repeated_and_nothing_is_taken_for_stored(outage, m
     outage.ensure()
     outage.line.open.clear()
     publishing = outage.publish(redeliveries(60_000))
-    time.sleep(0.2)
+    until(lambda: outage.tally.attempts >= FRAMES)
     outage.kill()
     outage.line.open.set()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ebbflow.nats.link import Link
 from ebbflow.ui.links import ServerLink
-from ebbflow.ui.server import UiAddress, open_web_ui
+from ebbflow.ui.web_ui import UiAddress, open_web_ui
 
 POST = {"X-Ebbflow": "1", "Content-Type": "application/json"}
 

@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from playwright.sync_api import Locator, Page
 
 from tests.long_tests import are_long_tests_wanted
 from tests.processes import command_of
+from tests.waiting import until
 
 SOON = 120_000
 """Milliseconds that a busy machine may take for what comes at once on others."""
@@ -158,11 +158,7 @@ class Orders:
                 process.kill()
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None, self.output()
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)
+        until(condition, seconds, self.process, self.output, every=0.05)
 
 
 @contextmanager

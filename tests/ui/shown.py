@@ -8,7 +8,7 @@ from typing import Any
 
 from ebbflow.nats.link import Link
 from ebbflow.status.model import PipelineStatus, VertexStatus
-from ebbflow.status.publishing import StatusPublisher
+from ebbflow.status.stored import StatusPublisher
 from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names
 from tests.deadletters.written import Written

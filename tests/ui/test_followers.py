@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ebbflow.status.model import PipelineStatus
-from ebbflow.ui import followers
-from ebbflow.ui.followers import StatusFollower
+from ebbflow.ui.pipelines import StatusFollower
 
 
 class Reads:
@@ -25,14 +24,8 @@ class Reads:
 
 
 def follower_of(reads: Reads) -> StatusFollower:
-    return StatusFollower(reads, lambda error: str(error).encode())
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setattr(followers, "_EVERY", 0.01)
-    monkeypatch.setattr(followers, "_EVERY_AT_REST", 0.01)
-    monkeypatch.setattr(followers, "_LINGER", 0.05)
+    describe = lambda error: str(error).encode()  # noqa: E731
+    return StatusFollower(reads, describe, every=0.01, at_rest=0.01, linger=0.05)
 
 
 async def take(events, count: int) -> list[bytes]:

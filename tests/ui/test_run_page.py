@@ -12,7 +12,7 @@ from ebbflow.runtime.run import RunOptions
 from ebbflow.spark.run import Run
 from ebbflow.status.run_report import Silent
 from ebbflow.testing.background_run import until
-from ebbflow.ui.server import attach_web_ui
+from ebbflow.ui.web_ui import attach_web_ui
 from tests.ui.asking import Asking
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -34,7 +34,7 @@ class Stages(Silent):
         self.lines.append(text)
 
     def find_port(self) -> int | None:
-        match = re.search(r"page at (\S+)", "\n".join(self.lines))
+        match = re.search(r"web UI at (\S+)", "\n".join(self.lines))
         return urlsplit(match[1]).port if match else None
 
 

@@ -125,7 +125,7 @@ def guard(clock):
 
 def answer(guard: TokenGuard, token: str, client: str = "10.0.0.1") -> int:
     try:
-        guard.check(head(client=client, authorization=f"Bearer {token}"))
+        guard.check_token(head(client=client, authorization=f"Bearer {token}"))
     except Refusal as refusal:
         return refusal.status
     return 200
@@ -139,7 +139,7 @@ def test_an_address_that_guesses_has_to_wait_and_others_do_not(guard, clock):
     assert answer(guard, "right") == 429
     assert answer(guard, "right", "10.0.0.2") == 200
     with pytest.raises(Refusal) as raised:
-        guard.check(head(authorization="Bearer another"))
+        guard.check_token(head(authorization="Bearer another"))
     assert raised.value.headers == {"retry-after": "60"}
     clock.now += 60
     assert answer(guard, "right") == 200

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ebbflow.cli.options import (
-    DEFAULT_STATE,
+    HERE,
     BindOption,
     ContainersOption,
     JsonOption,
     NameOption,
-    NatsOption,
     SecretsOption,
-    StateOption,
+    ServerOptions,
+    expand_options,
     parse_seconds,
 )
 from ebbflow.cli.tables import cut, print_table
@@ -31,7 +31,7 @@ from ebbflow.domain.message import json_bytes
 
 if TYPE_CHECKING:
     from ebbflow.engine.answers import Answer
-    from ebbflow.operations.answers import StoredAnswers
+    from ebbflow.operations.stored_answers import StoredAnswers
 
 _SHOWN = 60
 _COLUMNS = ("request", "vertex", "message", "answer", "stored (UTC)", "bytes")
@@ -58,28 +58,29 @@ RequestArgument = Annotated[
 
 
 def _open(
-    pipeline: str, state: Path, nats: str | None, **choices: Any
+    pipeline: str, server: ServerOptions, **choices: Any
 ) -> AbstractContextManager[StoredAnswers]:
-    from ebbflow.operations.answers import answers, open_answers
+    from ebbflow.operations.stored_answers import answers, open_answers
 
     if not pipeline.endswith(_FILES):
-        return answers(pipeline, state=state, nats=nats)
+        return answers(pipeline, state=server.state, nats=server.nats)
     from ebbflow.spec.lint import load
 
     file = Path(pipeline)
-    return open_answers(load(file, **choices), file.parent, state=state, nats=nats)
+    spec = load(file, **choices)
+    return open_answers(spec, file.parent, state=server.state, nats=server.nats)
 
 
 # --- commands -----------------------------------------------------------------------------------
 
 
 @app.command()
+@expand_options
 def get(
     pipeline: WhereArgument,
     request: RequestArgument,
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
     name: NameOption = None,
     secrets: SecretsOption = None,
     bind: BindOption = None,
@@ -87,7 +88,7 @@ def get(
 ) -> None:
     """Print the answers to one request, each on a line of its own, in the order of results."""
     choices = {"name": name, "secrets": secrets, "bind": bind, "containers": containers}
-    with _open(pipeline, state, nats, **choices) as stored:
+    with _open(pipeline, server, **choices) as stored:
         chosen = stored.get(request)
     if not chosen:
         raise EbbflowError(
@@ -102,15 +103,15 @@ def get(
 
 
 @app.command("list")
+@expand_options
 def list_answers(
     pipeline: WhereArgument,
     limit: Annotated[int, typer.Option(min=1, help="List at most this many answers.")] = 50,
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """List the answers that are stored, oldest first."""
-    with _open(pipeline, state, nats) as stored:
+    with _open(pipeline, server) as stored:
         listed = stored.list(limit + 1)
         if as_json:
             for answer in islice(listed, limit):
@@ -123,6 +124,7 @@ def list_answers(
 
 
 @app.command()
+@expand_options
 def watch(
     pipeline: WhereArgument,
     request: Annotated[
@@ -138,13 +140,12 @@ def watch(
         typer.Option(metavar="TIME", help="Stop after this time: 90s, 5m, 1h30m."),
     ] = None,
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Print answers as they are stored, until Ctrl-C."""
     if timeout is not None:
         parse_seconds(timeout, "--timeout")
-    with _open(pipeline, state, nats) as stored:
+    with _open(pipeline, server) as stored:
         for answer in stored.watch(request, timeout=timeout):
             typer.echo(json.dumps(_facts(answer)) if as_json else _line(answer))
 

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
@@ -19,13 +19,12 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from ebbflow.cli.options import (
-    DEFAULT_STATE,
+    HERE,
     ExitCode,
     JsonOption,
-    NatsOption,
     OutputOption,
     PipelineArgument,
-    StateOption,
+    ServerOptions,
     complete_vertices,
     expand_options,
 )
@@ -107,18 +106,8 @@ class FilterOptions:
         """Returns the filter that the options describe."""
         from ebbflow.deadletters import LetterFilter
 
-        return LetterFilter(
-            vertex=self.vertex,
-            reason=self.reason,
-            cause=self.cause,
-            error=self.error,
-            text=self.text,
-            key=self.key,
-            header=self.header,
-            since=parse_time(self.since, "--since"),
-            until=parse_time(self.until, "--until"),
-            up_to=up_to,
-        )
+        times = {name: parse_time(getattr(self, name), f"--{name}") for name in ("since", "until")}
+        return LetterFilter(**asdict(self) | times, up_to=up_to)
 
 
 _NO_FILTER = FilterOptions()
@@ -195,10 +184,10 @@ def parse_rate(text: str | None) -> float | None:
     return float(parts[1]) / _SECONDS[parts[2]]
 
 
-def _open(pipeline: str, state: Path, nats: str | None) -> AbstractContextManager[DeadLetters]:
+def _open(pipeline: str, server: ServerOptions) -> AbstractContextManager[DeadLetters]:
     from ebbflow.deadletters import DeadLetters
 
-    return DeadLetters.open(pipeline, state=state, nats=nats)
+    return DeadLetters.open(pipeline, state=server.state, nats=server.nats)
 
 
 # --- looking ------------------------------------------------------------------------------------
@@ -215,15 +204,14 @@ def list_letters(
     ] = False,
     newest: Annotated[bool, typer.Option("--newest", help="List the newest letter first.")] = False,
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """List dead letters, oldest first or newest first, or count them by their causes."""
     from ebbflow.cli import dlq_letters
     from ebbflow.deadletters import describe_letter
 
     chosen = filters.to_filter()
-    with _open(pipeline, state, nats) as letters:
+    with _open(pipeline, server) as letters:
         if count:
             _echo_causes(letters, chosen, as_json)
             return
@@ -282,18 +270,18 @@ def _footer(counts: dict[str, int], chosen: LetterFilter, shown: int, is_cut: bo
 
 
 @app.command()
+@expand_options
 def show(
     pipeline: PipelineArgument,
     id: Annotated[str, typer.Argument(help="Number of a letter, or id of a message.")],
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Show everything about one dead letter, or about all letters of one message."""
     from ebbflow.cli import dlq_letters
     from ebbflow.deadletters import describe_letter
 
-    with _open(pipeline, state, nats) as letters:
+    with _open(pipeline, server) as letters:
         chosen = letters.get(read_which(id))
     for stored in chosen:
         typer.echo(json.dumps(describe_letter(stored)) if as_json else dlq_letters.describe(stored))
@@ -305,8 +293,7 @@ def export(
     pipeline: PipelineArgument,
     filters: FilterOptions,
     output: OutputOption = None,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Write dead letters with all their facts and values as JSON, one object a line."""
     from ebbflow.cli.dlq_letters import letters_text
@@ -314,7 +301,7 @@ def export(
 
     chosen = filters.to_filter()
     count = 0
-    with _open(pipeline, state, nats) as letters, _writing(output) as file:
+    with _open(pipeline, server) as letters, _writing(output) as file:
         for stored in letters.list(chosen):
             file.write(json.dumps(describe_letter(stored)) + "\n")
             count += 1
@@ -358,8 +345,7 @@ def replay(
         typer.Option("--dry-run", help="Show what would happen without changing anything."),
     ] = False,
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Send messages back to the vertex where they died, as if they came for the first time.
 
@@ -369,7 +355,7 @@ def replay(
 
     chosen = choice.choose()
     command = ReplayCommand(pipeline, function, edit, parse_rate(rate), dry_run, as_json)
-    with _open(pipeline, state, nats) as letters:
+    with _open(pipeline, server) as letters:
         result = command.run(letters, chosen)
     if result is not None and result.kept:
         raise typer.Exit(ExitCode.NOT_READY)
@@ -384,14 +370,13 @@ def purge(
     pipeline: PipelineArgument,
     choice: ChoiceOptions,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Delete dead letters. This cannot be undone."""
     from ebbflow.cli.dlq_letters import letters_text
 
     chosen = choice.choose()
-    with _open(pipeline, state, nats) as letters:
+    with _open(pipeline, server) as letters:
         count = _purge(letters, chosen, pipeline, yes)
     typer.echo("Nothing was deleted." if count is None else f"{letters_text(count)} deleted")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import typer
 
-from ebbflow.cli.options import DEFAULT_STATE, ExitCode, JsonOption, NatsOption, StateOption
+from ebbflow.cli.options import HERE, ExitCode, JsonOption, ServerOptions
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.host import available_memory
 from ebbflow.spark import versions
@@ -48,12 +48,10 @@ class Checkup:
         return f"{mark} {self.text}" + (f"\n  → {self.next_step}" if self.next_step else "")
 
 
-def doctor(
-    as_json: JsonOption = False, state: StateOption = DEFAULT_STATE, nats: NatsOption = None
-) -> None:
+def doctor(as_json: JsonOption = False, server: ServerOptions = HERE) -> None:
     """Check whether this machine can run pipelines. Exits with 3 if it cannot."""
     ready = True
-    for checkup in examine(state, nats):
+    for checkup in examine(server.state, server.nats):
         typer.echo(json.dumps(asdict(checkup)) if as_json else str(checkup))
         ready = ready and checkup.ok
     if not ready:

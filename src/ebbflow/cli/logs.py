@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.options import (
-    DEFAULT_STATE,
-    JsonOption,
-    NatsOption,
-    OptionalVertex,
-    PipelineArgument,
-    StateOption,
-)
+from ebbflow.cli.options import HERE, JsonOption, OptionalVertex, PipelineArgument, ServerOptions
 
 if TYPE_CHECKING:
     from ebbflow.domain.errors import EbbflowError
@@ -41,16 +34,12 @@ def logs(
         typer.Option("--lines", "-n", min=0, metavar="NUMBER", help="Show the last NUMBER lines."),
     ] = 100,
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Show what user code has printed and logged, with the time, the level and the vertex."""
-    from ebbflow.nats.locate import open_link_to_pipeline
     from ebbflow.streams.logs import read_logs
-    from ebbflow.streams.names import Names
 
-    names = Names(pipeline)
-    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+    with server.open(pipeline) as (link, names):
         _check_vertex(link, names, vertex)
         page = link.run(read_logs(link.client, names, vertex or "*", lines))
         for entry in page.entries:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typing_extensions import override
 
 from ebbflow.cli import (
     answer,
@@ -32,7 +33,7 @@ from ebbflow.cli import (
     ui,
 )
 from ebbflow.cli.demo import demo
-from ebbflow.cli.options import EXIT_CODE_HELP, ExitCode, ListeningCommand
+from ebbflow.cli.options import EXIT_CODE_HELP, ExitCode, ListeningCommand, expand_options
 from ebbflow.domain.errors import EbbflowError, EngineLost, SpecError
 from ebbflow.domain.version import __version__
 
@@ -40,8 +41,8 @@ from ebbflow.domain.version import __version__
 class Commands(TyperGroup):
     """All commands; each kind of error ends them in its own way."""
 
+    @override
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command that the user has typed."""
         try:
             return super().invoke(ctx)
         except SpecError as error:
@@ -67,24 +68,19 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog=EXIT_CODE_HELP,
 )
-app.command()(demo)
-app.command()(spec_commands.lint)
-app.command(cls=ListeningCommand, epilog=EXIT_CODE_HELP)(run.run)
-app.command()(pause.pause)
-app.command()(pause.resume)
-app.command()(tap.tap)
-app.command()(send.send)
-app.command()(spec_commands.graph)
-app.command()(spec_commands.echo)
-app.command()(spec_commands.schema)
-app.command()(doctor.doctor)
-app.command()(spec_commands.permissions)
-app.command("serve-udf")(serve_udf.serve_udf)
-app.command()(trace.trace)
-app.command()(ui.ui)
-app.command()(sql.sql)
-app.command()(status.status)
-app.command()(logs.logs)
+_COMMANDS = (
+    demo, spec_commands.lint, run.run, pause.pause, pause.resume, tap.tap, send.send,
+    spec_commands.graph, spec_commands.echo, spec_commands.schema, doctor.doctor,
+    spec_commands.permissions, serve_udf.serve_udf, trace.trace, ui.ui, sql.sql, status.status,
+    logs.logs,
+)  # fmt: skip
+"""In the order in which ``ebbflow --help`` lists them."""
+
+_RUNNING = {"cls": ListeningCommand, "epilog": EXIT_CODE_HELP}
+
+for _command in _COMMANDS:
+    _options: dict[str, Any] = _RUNNING if _command is run.run else {}
+    app.command(**_options)(expand_options(_command))
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(answer.app, name="answer")
 

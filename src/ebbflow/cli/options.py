@@ -10,7 +10,8 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import IntEnum
 from functools import wraps
 from pathlib import Path
@@ -18,11 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_ty
 
 import typer
 from typer.core import TyperCommand
+from typing_extensions import override
 
 from ebbflow.domain.durations import milliseconds
 
 if TYPE_CHECKING:
+    from ebbflow.nats.link import Link
     from ebbflow.spec.lint import SpecFile
+    from ebbflow.streams.names import Names
 
 T = TypeVar("T")
 
@@ -132,20 +136,38 @@ def _ask_server(url: str) -> list[str]:
 
 # --- options that several commands have ---------------------------------------------------------
 
-StateOption = Annotated[
-    Path,
-    typer.Option("--state", metavar="DIR", help="Folder of the embedded NATS server's data."),
-]
-NatsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--nats",
-        metavar="URL",
-        help="Use your own NATS server at this URL instead of the embedded one.",
-        envvar="EBBFLOW_NATS_URL",
-        show_default=False,
-    ),
-]
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Options that name the NATS server: the embedded one of a folder, or the user's own."""
+
+    state: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of the embedded NATS server's data.")
+    ] = DEFAULT_STATE
+    nats: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Use your own NATS server at this URL instead of the embedded one.",
+            envvar="EBBFLOW_NATS_URL",
+            show_default=False,
+        ),
+    ] = None
+
+    @contextmanager
+    def open(self, pipeline: str) -> Iterator[tuple[Link, Names]]:
+        """Gives a connection to the server of a pipeline, which is started if it does not run."""
+        from ebbflow.nats.locate import open_link_to_pipeline
+        from ebbflow.streams.names import Names
+
+        names = Names(pipeline)
+        with open_link_to_pipeline(self.state, self.nats, inbox=names.inbox) as link:
+            yield link, names
+
+
+HERE = ServerOptions()
+"""The embedded server of the usual folder."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 PipelineArgument = Annotated[
     str,
@@ -220,7 +242,7 @@ UiOption = Annotated[
     typer.Option(
         "--ui",
         metavar="[[https://]HOST:PORT]",
-        help="Show the run in a web page; on 127.0.0.1:8321 or a free port by default. "
+        help="Show the run in a web UI; on 127.0.0.1:8321 or a free port by default. "
         "Beyond this machine it needs a token, from EBBFLOW_UI_TOKEN or made up at a terminal.",
         show_default=False,
     ),
@@ -231,7 +253,7 @@ MetricsOption = Annotated[
         "--metrics",
         metavar="[HOST:PORT]",
         help="Serve /metrics for Prometheus, /health and /ready; on 127.0.0.1:8322 or a free port "
-        "by default. The page of --ui has them too.",
+        "by default. The web UI of --ui has them too.",
         show_default=False,
     ),
 ]
@@ -259,8 +281,8 @@ def read_listening(value: str | None) -> bool | str:
 class ListeningCommand(TyperCommand):
     """A command whose ``--ui`` and ``--metrics`` may stand alone: ``run --ui spec.yaml``."""
 
+    @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads the arguments that the user has typed."""
         return super().parse_args(ctx, [*complete_addresses(args)])
 
 
@@ -308,7 +330,8 @@ def _expand(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
         return
     hints = get_type_hints(hint, include_extras=True)
     for field in fields(hint):
-        yield from _expand(field.name, hints[field.name], field.default)
+        wanted = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield from _expand(field.name, hints[field.name], wanted)
 
 
 def _collect(name: str, hint: Any, values: dict[str, Any]) -> Any:

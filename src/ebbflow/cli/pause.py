@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ebbflow.cli.options import (
-    DEFAULT_STATE,
-    JsonOption,
-    NatsOption,
-    OptionalVertex,
-    PipelineArgument,
-    StateOption,
-)
+from ebbflow.cli.options import HERE, JsonOption, OptionalVertex, PipelineArgument, ServerOptions
 
 if TYPE_CHECKING:
     from ebbflow.operations.pausing import PauseReport
@@ -24,19 +17,15 @@ def pause(
     pipeline: PipelineArgument,
     vertex: OptionalVertex = None,
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Pause a pipeline, or one vertex.
 
     Messages in progress are finished; new ones wait. The pause survives restarts, until you resume.
     """
-    from ebbflow.nats.locate import open_link_to_pipeline
     from ebbflow.operations.pausing import pause as pause_vertices
-    from ebbflow.streams.names import Names
 
-    names = Names(pipeline)
-    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+    with server.open(pipeline) as (link, names):
         report = pause_vertices(link, names, vertex)
     if as_json:
         _echo_json(report)
@@ -49,20 +38,16 @@ def resume(
     pipeline: PipelineArgument,
     vertex: OptionalVertex = None,
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Resume paused vertices.
 
     Also those that stopped because too many messages became dead letters.
     """
-    from ebbflow.nats.locate import open_link_to_pipeline
     from ebbflow.operations.pausing import resume as resume_vertices
     from ebbflow.operations.pausing import stopped_vertices
-    from ebbflow.streams.names import Names
 
-    names = Names(pipeline)
-    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+    with server.open(pipeline) as (link, names):
         stopped = stopped_vertices(link, names)
         report = resume_vertices(link, names, vertex)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from secrets import token_hex
@@ -12,16 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ebbflow.cli.options import (
-    DEFAULT_STATE,
+    HERE,
     BindOption,
     ContainersOption,
     ExitCode,
     MetricsOption,
     NameOption,
-    NatsOption,
     SecretsOption,
+    ServerOptions,
     SpecArgument,
-    StateOption,
     UiOption,
     echo_notes,
     parse_seconds,
@@ -30,41 +30,36 @@ from ebbflow.cli.options import (
 from ebbflow.domain.errors import EbbflowError
 
 if TYPE_CHECKING:
+    from ebbflow.runtime.run import RunOptionNames
     from ebbflow.status.run_report import Summary
     from ebbflow.status.terminal import Display
 
 
-def _settings(pairs: list[str]) -> dict[str, str]:
-    """Returns Spark's settings from texts of the form ``key=value``."""
-    for pair in pairs:
-        if not pair.partition("=")[0] or "=" not in pair:
-            raise typer.BadParameter(f"{pair!r} is not of the form key=value.", param_hint="--conf")
-    return {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """The options of ``ebbflow run``."""
 
-
-def run(
-    spec: SpecArgument,
-    name: NameOption = None,
+    spec: SpecArgument
+    name: NameOption = None
     drain: Annotated[
         bool, typer.Option("--drain", help="Stop when every message is processed.")
-    ] = False,
+    ] = False
     timeout: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Stop after this time in any case: 90s, 5m, 1h30m."),
-    ] = None,
+    ] = None
     summary: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the counts of the run as JSON to this file."),
-    ] = None,
+    ] = None
     master: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Run Spark on this master; on this machine by default."),
-    ] = None,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
-    secrets: SecretsOption = None,
-    bind: BindOption = None,
-    containers: ContainersOption = None,
+    ] = None
+    server: ServerOptions = HERE
+    secrets: SecretsOption = None
+    bind: BindOption = None
+    containers: ContainersOption = None
     nats_port: Annotated[
         int,
         typer.Option(
@@ -72,7 +67,7 @@ def run(
             max=65535,
             help="Port of the embedded NATS server; 0 picks a free one.",
         ),
-    ] = 0,
+    ] = 0
     fresh: Annotated[
         bool,
         typer.Option(
@@ -80,27 +75,27 @@ def run(
             help="First delete what earlier runs of the pipeline have stored, "
             "dead letters included.",
         ),
-    ] = False,
+    ] = False
     epoch: Annotated[
         str, typer.Option(metavar="TIME", help="Renew Spark tasks after this time.")
-    ] = "30s",
+    ] = "30s"
     durability: Annotated[
         Literal["fast", "safe"],
         typer.Option(
             help="When the embedded NATS server syncs to disk: safe after every write, "
             "fast every two minutes."
         ),
-    ] = "fast",
+    ] = "fast"
     conf: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Set a property of Spark; can be repeated."),
-    ] = None,
-    ui: UiOption = None,
-    metrics: MetricsOption = None,
+    ] = None
+    ui: UiOption = None
+    metrics: MetricsOption = None
     spark_ui: Annotated[
         bool,
         typer.Option("--spark-ui", help="Serve Spark's own web UI; the run says where."),
-    ] = False,
+    ] = False
     max_dead_letters: Annotated[
         int | None,
         typer.Option(
@@ -109,67 +104,99 @@ def run(
             help="Stop with exit code 6 after more dead letters than this.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     plain: Annotated[
         bool,
         typer.Option("--plain", help="Print lines instead of a live table: --log plain."),
-    ] = False,
+    ] = False
     log: Annotated[
         Literal["plain", "json"] | None,
         typer.Option(
             help="Print lines of this form instead of a live table; json has an object on each.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error", "critical"],
         typer.Option(help="Show logs of user code from this level on.", envvar="EBBFLOW_LOG_LEVEL"),
-    ] = "info",
-) -> None:
+    ] = "info"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Spark's settings, from texts of the form ``key=value``."""
+        pairs = [(text, *text.partition("=")) for text in self.conf or ()]
+        for text, key, equals, _ in pairs:
+            if not (key and equals):
+                message = f"{text!r} is not of the form key=value."
+                raise typer.BadParameter(message, param_hint="--conf")
+        return {key: value for _, key, _, value in pairs}
+
+    @property
+    def limit(self) -> timedelta | None:
+        """How long the run may take."""
+        if self.timeout is None:
+            return None
+        return timedelta(seconds=parse_seconds(self.timeout, "--timeout"))
+
+    @property
+    def lines(self) -> Literal["plain", "json"] | None:
+        """The form of lines in place of a live table."""
+        return self.log or ("plain" if self.plain else None)
+
+
+def run(flags: RunFlags) -> None:
     """Run a pipeline until it is drained, timed out or stopped with Ctrl-C."""
-    settings = _settings(conf or [])
-    limit = timedelta(seconds=parse_seconds(timeout, "--timeout")) if timeout is not None else None
-    epoch_seconds = parse_seconds(epoch, "--epoch")
-    _check_summary(summary)
+    options = _read_options(flags)
+    _check_summary(flags.summary)
     # Imported here: Spark takes a while to import, and most mistakes are found without it.
     from ebbflow.spec.lint import read_specs
 
-    file = read_specs(spec, secrets=secrets, bind=bind, containers=containers)
-    pipeline = file.choose(name)
+    choices = {"secrets": flags.secrets, "bind": flags.bind}
+    file = read_specs(flags.spec, **choices, containers=flags.containers)
+    pipeline = file.choose(flags.name)
     echo_notes(file)
     from ebbflow.spark.run import run_pipeline
     from ebbflow.status.terminal import open_display
-    from ebbflow.status.terminal.overview import show_end
-    from ebbflow.ui.server import attach_web_ui
+    from ebbflow.ui.web_ui import attach_web_ui
 
-    with open_display(log or ("plain" if plain else None), drain) as watcher:
-        result = run_pipeline(
-            pipeline,
-            watcher=watcher,
-            beside=attach_web_ui(read_listening(ui), read_listening(metrics)),
-            drain=drain,
-            timeout=limit,
-            master=master,
-            state=state,
-            nats=nats,
-            nats_port=nats_port,
-            fresh=fresh,
-            epoch=epoch_seconds,
-            durable=durability == "safe",
-            conf=settings,
-            spark_ui=spark_ui,
-            search=spec.resolve().parent,
-            max_dead_letters=max_dead_letters,
-            log_level=log_level,
-        )
-    if summary is not None:
-        _write(summary, result.to_json() + "\n")
-    where = _where(state, nats)
+    with open_display(flags.lines, flags.drain) as watcher:
+        beside = attach_web_ui(read_listening(flags.ui), read_listening(flags.metrics))
+        result = run_pipeline(pipeline, watcher=watcher, beside=beside, **options)
+    _report(flags, watcher, result)
+
+
+def _read_options(flags: RunFlags) -> RunOptionNames:
+    """Returns what the run is told; refuses what cannot be read before anything is started."""
+    return {
+        "conf": flags.settings,
+        "timeout": flags.limit,
+        "epoch": parse_seconds(flags.epoch, "--epoch"),
+        "drain": flags.drain,
+        "master": flags.master,
+        "state": flags.server.state,
+        "nats": flags.server.nats,
+        "nats_port": flags.nats_port,
+        "fresh": flags.fresh,
+        "durable": flags.durability == "safe",
+        "spark_ui": flags.spark_ui,
+        "search": flags.spec.resolve().parent,
+        "max_dead_letters": flags.max_dead_letters,
+        "log_level": flags.log_level,
+    }
+
+
+def _report(flags: RunFlags, watcher: Display, result: Summary) -> None:
+    """Shows how the run ended, writes its summary, and chooses the exit code."""
+    from ebbflow.status.terminal.overview import show_end
+
+    if flags.summary is not None:
+        _write(flags.summary, result.to_json() + "\n")
+    where = _where(flags.server)
     show_end(watcher, result, where)
-    _hint_at_earlier_runs(watcher, result, spec, where)
+    _hint_at_earlier_runs(watcher, result, flags.spec, where)
     if result.ended == "failed":
         raise typer.Exit(ExitCode.DEAD_LETTERS)
-    if drain and result.ended == "timeout":
+    if flags.drain and result.ended == "timeout":
         raise typer.Exit(ExitCode.TIMEOUT)
 
 
@@ -192,13 +219,13 @@ def _write(file: Path, text: str) -> None:
         raise EbbflowError(f"Cannot write the summary {file}: {error.strerror}.") from error
 
 
-def _where(state: Path, nats: str | None) -> str:
+def _where(server: ServerOptions) -> str:
     """Returns the options that lead another command to the same place, without any password."""
-    if nats is not None:
+    if server.nats is not None:
         from ebbflow.nats.login import Addresses
 
-        return f" --nats {shlex.quote(str(Addresses.of(nats)))}"
-    return "" if state == DEFAULT_STATE else f" --state {shlex.quote(str(state))}"
+        return f" --nats {shlex.quote(str(Addresses.of(server.nats)))}"
+    return "" if server == HERE else f" --state {shlex.quote(str(server.state))}"
 
 
 def _hint_at_earlier_runs(watcher: Display, result: Summary, spec: Path, where: str) -> None:

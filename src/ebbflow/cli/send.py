@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from ebbflow.cli.options import (
-    DEFAULT_STATE,
+    HERE,
     JsonOption,
-    NatsOption,
     PipelineArgument,
-    StateOption,
+    ServerOptions,
     VertexArgument,
     parse_seconds,
 )
@@ -65,23 +64,19 @@ def send(
         str, typer.Option(metavar="TIME", help="How long to wait while the buffer is full.")
     ] = "60s",
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Send messages to a vertex.
 
     Each is stored when the command says so, also while nothing runs. An id that was sent within
     the last two minutes is stored once.
     """
-    from ebbflow.nats.locate import open_link_to_pipeline
     from ebbflow.operations.sending import Sender
-    from ebbflow.streams.names import Names
 
     patience = parse_seconds(timeout, "--timeout")
     pages = _pages(values, id, key or [], _headers(header or []), json_lines)
-    names = Names(pipeline)
     stored = copies = 0
-    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+    with server.open(pipeline) as (link, names):
         sender = Sender(link, names, vertex, patience)
         try:
             for page in pages:

@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ebbflow.cli.options import (
-    DEFAULT_STATE,
+    HERE,
     BindOption,
     ContainersOption,
     ExitCode,
     JsonOption,
     NameOption,
-    NatsOption,
     OutputOption,
+    ServerOptions,
     SpecArgument,
     SpecOrName,
-    StateOption,
     echo_notes,
 )
 from ebbflow.domain.records import to_plain
@@ -104,8 +103,7 @@ def echo(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
     name: NameOption = None,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Print the spec of a pipeline, with secrets hidden.
 
@@ -113,7 +111,7 @@ def echo(
     """
     from ebbflow.spec.echo import document_to_yaml
 
-    document = read_pipeline(pipeline, name, state, nats, defaults=defaults).document
+    document = read_pipeline(pipeline, name, server, defaults=defaults).document
     text = json.dumps(document) if as_json else document_to_yaml(document)
     typer.echo(text.rstrip())
 
@@ -148,11 +146,10 @@ def graph(
     ] = False,
     output: OutputOption = None,
     name: NameOption = None,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Draw a pipeline: its vertices and the edges between them."""
-    shape = read_pipeline(pipeline, name, state, nats).shape
+    shape = read_pipeline(pipeline, name, server).shape
     drawing = _graph_json(shape) if as_json else _draw(shape, format)
     if output is None:
         typer.echo(drawing)
@@ -232,7 +229,7 @@ def is_file(target: str) -> bool:
 
 
 def read_pipeline(
-    target: str, name: str | None, state: Path, nats: str | None, *, defaults: bool = False
+    target: str, name: str | None, server: ServerOptions, *, defaults: bool = False
 ) -> StoredSpec:
     """Returns the pipeline of a file, or the one that ran last under a name.
 
@@ -240,24 +237,20 @@ def read_pipeline(
     """
     if is_file(target):
         return _read_file(Path(target), name, defaults)
-    from ebbflow.nats.locate import open_link_to_pipeline
     from ebbflow.runtime.run import read_spec
-    from ebbflow.streams.names import Names
 
     if defaults:
         raise typer.BadParameter(
             "needs the file of the pipeline: a run keeps what it was told.", param_hint="--defaults"
         )
-    names = Names(target)
-    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+    with server.open(target) as (link, names):
         return link.run(read_spec(link.client, names))
 
 
 def _read_file(file: Path, name: str | None, defaults: bool) -> StoredSpec:
     from ebbflow.runtime.run import StoredSpec
-    from ebbflow.spec.echo import to_document
+    from ebbflow.spec.echo import outline, to_document
     from ebbflow.spec.lint import load
-    from ebbflow.spec.outline import outline
 
     # What runs in the place of an image makes no difference here, so nothing need be bound.
     spec = load(file, name=name, containers="docker")

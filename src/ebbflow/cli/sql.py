@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ebbflow.cli.options import DEFAULT_STATE, JsonOption, NatsOption, StateOption
+from ebbflow.cli.options import HERE, JsonOption, ServerOptions
 
 if TYPE_CHECKING:
-    from ebbflow.spark.audit.reading import AuditResult
+    from ebbflow.spark.audit.files import AuditResult
 
 
 def sql(
@@ -39,8 +39,7 @@ def sql(
         bool,
         typer.Option("--spark", help="Spark runs the query, whatever the tables are."),
     ] = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Query what became of messages: Spark SQL over the audit table, as view audit.
 
@@ -48,11 +47,12 @@ def sql(
     Parquet table on this machine are there after an epoch, others after audit.interval. DuckDB runs
     queries over Parquet on this machine, Spark all others.
     """
-    from ebbflow.operations.audit import query_audit
+    from ebbflow.operations.audit_query import query_audit
 
     if len(words) > 2:
         raise typer.BadParameter("Put the query in quotes.", param_hint="QUERY")
     *pipeline, query = words
+    state, nats = server.state, server.nats
     with query_audit(query, *pipeline, state=state, nats=nats, spark=spark) as result:
         if as_json:
             for row in result.rows():

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.options import (
-    DEFAULT_STATE,
-    JsonOption,
-    NatsOption,
-    PipelineArgument,
-    StateOption,
-    complete_vertices,
-)
+from ebbflow.cli.options import HERE, JsonOption, PipelineArgument, ServerOptions, complete_vertices
 
 if TYPE_CHECKING:
     from ebbflow.nats.link import Link
@@ -41,16 +34,12 @@ def status(
         typer.Option("--watch", "-w", help="Continue until the run ends, or Ctrl-C."),
     ] = False,
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Show what each vertex does, what waits where and until when, and what needs attention."""
-    from ebbflow.nats.locate import open_link_to_pipeline
-    from ebbflow.status.reading import read_status
-    from ebbflow.streams.names import Names
+    from ebbflow.status.stored import read_status
 
-    names = Names(pipeline)
-    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+    with server.open(pipeline) as (link, names):
         if not watch:
             _show(read_status(link, names), vertex, as_json)
         elif as_json or vertex is not None or not sys.stdout.isatty():
@@ -82,7 +71,7 @@ def _show(now: PipelineStatus, vertex: str | None, as_json: bool) -> None:
 
 def _follow(link: Link, names: Names, show: Show) -> None:
     """Shows each state that the run publishes, until it has ended or the user stops it."""
-    from ebbflow.status.reading import follow_status
+    from ebbflow.status.stored import follow_status
 
     async def follow() -> None:
         async for now in follow_status(link.client, names):

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ebbflow.cli.options import (
-    DEFAULT_STATE,
-    NatsOption,
-    PipelineArgument,
-    StateOption,
-    VertexArgument,
-    parse_seconds,
-)
+from ebbflow.cli.options import HERE, PipelineArgument, ServerOptions, VertexArgument, parse_seconds
 
 if TYPE_CHECKING:
     from ebbflow.operations.tapping import Tapped
@@ -83,8 +76,7 @@ def tap(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line: --format json.")
     ] = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Show messages as they pass a vertex.
 
@@ -92,8 +84,6 @@ def tap(
     disturbed: nothing waits for this command, and what is too much to show is counted.
     """
     from ebbflow.accounts.taps import TapFilter, TapWish
-    from ebbflow.nats.locate import open_link_to_pipeline
-    from ebbflow.streams.names import Names
 
     show = _choose_format("json" if as_json else format)
     _check_outcome(outcome)
@@ -101,8 +91,7 @@ def tap(
     wanted = TapFilter(id, key, header, tag, text, outcome)
     longest = 65_536 if whole or show is _to_json else 4096
     wish = TapWish("", vertex, 10.0, wanted, sample, rate, longest)
-    names = Names(pipeline)
-    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+    with server.open(pipeline) as (link, names):
         from ebbflow.operations import tapping
 
         if waiting:

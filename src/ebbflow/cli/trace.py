@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.options import (
-    DEFAULT_STATE,
-    JsonOption,
-    NatsOption,
-    PipelineArgument,
-    StateOption,
-)
+from ebbflow.cli.options import HERE, JsonOption, PipelineArgument, ServerOptions
 from ebbflow.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -33,13 +27,12 @@ def trace(
     pipeline: PipelineArgument,
     id: Annotated[str, typer.Argument(help="Id of the message or request.", show_default=False)],
     as_json: JsonOption = False,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
     """Show what each vertex did with a message and with those made of it, and where it is now."""
     from ebbflow.operations.trace import trace_message
 
-    found = trace_message(pipeline, id, state=state, nats=nats)
+    found = trace_message(pipeline, id, state=server.state, nats=server.nats)
     if as_json:
         typer.echo(json.dumps(found.to_json()))
         return
@@ -84,7 +77,7 @@ def _describe_places(found: MessageTrace) -> Iterator[str]:
     if len(found.now) > _SHOWN:
         yield f"and {len(found.now) - _SHOWN:,} more"
     if not found.now and found.steps:
-        yield "it has ended; nothing of it is on its found"
+        yield "it has ended; nothing of it is on its way"
 
 
 def _print_steps(found: MessageTrace) -> None:

@@ -1,15 +1,14 @@
-"""``ebbflow ui``: the page of all pipelines that a NATS server or a state folder knows."""
+"""``ebbflow ui``: the web UI of all pipelines that a NATS server or a state folder knows."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.options import DEFAULT_STATE, NatsOption, StateOption
+from ebbflow.cli.options import HERE, ServerOptions
 
 if TYPE_CHECKING:
     from ebbflow.ui.links import UiLink
@@ -33,28 +32,27 @@ def ui(
             show_default=False,
         ),
     ] = None,
-    state: StateOption = DEFAULT_STATE,
-    nats: NatsOption = None,
+    server: ServerOptions = HERE,
 ) -> None:
-    """Show pipelines in a web page, whether they run or not, until Ctrl-C."""
-    from ebbflow.ui.server import UI_PORT, open_web_ui, parse_address
+    """Show pipelines in a web UI, whether they run or not, until Ctrl-C."""
+    from ebbflow.ui.web_ui import UI_PORT, open_web_ui, parse_address
 
     address = parse_address(listen or True, UI_PORT)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
-    with open_web_ui(address, _open_link(state, nats), pipelines or ()) as listening:
-        listening.announce(typer.echo, "The page is at")
-        typer.echo("Ctrl-C ends it; pipelines go on.", err=True)
+    with open_web_ui(address, _open_link(server), pipelines or ()) as listening:
+        listening.announce(typer.echo, "The web UI is at")
+        typer.echo("Ctrl-C ends it; pipelines continue.", err=True)
         ended.wait()
 
 
-def _open_link(state: Path, nats: str | None) -> UiLink:
+def _open_link(server: ServerOptions) -> UiLink:
     from ebbflow.nats.locate import find_own_server
     from ebbflow.ui.links import FolderLink, ServerLink
 
-    own = find_own_server(nats)
-    link: UiLink = FolderLink(state) if own is None else ServerLink(own)
-    # A server that is not there is told now, and not by an empty page.
+    own = find_own_server(server.nats)
+    link: UiLink = FolderLink(server.state) if own is None else ServerLink(own)
+    # A server that is not there is told now, and not by an empty web UI.
     link.get()
     return link

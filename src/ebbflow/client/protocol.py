@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ebbflow.domain.errors import RequestFailed, RequestInDoubt, RequestRefused, UnknownRequest
 from ebbflow.domain.message import make_request_id
+from ebbflow.domain.records import from_plain
 
 if TYPE_CHECKING:
     from ebbflow.accounts.trail import RequestFailure, RequestStep
@@ -271,37 +272,18 @@ def read_status(id: str, reply: ServerReply) -> RequestStatus:
     if reply.status != 200:
         raise_not_found(id, reply)
     # Brings Arrow with it, which who only asks does not need.
-    from ebbflow.accounts.trail import RequestFailure
+    from ebbflow.accounts.trail import RequestFailure, RequestStep
 
     facts = json.loads(reply.body)
-    failure = facts.get("failure")
+    failure, ended = facts.get("failure"), facts.get("ended")
     return RequestStatus(
         id,
         facts["status"],
         datetime.fromisoformat(facts["accepted"]),
-        _moment(facts.get("ended")),
-        RequestFailure(**failure) if failure else None,
-        tuple(_step(step) for step in facts.get("steps", ())),
+        datetime.fromisoformat(ended) if ended else None,
+        from_plain(RequestFailure, failure) if failure else None,
+        tuple(from_plain(RequestStep, step) for step in facts.get("steps", ())),
     )
-
-
-def _step(facts: Mapping[str, Any]) -> RequestStep:
-    from ebbflow.accounts.trail import RequestStep
-
-    return RequestStep(
-        vertex=facts["vertex"],
-        message=facts["message"],
-        deliveries=facts["deliveries"],
-        outcome=facts["outcome"],
-        at=datetime.fromisoformat(facts["at"]),
-        reason=facts.get("reason"),
-        error=facts.get("error"),
-        due=_moment(facts.get("due")),
-    )
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 def raise_error(id: str, reply: ServerReply) -> NoReturn:

@@ -6,5 +6,5 @@
     builtin    the sections of log, blackhole, generator and file
 
 In a folder ``spec`` has the sections, ``source`` and ``sink`` what runs. CONTRIBUTING shows how to
-add one.
+add one. ``spec`` and what is above it import the registry and the plans. Start with ``base``.
 """

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ebbflow.connectors.plans import Pulled, Settings, UserSink
 from ebbflow.connectors.schema.fields import Section, is_duration
-from ebbflow.connectors.schema.secret import SecretRef
+from ebbflow.connectors.schema.secrets import SecretRef
 from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:

@@ -125,7 +125,7 @@ class UserSourceSpec(CodeSection, SourceSection):
     PLACE = "source"
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
-        """Returns the user's class, to be called in a process beside the task."""
+        """Returns the user's class, to be called in a process next to the task."""
         return Pulled(self.code, self.variables)
 
 

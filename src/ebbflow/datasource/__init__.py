@@ -6,6 +6,7 @@
     orders = spark.read.format("jetstream").option("stream", "ORDERS").load()
 
 Reads are by sequence and can be repeated exactly; rows are written until they are stored, and once.
+Programs import it, and nothing in Ebbflow does. Start with ``source``.
 """
 
 from __future__ import annotations

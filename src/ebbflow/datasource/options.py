@@ -266,7 +266,7 @@ class WriteOptions:
 
 
 _PUBLISHING: dict[str, Any] = {"retry_attempts": -1, "ack_wait": 15.0}
-"""What differs from the defaults of ``publish``: a task has nobody who would call it again."""
+"""What differs from the defaults of ``publish``: no caller would try again for a task."""
 
 
 def _refuse_others(texts: Mapping[str, str], options: Iterable[Option], other: str) -> None:

@@ -206,6 +206,12 @@ class Range:
     until: int
     fail_on_loss: bool
 
+    @classmethod
+    def of(cls, options: ReadOptions, now: Facts, after: int, until: int) -> Range:
+        """Returns what can be read of a range of the stream as it is now."""
+        whole = cls(now.stream, now.created, options.subject, after, until, options.fail_on_loss)
+        return whole.available(now)
+
     def check(self, now: Facts) -> None:
         """Refuses a stream that is not the one this is about."""
         _check_same(self.created, now)
@@ -228,7 +234,7 @@ class Range:
         return replace(self, after=min(self.until, now.first - 1))
 
     def check_loss(self, now: Facts, seen: int) -> None:
-        """Refuses to go on if messages behind ``seen`` may have left the stream unread."""
+        """Refuses to continue if messages behind ``seen`` may have left the stream unread."""
         if self.fail_on_loss and now.first > seen + 1:
             raise DataLoss(
                 f"{self.stream}: messages from {seen + 1} to {min(now.first - 1, self.until)} are "

@@ -1,7 +1,7 @@
 """Reading a range of a stream on a worker: every message in it that exists, or an error.
 
-Messages come in blocks of bounded size. If a consumer, its server or the connection goes away,
-another one goes on behind the last message seen. A consumer reads from one replica, which may lag
+Messages come in blocks of bounded size. If a consumer, its server or the connection is lost,
+another one continues behind the last message seen. A consumer reads from one replica, which may lag
 behind: so a range has ended when its last message or a later one was seen, or when the leader says
 that nothing else is in it, never because a consumer has nothing more.
 """
@@ -13,6 +13,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import nats.errors
 import pyarrow as pa
@@ -39,26 +40,38 @@ _READ_ARROW = pa.schema(
         ("data", pa.binary()),
     ]
 )
-_BLOCK_BYTES = 8 * 1024 * 1024
-# A request may bring messages from behind the range: the first ones ask for few.
-_FIRST_BLOCK, _LARGEST_BLOCK = 1_000, 16_000
 # A replica that lags is looked at again so often before another one may be chosen.
 _LAG, _LOOKS = 0.05, 20
-_SILENCE = 3.0
 _GOES_ON = (Word.DRY, Word.FULL, Word.TOO_LARGE)
 """The words after which the same consumer is asked again; after any other it is given up."""
 
 
-def read(server: Addresses, wanted: Range) -> Iterator[pa.RecordBatch]:
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The messages of a block, its bytes, and the seconds of silence after which it is given up.
+
+    A request may bring messages from behind the range: the ``first`` one asks for few.
+    """
+
+    first: int = 1_000
+    largest: int = 16_000
+    size: int = 8 * 1024 * 1024
+    silence: float = 3.0
+
+
+_USUAL = Blocks()
+
+
+def read(server: Addresses, wanted: Range, blocks: Blocks = _USUAL) -> Iterator[pa.RecordBatch]:
     """Yields the messages of a range, a block at a time."""
     link = connect(server)
-    reader = RangeReader(link, wanted)
+    reader = RangeReader(link, wanted, blocks)
     try:
         link.run(reader.open())
         while block := link.run(reader.read_block()):
             yield to_batch(block)
     finally:
-        # An interpreter that is ending has stopped the link's thread: nobody would answer.
+        # An interpreter that is ending has stopped the link's thread: there would be no answer.
         if not sys.is_finalizing():
             with contextlib.suppress(TimeoutError):
                 link.run(reader.close(), timeout=5)
@@ -84,16 +97,17 @@ def to_batch(messages: Deliveries) -> pa.RecordBatch:
 class RangeReader:
     """Reads one range. Everything happens on the link's loop."""
 
-    def __init__(self, link: Link, wanted: Range) -> None:
+    def __init__(self, link: Link, wanted: Range, blocks: Blocks = _USUAL) -> None:
         self._client = link.client
+        self._limits = blocks
         self._leader = Leader(link.client, wanted.stream, wanted.subject)
         self._wanted = wanted
         self._seen = wanted.after
         self._consumer: LightConsumer | None = None
         self._pull: PullConsumer | None = None
         self._blocks: list[Deliveries] = []
-        self._most = _FIRST_BLOCK
-        self._size = _BLOCK_BYTES
+        self._most = blocks.first
+        self._size = blocks.size
 
     async def open(self) -> None:
         """Begins, if the range is still there."""
@@ -133,12 +147,12 @@ class RangeReader:
     async def _fetch(self) -> tuple[Deliveries, Word]:
         """Returns what one request brings, and why it is not more."""
         most = min(self._most, self._wanted.until - self._seen)
-        self._most = min(2 * self._most, _LARGEST_BLOCK)
+        self._most = min(2 * self._most, self._limits.largest)
         pull = self._pull or await self._open_pull()
         self._blocks.clear()
         try:
             request = PullRequest(batch=most, max_bytes=self._size, no_wait=True)
-            status = await pull.fetch(request, silence=_SILENCE)
+            status = await pull.fetch(request, silence=self._limits.silence)
         except AccessError as error:
             raise DataSourceError(error.what, PERMISSIONS) from None
         block = Deliveries.join(self._blocks) if self._blocks else NO_DELIVERIES

@@ -55,14 +55,8 @@ class BatchReader(DataSourceReader):
     async def _plan(self, leader: Leader) -> Range:
         now = await leader.read_facts()
         after = await find_beginning(leader, self._options, now)
-        return Range(
-            stream=now.stream,
-            created=now.created,
-            subject=self._options.subject,
-            after=after,
-            until=max(after, find_ending(self._options, now)),
-            fail_on_loss=self._options.fail_on_loss,
-        ).available(now)
+        until = max(after, find_ending(self._options, now))
+        return Range.of(self._options, now, after, until)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the messages of one part, on a worker."""
@@ -123,24 +117,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plans the messages of a batch, in so many parts."""
-        wanted = self._ask(
-            lambda leader: self._plan(
-                leader, Offset.from_checkpoint(start), Offset.from_checkpoint(end)
-            )
-        )
+        offsets = Offset.from_checkpoint(start), Offset.from_checkpoint(end)
+        wanted = self._ask(lambda leader: self._plan(leader, *offsets))
         return [InputPartition(part) for part in wanted.split(self._options.partitions)]
 
     async def _plan(self, leader: Leader, start: Offset, end: Offset) -> Range:
         now = await leader.read_facts()
         end.check(now)
-        return Range(
-            stream=end.stream,
-            created=end.created,
-            subject=self._options.subject,
-            after=find_start(start, end),
-            until=end.sequence,
-            fail_on_loss=self._options.fail_on_loss,
-        ).available(now)
+        return Range.of(self._options, now, find_start(start, end), end.sequence)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the messages of one part of a batch, on a worker."""

@@ -76,19 +76,12 @@ class JetStreamDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Makes the writer for ``df.write``."""
-        if overwrite:
-            raise DataSourceError(
-                "A stream cannot be overwritten, only added to.", 'Write mode("append").'
-            )
+        _refuse_overwriting(overwrite, 'Write mode("append").')
         return BatchWriter(self._server, self._write_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Makes the writer for ``df.writeStream``."""
-        if overwrite:
-            raise DataSourceError(
-                "A stream cannot be overwritten, only added to.",
-                'Write outputMode("append") or outputMode("update").',
-            )
+        _refuse_overwriting(overwrite, 'Write outputMode("append") or outputMode("update").')
         return StreamWriter(self._server, self._write_options(schema))
 
     def _read_options(self) -> ReadOptions:
@@ -98,6 +91,11 @@ class JetStreamDataSource(DataSource):
         options = WriteOptions.of(self.options)
         check_written(schema, options.subject)
         return options
+
+
+def _refuse_overwriting(overwrite: bool, instead: str) -> None:
+    if overwrite:
+        raise DataSourceError("A stream cannot be overwritten, only added to.", instead)
 
 
 # --- columns --------------------------------------------------------------------------------------

@@ -88,8 +88,8 @@ def to_messages(
 ) -> Iterator[Outgoing]:
     """Yields the messages of a batch whose first row is row ``first`` of its task."""
     data = batch.column("data").cast(pa.binary()).to_pylist()
-    beside = [_values(batch, name) for name in ("subject", "headers", "msg_id")]
-    for row, (content, own, headers, msg_id) in enumerate(zip(data, *beside, strict=True), first):
+    others = [_values(batch, name) for name in ("subject", "headers", "msg_id")]
+    for row, (content, own, headers, msg_id) in enumerate(zip(data, *others, strict=True), first):
         try:
             yield to_message(f"{task}-{row}", content, own or subject, dict(headers or ()), msg_id)
         except ValueError as error:

@@ -311,6 +311,7 @@ class LetterPacking(Packing):
             by_target[sendable.target].append(sendable)
         return {target: _pack(sendables) for target, sendables in by_target.items()}
 
+    @override
     def choose(self, letter: Letter) -> ReplayTarget:
         """Returns the partition by what the letter says, not by what a transform has made of it."""
         partitions = self._find_partitions(letter.vertex)

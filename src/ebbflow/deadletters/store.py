@@ -106,6 +106,7 @@ class LetterStore(ReplayStore):
                 f"Remove it with: ebbflow dlq purge {pipeline} {number}"
             ) from error
 
+    @override
     def delete(self, numbers: Collection[int]) -> int:
         """Deletes letters, all of them or with an error; returns how many were still there."""
         subject = f"$JS.API.STREAM.MSG.DELETE.{self.names.dead_letters}"
@@ -132,6 +133,7 @@ class LetterStore(ReplayStore):
                 raise EbbflowError(f"Dead letter {number} was not deleted: {error}.") from error
             return False
 
+    @override
     def sweep(self, vertex: str, up_to: int) -> int:
         """Deletes every letter of a vertex up to a number; returns how many there were."""
         subject = self.names.dead_letter_subject(vertex)
@@ -159,6 +161,7 @@ class LetterStore(ReplayStore):
     def forget(self, target: ReplayTarget, up_to: int) -> None:
         self.link.run(self._marks.forget(target, up_to))
 
+    @override
     def wait(self) -> None:
         """Waits a moment; ``JetStreamUnavailable`` when nothing was stored for a long time."""
         now = time.monotonic()
@@ -181,12 +184,14 @@ class FilteredReading(Reading):
         self._ahead: tuple[int, Future[StoredPage]] | None = None
         self._there = store.look()
 
+    @override
     def renew(self) -> None:
         """Has everything read as it is from now on, but for what has died since the beginning."""
         # What dies again while this runs is not part of it: it would be replayed for ever.
         there, self._ahead = self._store.look(), None
         self._there = StreamSnapshot(there.first, self._there.last, there.deleted)
 
+    @override
     def read(self, after: int, most: int) -> LetterBatch | None:
         """Returns the next letters; those that do not match are passed over."""
         records = self._read(after, most)
@@ -246,6 +251,7 @@ class NumberedReading(Reading):
         self._store = store
         self._numbers = sorted(set(numbers))
 
+    @override
     def renew(self) -> None:
         """Does nothing: each letter is read from the leader, as it is."""
 

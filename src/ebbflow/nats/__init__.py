@@ -1,1 +1,5 @@
-"""NATS and JetStream: logins, connections, publishing, pulling, the embedded server."""
+"""NATS and JetStream: logins, connections, publishing, pulling, the embedded server.
+
+It knows nothing of pipelines and imports ``domain`` only; every package that talks to a server
+imports it. Start with ``link``.
+"""

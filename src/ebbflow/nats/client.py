@@ -23,7 +23,7 @@ import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -67,14 +67,28 @@ PRIVATE_PARTS = (
 )
 
 
+NATS_PY = "2.16"
+"""The version of nats-py whose private parts are known; the package asks for no other."""
+
+
 def check_nats_py(client: Client) -> None:
-    """Raises ``SetupError`` if the installed version of nats-py lacks a part that is needed."""
+    """Raises ``SetupError`` if the installed nats-py is not the one that this module is for."""
+    installed = _installed_nats_py()
     if missing := [part for part in PRIVATE_PARTS if not hasattr(client, part)]:
-        raise SetupError(
-            f"Ebbflow does not work with nats-py {version('nats-py')}: its client has no "
-            f"{' and no '.join(missing)}.",
-            "Install a version that works with: pip install 'nats-py==2.16.*'",
-        )
+        why = f"its client has no {' and no '.join(missing)}"
+    elif not installed.startswith(f"{NATS_PY}."):
+        why = f"Ebbflow uses private parts of its client, which are known of {NATS_PY} only"
+    else:
+        return
+    raise SetupError(
+        f"Ebbflow does not work with nats-py {installed}: {why}.",
+        f"Install a version that works with: pip install 'nats-py=={NATS_PY}.*'",
+    )
+
+
+@cache
+def _installed_nats_py() -> str:
+    return version("nats-py")
 
 
 class Reply(NamedTuple):

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -39,8 +38,7 @@ from ebbflow.engine.frames import FEW
 from ebbflow.engine.source_columns import columns_of
 from ebbflow.numaflow.grpc import Arrived
 from ebbflow.numaflow.nacks import OPTIONS, read_option
-from ebbflow.numaflow.proto import source_pb2
-from ebbflow.numaflow.proto.nack_options_pb2 import NackOptions
+from ebbflow.numaflow.proto import nack_options_pb2, source_pb2
 from ebbflow.numaflow.protobuf import (
     Fields,
     Messages,
@@ -165,7 +163,7 @@ class Responses:
         asked: dict[str, list[Any]] = {name: [None] * count for name in OPTIONS}
         fields = self._results.field(self._shape.nack_options)
         for row, packed in zip(fields.owners, fields.places.column().to_pylist(), strict=True):
-            options = NackOptions.FromString(packed)
+            options = nack_options_pb2.NackOptions.FromString(packed)
             for name, column in asked.items():
                 column[row] = read_option(options, name)
         kinds = {"delay": pa.int64(), "max_deliveries": pa.int64(), "reason": pa.string()}
@@ -297,7 +295,7 @@ class Answers:
         return [row for row in rows if not answered[row]]
 
     def violations(self, vertex: str, failures: Failures) -> Failures:
-        """Returns the rows that are not answered as they should be, beside those that failed."""
+        """Returns the rows that are not answered as they should be, next to those that failed."""
         matched = self._matched
         wrong = [row for row in np.flatnonzero(matched.counts != 1).tolist() if row not in failures]
         if not wrong:
@@ -428,7 +426,7 @@ def _read_one(result: Any) -> SourceMessage:
     return SourceMessage(
         result.payload,
         b"%b.%d" % (result.offset.offset, partition),
-        _time(result.event_time) if result.HasField("event_time") else None,
+        to_time(result.event_time) if result.HasField("event_time") else None,
         list(result.keys),
         dict(result.headers),
         partition,
@@ -436,14 +434,6 @@ def _read_one(result: Any) -> SourceMessage:
             name: dict(group.key_value) for name, group in result.metadata.user_metadata.items()
         },
     )
-
-
-def _time(said: Any) -> datetime | None:
-    try:
-        moment: datetime = said.ToDatetime(UTC)
-    except (ValueError, OverflowError):  # none that Python knows
-        return None
-    return moment
 
 
 def _read_many(fields: Fields) -> pa.RecordBatch:

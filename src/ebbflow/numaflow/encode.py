@@ -44,7 +44,7 @@ _GROUP_ENTRIES, _USER = 1, 3
 class Shape:
     """A service's request, and the numbers of those fields that differ from service to service.
 
-    ``beside`` if the id stands beside the request and not in it. ``retried`` if functions are told
+    ``outside`` if the id is next to the request and not in it. ``retried`` if functions are told
     also that a message was never tried before.
     """
 
@@ -52,7 +52,7 @@ class Shape:
     id: int
     headers: int
     metadata: int
-    beside: bool = False
+    outside: bool = False
     retried: bool = False
 
 
@@ -60,13 +60,13 @@ class Shape:
 def _shape_of(service: Service) -> Shape:
     message = service.stream.request
     numbers = {field.name: field.number for field in message.Request.DESCRIPTOR.fields}
-    beside = "id" not in numbers
+    outside = "id" not in numbers
     return Shape(
         message,
-        message.DESCRIPTOR.fields_by_name["id"].number if beside else numbers["id"],
+        message.DESCRIPTOR.fields_by_name["id"].number if outside else numbers["id"],
         numbers["headers"],
         numbers["metadata"],
-        beside,
+        outside,
         retried=service.proto == "sink",
     )
 
@@ -98,7 +98,7 @@ def _encode_few(
     for index, row_id in enumerate(ids.to_pylist()):
         message = shape.request()
         request = message.request
-        (message if shape.beside else request).id = row_id
+        (message if shape.outside else request).id = row_id
         request.keys.extend(rows.column("keys")[index])
         request.value = rows.column("value")[index]
         request.event_time.FromDatetime(rows.column("event_time")[index] or _EPOCH)
@@ -175,9 +175,9 @@ def _encode_many(
         _encode_watermark(shape, watermark),
         *_encode_facts(rows, shape),
         _encode_histories(rows, shape),
-        *([] if shape.beside else named),
+        *([] if shape.outside else named),
     ]
-    after = named if shape.beside else []
+    after = named if shape.outside else []
     start, sizes = np.empty(len(rows), _START), _sizes(value)
     request = sum(map(_sizes, body), sizes + _FIELD.itemsize)
     start["compressed"] = 0

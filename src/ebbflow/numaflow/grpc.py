@@ -121,7 +121,7 @@ def _whole_frames(buffer: bytes, edges: list[int]) -> list[int] | None:
 class GrpcConnection:
     """A connection to a function's socket, for the thread that made it.
 
-    Making one raises ``StreamBroken`` if nobody listens there.
+    Making one raises ``StreamBroken`` if no process listens there.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -2,7 +2,7 @@
 
 What arrives is cut into frames all at once, and what is sent goes into frames as large as the peer
 takes them. Both flow-control windows are honoured in both directions. Whatever the peer does, the
-exchanges it concerns end with a reason, and the others go on.
+exchanges it concerns end with a reason, and the others continue.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An image is known by the last two parts of its name, whatever its registry and tag: those of
 ``quay.io/numaio/numaflow-go/map-cat:stable`` are ``numaflow-go`` and ``map-cat``. The folder must
-be that of one of Numaflow's SDKs, so somebody's own ``team/map-cat`` is left alone. Most names mean
+be that of one of Numaflow's SDKs, so a user's own ``team/map-cat`` is left alone. Most names mean
 the same in every SDK; where they do not, the table has the folder as well. The code itself is in
 ``image_functions``, which lint does not import.
 """

@@ -1,6 +1,6 @@
-"""Starts a function and stays beside it: when its owner is gone, the function ends.
+"""Starts a function and stays next to it: when its owner is gone, the function ends.
 
-A program of its own that needs nothing but Python. Its standard input is the lifeline: the first
+A program of its own that needs nothing but Python. The owner holds its standard input: the first
 line is an order, ``stop`` ends the function in good order, and so does the end of the pipe, which
 comes when the owner closes it or is killed. Whatever the function has started goes with it.
 
@@ -35,7 +35,7 @@ REFUSED = f"{PLACE} cannot be made the function's own here"
 """The beginning of the line that says that the system does not allow it."""
 
 NOTE = "refused"
-"""The file beside the folder of the sockets that says so, and why, while the function runs."""
+"""The file next to the folder of the sockets that says so, and why, while the function runs."""
 
 _NEW_MOUNTS, _NEW_USER = 0x0002_0000, 0x1000_0000
 _BIND, _MOVE, _RECURSIVE, _PRIVATE = 0x1000, 0x2000, 0x4000, 0x4_0000
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def _read_line() -> bytes:
-    """Returns the next line of the lifeline, byte by byte: what comes later is not for now."""
+    """Returns the next line of the owner, byte by byte: what comes later is not for now."""
     line = bytearray()
     while (byte := os.read(0, 1)) not in (b"", b"\n"):
         line += byte
@@ -151,14 +151,14 @@ def _list_children() -> list[int]:
 
 def _end_with_launcher(child: int) -> None:
     """Starts a process that kills the function when this one is gone."""
-    lifeline, held = os.pipe()
+    ended, held = os.pipe()
     if os.fork() != 0:
-        os.close(lifeline)
+        os.close(ended)
         return
     os.setsid()
     os.close(held)
     with contextlib.suppress(OSError):
-        os.read(lifeline, 1)
+        os.read(ended, 1)
         _signal(child, signal.SIGKILL)
     os._exit(0)
 

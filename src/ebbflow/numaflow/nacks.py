@@ -11,13 +11,10 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.source import NackOffset
-
-if TYPE_CHECKING:
-    from ebbflow.numaflow.proto import nack_options_pb2
 
 _LONGEST_DELAY = 2**53 - 1
 """Milliseconds: longer than any delay that means something, and all that a delay can hold."""
@@ -27,12 +24,12 @@ OPTIONS = ("delay", "max_deliveries", "reason")
 """The options of a nack: the same names in the protocol and in ``NackOptions``."""
 
 
-def read_option(said: nack_options_pb2.NackOptions, name: str) -> Any:
+def read_option(said: Any, name: str) -> Any:
     """Returns one option that a function asked for, ``None`` if it said nothing of it."""
     return getattr(said, name) if said.HasField(name) else None
 
 
-def read_options(said: nack_options_pb2.NackOptions) -> NackOptions:
+def read_options(said: Any) -> NackOptions:
     """Returns what a function asked for."""
     delay, most, reason = (read_option(said, name) for name in OPTIONS)
     return NackOptions(None if delay is None else min(delay, _LONGEST_DELAY), most, reason)

@@ -81,7 +81,7 @@ _failures: dict[FunctionPlan, int] = {}
 class FunctionPlan:
     """A function that is called over Numaflow's protocol. Plain data, shipped to workers.
 
-    ``command`` with ``args`` is started beside the task, or ``folder`` has the sockets of a
+    ``command`` with ``args`` is started next to the task, or ``folder`` has the sockets of a
     function that is running already; with ``docker`` the ``image`` itself runs. All of these and
     ``env`` may name variables as Kubernetes writes them, ``$(NAME)``; they are put in when the
     function starts. The facts of the vertex are not here: Numaflow's variables in the worker's own
@@ -237,7 +237,9 @@ class FunctionProcess:
         own = [name for name, _ in plan.env]
         names = [*(name for name in environment if name.startswith("NUMAFLOW_")), SOCKETS, *own]
         run = docker_run(plan.image, name, folder, names, command, args, plan.cwd)
-        return {"command": run, "cwd": None, "mount": False, "after": docker_remove(name)}
+        # Ends the container also when the client that ran it was killed.
+        remove = ["docker", "rm", "--force", name]
+        return {"command": run, "cwd": None, "mount": False, "after": remove}
 
     def _await(self, look: Callable[[], T | None]) -> T:
         """Returns what is looked for once it is there; ``Unavailable`` if it does not come."""
@@ -299,7 +301,7 @@ class FunctionOutput:
         self._thread: threading.Thread | None = None
 
     def follow(self, pipe: IO[bytes]) -> None:
-        """Reads the pipe to its end, beside the caller; forgets the output of earlier processes."""
+        """Reads the pipe to its end, in its own thread; forgets the output of earlier processes."""
         self._lines.clear()
         self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
         self._thread.start()
@@ -313,7 +315,7 @@ class FunctionOutput:
                 self._show()
 
     def _show(self) -> None:
-        if sys.stdout is sys.__stdout__:  # nobody listens here now
+        if sys.stdout is sys.__stdout__:  # no one reads it here now
             return
         while self._unshown:
             sys.stdout.write(self._unshown.popleft())
@@ -386,11 +388,6 @@ def docker_run(
     if command:
         run += ["--entrypoint", command[0]]
     return [*run, image, *command[1:], *args]
-
-
-def docker_remove(name: str) -> list[str]:
-    """Returns the command that ends a container, also when the client that ran it was killed."""
-    return ["docker", "rm", "--force", name]
 
 
 @cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,6 @@ _LONGEST_VARINT = 10
 _SIZES = np.array([0, 8, 0, -1, -1, 4, -1, -1])
 _USER_METADATA, _KEY_VALUES, _KEY, _VALUE = 3, 1, 1, 2
 _SECONDS, _NANOS = 1, 2
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The first and the last second that Python's times know.
 _FIRST, _LAST = -62_135_596_800, 253_402_300_799
 
@@ -261,9 +260,10 @@ def read_times(fields: Fields, count: int) -> pa.TimestampArray:
 
 def to_time(stamp: Timestamp) -> datetime | None:
     """Returns the time of one message, likewise."""
-    if not _FIRST <= stamp.seconds <= _LAST:
+    try:
+        return stamp.ToDatetime(UTC)
+    except (ValueError, OverflowError):
         return None
-    return _EPOCH + timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1_000)
 
 
 def _absent(fields: Fields, count: int) -> pa.BooleanArray:

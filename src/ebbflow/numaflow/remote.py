@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from ebbflow.domain.errors import (
     CallTimeout,
@@ -40,10 +41,10 @@ from ebbflow.numaflow.decode import Answers
 from ebbflow.numaflow.encode import encode_requests
 from ebbflow.numaflow.grpc import PREFIX, Arrived, GrpcStream
 from ebbflow.numaflow.nacks import read_options
-from ebbflow.numaflow.process import FunctionPlan, FunctionProcess
+from ebbflow.numaflow.process import FunctionPlan
 from ebbflow.numaflow.proto import sink_pb2, store_pb2
-from ebbflow.numaflow.services import READY, SERVICES, MapMode, Service, service_of
-from ebbflow.numaflow.session import Failures, Session, ask_all
+from ebbflow.numaflow.services import READY, SERVICES, MapMode, Service, pack
+from ebbflow.numaflow.session import Asking, Failures, RemoteCode, Session, ask_all
 from ebbflow.usercode.contract import UNTRIED
 
 CONCURRENCY = 500
@@ -63,7 +64,7 @@ RowAnswer = RowResponse | BaseException | object
 # --- maps and transformers ------------------------------------------------------------------------
 
 
-class RemoteMap:
+class RemoteMap(RemoteCode):
     """The code of a map or transformer that runs as a function of its own.
 
     ``concurrency`` is the most messages in flight, ``batch_size`` the most of a batch.
@@ -76,23 +77,15 @@ class RemoteMap:
         concurrency: int = CONCURRENCY,
         batch_size: int = CONCURRENCY,
     ) -> None:
+        super().__init__(plan)
         self._transforms = plan.container == "transformer"
-        self._session = Session(FunctionProcess(plan), service_of(plan.container))
         self._vertex = vertex
         self._concurrency = concurrency
         self._batch_size = batch_size
 
-    def open(self) -> None:
-        """Starts the function and opens its stream; ``Unavailable`` if that cannot be done."""
-        self._session.open()
-
-    def close(self) -> None:
-        """Ends the function."""
-        self._session.close()
-
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Failures]:
         """Returns the outputs of the rows, and those that failed with their errors."""
-        call = MapCall(self._session, batch, self._mode, self._concurrency, self._batch_size)
+        call = _MapCall(self._session, batch, self._mode, self._concurrency, self._batch_size)
         failures = ask_all(self._session, call, range(batch.num_rows))
         violations = call.answers.violations(self._vertex, failures)
         if violations:  # what is still on its way would be taken for an answer to the next call
@@ -105,8 +98,8 @@ class RemoteMap:
         return None if self._transforms else self._session.process.server_info.map_mode
 
 
-class MapCall:
-    """One call: asks for rows of a batch, as the function wants to be asked. ``Asking``.
+class _MapCall(Asking):
+    """One call: asks for rows of a batch, as the function wants to be asked.
 
     ``mode`` is that of a map; a transformer has none.
     """
@@ -136,8 +129,8 @@ class MapCall:
         (stream,) = self._session.streams.values()
         return stream
 
+    @override
     def ask(self, rows: Sequence[int]) -> None:
-        """Gives the function these rows, in the way in which it wants to be called."""
         if self._batched:
             for start in range(0, len(rows), self._in_flight):
                 self._ask_batch(rows[start : start + self._in_flight])
@@ -146,8 +139,8 @@ class MapCall:
         else:
             self._ask_side_by_side(rows)
 
+    @override
     def unanswered(self, rows: Sequence[int]) -> list[int]:
-        """Returns those of the rows that have no answer yet."""
         return self.answers.unanswered(rows)
 
     def _ask_side_by_side(self, rows: Sequence[int]) -> None:
@@ -224,26 +217,14 @@ def _end_of_batch(service: Service) -> bytes:
 # --- sinks ----------------------------------------------------------------------------------------
 
 
-class RemoteSink:
+class RemoteSink(RemoteCode):
     """The code of a sink that runs as a function of its own: primary, fallback or on-success."""
-
-    def __init__(self, plan: FunctionPlan) -> None:
-        self._name = plan.name
-        self._session = Session(FunctionProcess(plan), service_of(plan.container))
-
-    def open(self) -> None:
-        """Starts the function and opens its stream; ``Unavailable`` if that cannot be done."""
-        self._session.open()
-
-    def close(self) -> None:
-        """Ends the function."""
-        self._session.close()
 
     def __call__(self, rows: pa.RecordBatch) -> dict[int, RowAnswer] | None:
         """Has the function write a batch; returns what becomes of the rows that are not written."""
         if not self._session.is_open or self._is_out_of_step():
             self._session.reopen()
-        call = SinkCall(self._session, rows)
+        call = _SinkCall(self._session, rows)
         failures = ask_all(self._session, call, range(rows.num_rows))
         answers: dict[int, RowAnswer] = {
             row: UNTRIED if error is None else error for row, error in failures.items()
@@ -274,8 +255,8 @@ class RemoteSink:
             self._session.reopen()
 
 
-class SinkCall:
-    """One call: asks for rows of a batch. ``Asking``.
+class _SinkCall(Asking):
+    """One call: asks for rows of a batch.
 
     ``strange`` are ids that were answered and not asked about, or answered behind the end mark.
     """
@@ -289,13 +270,13 @@ class SinkCall:
         self._results: dict[int, list[Any]] = {}
         self.strange: list[str] = []
 
+    @override
     def ask(self, rows: Sequence[int]) -> None:
-        """Gives the function these rows and keeps its answers until it has marked the end."""
         for batch in self._without_copies(rows):
             self._ask_batch(batch)
 
+    @override
     def unanswered(self, rows: Sequence[int]) -> list[int]:
-        """Returns those of the rows that have no answer yet."""
         return [row for row in rows if row not in self._results]
 
     def _without_copies(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -325,7 +306,7 @@ class SinkCall:
             for text in responses:
                 ended = self._keep(_read(text), {} if ended else by_id) or ended
 
-    def _keep(self, response: sink_pb2.SinkResponse, by_id: Mapping[str, int]) -> bool:
+    def _keep(self, response: Any, by_id: Mapping[str, int]) -> bool:
         """Keeps the results of a response; returns whether it marks the end."""
         for result in response.results:
             row = by_id.get(result.id)
@@ -333,7 +314,7 @@ class SinkCall:
                 self.strange.append(result.id)
             else:
                 self._results.setdefault(row, []).append(result)
-        return response.status.eot
+        return bool(response.status.eot)
 
     def read_answers(self, name: str, failed: Mapping[int, Any]) -> dict[int, RowAnswer]:
         """Returns what becomes of the rows that are neither written nor among the failed ones."""
@@ -387,7 +368,7 @@ class SinkCall:
         )
 
 
-def _read(text: bytes) -> sink_pb2.SinkResponse:
+def _read(text: bytes) -> Any:
     try:
         return sink_pb2.SinkResponse.FromString(text)
     except DecodeError as error:
@@ -404,39 +385,29 @@ def _message(said: Any) -> Message:
 # --- stores ---------------------------------------------------------------------------------------
 
 
-class RemoteStore:
+class RemoteStore(RemoteCode):
     """The code of a store that runs as a function of its own."""
 
     def __init__(self, plan: FunctionPlan) -> None:
-        self._name = plan.name
+        super().__init__(plan)
         self._origin = os.environ.get("NUMAFLOW_VERTEX_NAME", "")
-        self._session = Session(FunctionProcess(plan), service_of(plan.container))
-
-    def open(self) -> None:
-        """Starts the function; ``Unavailable`` if that cannot be done."""
-        self._session.open()
-
-    def close(self) -> None:
-        """Ends the function."""
-        self._session.close()
 
     def put(self, id: str, payloads: Sequence[bytes]) -> None:
         """Adds answers to a request; raises if the store has not taken them."""
         answers = [{"origin": self._origin, "value": payload} for payload in payloads]
-        request = store_pb2.PutRequest(id=id, payloads=answers)
-        answer = self._ask("Put", request.SerializeToString())
+        answer = self._ask("Put", pack(store_pb2.PutRequest, id=id, payloads=answers))
         if not store_pb2.PutResponse.FromString(answer).success:
             raise Unavailable(f"the store {self._name}: it did not store an answer")
 
     def get(self, id: str) -> list[bytes]:
         """Returns all answers to a request so far; none for one that is not known."""
-        answer = self._ask("Get", store_pb2.GetRequest(id=id).SerializeToString())
+        answer = self._ask("Get", pack(store_pb2.GetRequest, id=id))
         return [said.value for said in store_pb2.GetResponse.FromString(answer).payloads]
 
     def _ask(self, name: str, request: bytes) -> bytes:
         if not self._session.is_open:
             self._session.reopen()
-        call = StoreCall(self._session, name, request)
+        call = _StoreCall(self._session, name, request)
         error = ask_all(self._session, call, [_ROW]).get(_ROW)
         if error is not None:
             raise error
@@ -444,8 +415,8 @@ class RemoteStore:
         return call.answer
 
 
-class StoreCall:
-    """One call. ``Asking``: its only row is the answer to a request."""
+class _StoreCall(Asking):
+    """One call: its only row is the answer to a request."""
 
     def __init__(self, session: Session, name: str, request: bytes) -> None:
         self.answer: bytes | None = None
@@ -453,10 +424,10 @@ class StoreCall:
         self._name = name
         self._request = request
 
+    @override
     def ask(self, rows: Sequence[int]) -> None:
-        """Calls the store and keeps its answer."""
         self.answer = self._session.call(self._name, self._request)
 
+    @override
     def unanswered(self, rows: Sequence[int]) -> list[int]:
-        """Returns the row: a call that broke has no answer."""
-        return list(rows)
+        return list(rows)  # a call that broke has no answer

@@ -2,10 +2,10 @@
 
 A function is asked for a number of messages, sends them one by one and marks the end. It is asked
 for the next ones before the last ones have been handed on, so that it never waits for us. What it
-sends while nobody reads waits in the connection; a read returns whatever has arrived in its time,
-and the function goes on with what it was asked for.
+sends between reads waits in the connection; a read returns whatever has arrived in its time,
+and the function continues with what it was asked for.
 
-A function that breaks while it is read from, or is gone, is away: what it gave before is handed on,
+A function that breaks while it is read from, or is gone, is unavailable: what it gave is handed on,
 then it is closed and opened anew. One that fails on an acknowledgement fails its vertex, as any
 source does that raises there.
 """
@@ -17,9 +17,11 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
+from typing_extensions import override
 
 from ebbflow.domain.errors import CallTimeout, StreamBroken, Unavailable
 from ebbflow.domain.message import NackOptions
@@ -27,24 +29,24 @@ from ebbflow.domain.source import NackOffset, Source
 from ebbflow.numaflow.decode import offset_of, read_messages
 from ebbflow.numaflow.grpc import UNAVAILABLE, Arrived, GrpcStream
 from ebbflow.numaflow.nacks import HeldNacks, write_options
-from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan, FunctionProcess
+from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan
 from ebbflow.numaflow.proto import source_pb2
-from ebbflow.numaflow.services import service_of
-from ebbflow.numaflow.session import Session
+from ebbflow.numaflow.services import pack
+from ebbflow.numaflow.session import RemoteCode
 
 _READ, _ACK = "ReadFn", "AckFn"
 ACK_LIMIT = 60.0
 """The seconds that a function may take to hear of messages that are settled."""
 
 _CALL_LIMIT = 10.0
-# Seconds for which a read goes on once the first messages have come: a word to the task costs
+# Seconds for which a read continues once the first messages have come: a word to the task costs
 # hardly more with many than with few.
 _GATHER = 0.005
 _AHEAD = 2
 _MESSAGE_FIRST = b"\x0a"
 
 
-class RemoteSource(Source):
+class RemoteSource(RemoteCode, Source):
     """The code of a source that runs as a function of its own.
 
     A function whose SDK has no nacks looks like a source without them: Ebbflow then keeps the
@@ -52,23 +54,18 @@ class RemoteSource(Source):
     """
 
     def __init__(self, plan: FunctionPlan) -> None:
-        self._name = plan.name
-        self._session = Session(FunctionProcess(plan), service_of(plan.container))
+        super().__init__(plan)
         self._batch_rows = int(os.environ.get("NUMAFLOW_READ_BATCH_SIZE") or BATCH_ROWS)
         self._asked = 0
         self._ahead = 1
         self._broken: StreamBroken | None = None
         self._held = HeldNacks()
 
+    @override
     def open(self) -> None:
-        """Starts the function and opens its streams; ``Unavailable`` if that cannot be done."""
-        self._session.open()
+        super().open()
         if not self._session.process.server_info.takes_nacks:
             self.nack = None  # type: ignore[assignment,method-assign]
-
-    def close(self) -> None:
-        """Ends the function; what it gave and was not told of, it gives again to the next one."""
-        self._session.close()
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -127,7 +124,7 @@ class RemoteSource(Source):
             "num_records": min(limit, self._batch_rows),
             "timeout_in_ms": math.ceil(timeout * 1000),
         }
-        request = source_pb2.ReadRequest(request=wish).SerializeToString()
+        request = pack(source_pb2.ReadRequest, request=wish)
         self._stream(_READ).send([request] * (self._ahead - self._asked))
         self._asked = self._ahead
 
@@ -155,12 +152,12 @@ class RemoteSource(Source):
     def ack(self, offsets: Sequence[bytes]) -> None:
         """Tells the function of settled messages and waits until it has heard of them."""
         requests = [
-            source_pb2.AckRequest(request={"offsets": list(map(offset_of, part))})
+            pack(source_pb2.AckRequest, request={"offsets": list(map(offset_of, part))})
             for part in _cut(offsets, self._batch_rows)
         ]
         with self._telling():
             stream = self._stream(_ACK)
-            stream.send([request.SerializeToString() for request in requests])
+            stream.send(requests)
             heard = 0
             while heard < len(requests):
                 heard += len(responses := stream.receive(ACK_LIMIT))
@@ -179,13 +176,13 @@ class RemoteSource(Source):
     def _nack_now(self, nacks: Sequence[NackOffset]) -> None:
         if not nacks:
             return
-        request = source_pb2.NackRequest(request=[_write_nack(nack) for nack in nacks])
+        request = pack(source_pb2.NackRequest, request=list(map(_write_nack, nacks)))
         with self._telling():
-            self._session.call("NackFn", request.SerializeToString(), ACK_LIMIT)
+            self._session.call("NackFn", request, ACK_LIMIT)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """Has a function that is gone be away; raises what it says about what it was told.
+        """Has a function that is gone be unavailable; raises what it says about what it was told.
 
         What it said is no outage: a function that breaks on what it hears would do so for ever.
         It is started anew, for what it is told next.
@@ -234,7 +231,6 @@ def _cut(offsets: Sequence[bytes], size: int) -> Iterator[Sequence[bytes]]:
     return (offsets[start : start + size] for start in range(0, len(offsets), size))
 
 
-def _write_nack(nack: NackOffset) -> source_pb2.NackRequest.Request:
-    offset = source_pb2.Offset(**offset_of(nack.offset))
+def _write_nack(nack: NackOffset) -> dict[str, Any]:
     options = None if nack.options == NackOptions() else write_options(nack.options)
-    return source_pb2.NackRequest.Request(offsets=[offset], nack_options=options)
+    return {"offsets": [offset_of(nack.offset)], "nack_options": options}

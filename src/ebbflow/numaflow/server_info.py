@@ -37,32 +37,16 @@ _MAP_MODES = get_args(MapMode)
 _SDK_VERSION = "0.14.0"
 
 _Version = tuple[int, int, int]
-_OLDEST: dict[str, _Version] = {
-    "go": (0, 9, 0),
-    "java": (0, 9, 0),
-    "python": (0, 9, 0),
-    "rust": (0, 2, 0),
+_OLDEST: dict[str, dict[str, _Version]] = {
+    "call": {"go": (0, 9, 0), "java": (0, 9, 0), "python": (0, 9, 0), "rust": (0, 2, 0)},
+    "on-success": {"go": (0, 10, 2), "java": (0, 10, 2), "python": (0, 11, 1), "rust": (0, 4, 0)},
+    "nack": {"go": (0, 11, 0), "java": (0, 11, 0), "python": (0, 11, 0), "rust": (0, 4, 0)},
+    "nack options": {"go": (0, 12, 0), "python": (0, 15, 0), "rust": (0, 6, 0)},
 }
-_OLDEST_ON_SUCCESS: dict[str, _Version] = {
-    "go": (0, 10, 2),
-    "java": (0, 10, 2),
-    "python": (0, 11, 1),
-    "rust": (0, 4, 0),
-}
-_OLDEST_WITH_NACK: dict[str, _Version] = {
-    "go": (0, 11, 0),
-    "java": (0, 11, 0),
-    "python": (0, 11, 0),
-    "rust": (0, 4, 0),
-}
-_OLDEST_WITH_NACK_OPTIONS: dict[str, _Version] = {
-    "go": (0, 12, 0),
-    "python": (0, 15, 0),
-    "rust": (0, 6, 0),
-}
+"""The first release of the SDK for each language with which something works."""
 _PREFIX = "ebf-"
 _LONGEST_NAME = len("/sourcetransform.sock")
-# A younger folder may belong to somebody who is about to lock it.
+# A younger folder may belong to a launcher that is about to lock it.
 _OLD = 60.0
 
 
@@ -84,14 +68,14 @@ class ServerInfo:
     @property
     def takes_nacks(self) -> bool:
         """Whether a source with this SDK has the call ``NackFn``; yes if that is not known."""
-        return self._is_at_least(_OLDEST_WITH_NACK)
+        return self._is_at_least(_OLDEST["nack"])
 
     @property
     def takes_nack_options(self) -> bool:
         """Whether a source with this SDK is told the options of a nack; no if it is not known."""
-        knows = self.language in _OLDEST_WITH_NACK_OPTIONS and _numbers(self.version) is not None
-        own = NACK_OPTIONS in self.metadata
-        return own or (knows and self._is_at_least(_OLDEST_WITH_NACK_OPTIONS))
+        oldest = _OLDEST["nack options"]
+        knows = self.language in oldest and _numbers(self.version) is not None
+        return NACK_OPTIONS in self.metadata or (knows and self._is_at_least(oldest))
 
     def _is_at_least(self, oldest: dict[str, _Version]) -> bool:
         version = _numbers(self.version)
@@ -139,7 +123,7 @@ def read_server_info(folder: Path, container: ContainerType) -> ServerInfo | Non
 
 def check_server_info(info: ServerInfo, container: ContainerType) -> None:
     """Raises ``SetupError`` if a function cannot be called, with what to do about it."""
-    oldest = _OLDEST_ON_SUCCESS if container == "ons-udsink" else _OLDEST
+    oldest = _OLDEST["on-success" if container == "ons-udsink" else "call"]
     if not info._is_at_least(oldest):
         wanted = ".".join(map(str, oldest[info.language]))
         raise SetupError(
@@ -188,7 +172,7 @@ def _texts(metadata: Any) -> dict[str, str]:
 
 
 def make_folder() -> Path:
-    """Makes a folder for sockets, whose paths may not be long; takes away those left behind.
+    """Makes a folder for sockets, whose paths may not be long; removes those left behind.
 
     It lies in a folder that only this user can enter, and is itself open to whatever user a
     container runs as.
@@ -203,7 +187,7 @@ def make_folder() -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Takes a folder away, with all that is in it."""
+    """Removes a folder, with all that is in it."""
     shutil.rmtree(folder.parent, ignore_errors=True)
 
 
@@ -231,7 +215,7 @@ def _left_behind(parent: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _unlocked(outer: Path) -> Iterator[None]:
-    """Holds the lock of a folder; raises ``OSError`` if somebody else does."""
+    """Holds the lock of a folder; raises ``OSError`` if another process does."""
     descriptor = os.open(outer, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,25 +73,26 @@ class Method:
     @property
     def greeting(self) -> bytes:
         """The first request of a stream."""
-        return _pack(self.request, handshake={"sot": True})
+        return pack(self.request, handshake={"sot": True})
 
     @property
     def greeted(self) -> bytes:
         """The first response of a stream."""
-        return _pack(self.response, handshake={"sot": True})
+        return pack(self.response, handshake={"sot": True})
 
     @property
     def end_of_requests(self) -> bytes:
         """The mark at the end of a batch of requests."""
-        return _pack(self.request, status={"eot": True})
+        return pack(self.request, status={"eot": True})
 
     @property
     def end_of_responses(self) -> bytes:
         """The mark at the end of the responses to a batch."""
-        return _pack(self.response, status={"eot": True})
+        return pack(self.response, status={"eot": True})
 
 
-def _pack(message: Any, **fields: Any) -> bytes:
+def pack(message: Any, **fields: Any) -> bytes:
+    """Returns a message of a class with these fields, as bytes."""
     packed: bytes = message(**fields).SerializeToString()
     return packed
 
@@ -102,8 +102,9 @@ def methods_of(proto: str) -> Mapping[str, Method]:
     """Returns the methods of the service in a ``.proto`` file by their names."""
     from google.protobuf.message_factory import GetMessageClass
 
-    module = import_module(f"ebbflow.numaflow.proto.{proto}_pb2")
-    (service,) = module.DESCRIPTOR.services_by_name.values()
+    from ebbflow.numaflow.proto import messages_of
+
+    (service,) = messages_of(proto).DESCRIPTOR.services_by_name.values()
     return {
         method.name: Method(
             service.full_name,

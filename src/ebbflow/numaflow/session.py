@@ -21,8 +21,8 @@ from typing import Protocol
 from ebbflow.domain.errors import CallTimeout, SetupError, StreamBroken, Unavailable
 from ebbflow.engine.blame import CALLS_IN_A_ROW, ENOUGH
 from ebbflow.numaflow.grpc import UNAVAILABLE, GrpcConnection, GrpcStream
-from ebbflow.numaflow.process import FunctionProcess
-from ebbflow.numaflow.services import READY, Method, Service
+from ebbflow.numaflow.process import FunctionPlan, FunctionProcess
+from ebbflow.numaflow.services import READY, Method, Service, service_of
 
 OPEN_LIMIT = 60.0
 """The seconds that a function may take from its server-info to its readiness."""
@@ -59,7 +59,7 @@ class Session:
         self._open(self.process.restart)
 
     def reopen_if_ended(self) -> None:
-        """Opens what the function has ended since it was asked last; that is nobody's fault."""
+        """Opens what the function has ended since it was asked last; no message is penalised."""
         if self._connection is not None:
             self._connection.catch_up()
         streams = self.streams.values()
@@ -94,8 +94,8 @@ class Session:
         try:
             start()
             self._open_streams()
-        except Unavailable as away:
-            away.tried = False
+        except Unavailable as outage:
+            outage.tried = False
             raise
 
     def _open_streams(self) -> None:
@@ -137,6 +137,22 @@ class Session:
             connection.close()
 
 
+class RemoteCode:
+    """The code of a vertex that runs as a function in its own process."""
+
+    def __init__(self, plan: FunctionPlan) -> None:
+        self._name = plan.name
+        self._session = Session(FunctionProcess(plan), service_of(plan.container))
+
+    def open(self) -> None:
+        """Starts the function and opens its streams; ``Unavailable`` if that cannot be done."""
+        self._session.open()
+
+    def close(self) -> None:
+        """Ends the function."""
+        self._session.close()
+
+
 # --- when the function breaks ---------------------------------------------------------------------
 
 
@@ -161,9 +177,9 @@ def ask_all(session: Session, asking: Asking, rows: Sequence[int]) -> Failures:
     except (StreamBroken, CallTimeout) as error:
         left = asking.unanswered(rows)
         try:
-            _go_on(session, error)
-        except Unavailable as away:
-            return dict.fromkeys(left, away)
+            _continue(session, error)
+        except Unavailable as outage:
+            return dict.fromkeys(left, outage)
         return _ask_alone(session, asking, left)
     return {}
 
@@ -181,36 +197,36 @@ def _ask_alone(session: Session, asking: Asking, rows: Sequence[int]) -> Failure
             in_a_row += 1
             rest = rows[place + 1 :]
             try:
-                _go_on(session, error)
-            except Unavailable as away:
-                return failures | dict.fromkeys(rest, away)
+                _continue(session, error)
+            except Unavailable as outage:
+                return failures | dict.fromkeys(rest, outage)
             if in_a_row >= (CALLS_IN_A_ROW if isinstance(reason, Unavailable) else ENOUGH):
                 return failures | dict.fromkeys(rest, None)
     return failures
 
 
 def _reason(session: Session, error: StreamBroken | CallTimeout) -> BaseException:
-    """Returns what the row failed with; a system that user code says is away is no break."""
+    """Returns what the row failed with; a system that user code says is down is not a break."""
     if isinstance(error, CallTimeout):
         return error
-    if _means_away(error):
+    if _means_outage(error):
         return Unavailable(error.said.removeprefix("Unavailable: "), error.wait)
     return session.explain(error)
 
 
-def _go_on(session: Session, error: StreamBroken | CallTimeout) -> None:
+def _continue(session: Session, error: StreamBroken | CallTimeout) -> None:
     """Makes the function ready for the next row; ``Unavailable`` if that cannot be done."""
     try:
-        if isinstance(error, StreamBroken) and _means_away(error):
+        if isinstance(error, StreamBroken) and _means_outage(error):
             session.renew_streams()
         else:
             session.reopen()
     except SetupError as refused:
-        away = Unavailable(str(refused))
-        away.tried = False
-        raise away from refused
+        outage = Unavailable(str(refused))
+        outage.tried = False
+        raise outage from refused
 
 
-def _means_away(error: StreamBroken) -> bool:
+def _means_outage(error: StreamBroken) -> bool:
     """Returns whether user code behind the function has raised ``Unavailable``."""
     return error.code == UNAVAILABLE and _SAID_BY_USER_CODE in error.what

@@ -29,9 +29,9 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.operations.trace_search import Family, Search, Whereabouts
 from ebbflow.runtime.provision import lineage
-from ebbflow.spark.audit.reading import AuditFolder, open_folder
+from ebbflow.spark.audit.files import AuditFolder, folder_of, read_format
 from ebbflow.status.model import WorkInHand
-from ebbflow.status.reading import read_status
+from ebbflow.status.stored import read_status
 from ebbflow.streams.answers import TrailFrame, find_bucket, read_trail_after
 from ebbflow.streams.audit import AuditStream
 from ebbflow.streams.audit_rows import ToldRows, read_audit, to_table
@@ -204,8 +204,7 @@ def read_past(link: Link, names: Names, streams: Sequence[str], family: Family) 
     steps = [*_read_stream(link, names, life, family)]
     notes: list[str] = []
     try:
-        folder = open_folder(table)
-        steps += _read_table(folder, names.pipeline, life, family)
+        steps += _read_table(_open_table(table), names.pipeline, life, family)
     except (EbbflowError, OSError) as error:
         notes.append(f"The audit table cannot be read here: {error}")
     return Past(tuple(dict.fromkeys(steps)), True, tuple(notes))
@@ -217,6 +216,16 @@ def _read_stream(link: Link, names: Names, life: str, family: Family) -> Iterato
         if found := family.find(told.varied["id"]):
             rows = ToldRows(frame.vertex, frame.partition, told)
             yield from map(_to_step, to_table([rows], names.pipeline, "").take(found).to_pylist())
+
+
+def _open_table(table: Mapping[str, Any]) -> AuditFolder:
+    """Returns the table that a pipeline keeps; Spark, which takes seconds to start, if it must."""
+    format = read_format(table)
+    if (folder := folder_of(format)) is not None:
+        return folder
+    from ebbflow.spark.audit.spark_query import SparkTable
+
+    return SparkTable(format)
 
 
 def _read_table(

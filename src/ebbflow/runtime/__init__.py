@@ -1,1 +1,5 @@
-"""The engine beside Spark: plans, the chunk loop, calls of user code, events, sources."""
+"""The engine on NATS, without Spark: plans, the chunk loop, calls of user code, sources.
+
+``spark`` and what is above it import it; it imports neither ``spark`` nor PySpark. Start with
+``loop``, which takes, decides and settles one chunk after another.
+"""

@@ -39,12 +39,8 @@ from ebbflow.usercode.calling import (
     call_with_retries,
     in_environment,
     in_its_environment,
-    run_batch_map,
-    run_columnar,
-    run_columnar_sink,
-    run_map,
-    run_sink,
-    run_stream,
+    map_in_mode,
+    sink_in_mode,
 )
 from ebbflow.usercode.monovertex import Mono, MonoStep, run_mono
 from ebbflow.usercode.poison import Child, PoisonIsolation
@@ -170,19 +166,9 @@ class Operators:
 
     def _caller(self, role: UserMap, handler: Handler) -> Operator:
         """Returns the way to call a map in its mode."""
-        size = self._plan.calls.batch_size
-        match role.mode:
-            case "unary":
-                return partial(run_map, handler, concurrency=self._plan.calls.concurrency)
-            case "stream":
-                return partial(run_stream, handler)
-            case "batch":
-                return partial(run_batch_map, handler, batch_size=size)
-            case "columnar" | "pandas":
-                pandas, rows = role.mode == "pandas", self._plan.calls.rows_of(role)
-                return partial(run_columnar, handler, batch_size=rows, pandas=pandas)
-            case never:
-                assert_never(never)
+        calls = self._plan.calls
+        sizes = {"unary": calls.concurrency, "batch": calls.batch_size}
+        return map_in_mode(handler, role.mode, sizes.get(role.mode) or calls.rows_of(role))
 
     def sinks(self, role: SinksPlan) -> Sinks:
         """Returns a sink, its fallback and its on-success sink."""
@@ -220,18 +206,9 @@ class Operators:
         """Returns a sink that is called. A retry strategy decides about outages of connectors."""
         handler = self._handler(name, role.code, role.env)
         fails = retried and role.strategy_decides
-        if role.mode == "batch":
-            size = self._plan.calls.batch_size
-            call = partial(run_sink, handler, batch_size=size, fail_unavailable=fails)
-        else:
-            call = partial(
-                run_columnar_sink,
-                handler,
-                batch_size=self._plan.calls.rows_of(role),
-                pandas=role.mode == "pandas",
-                fail_unavailable=fails,
-            )
-        return in_its_environment(handler, call)
+        calls = self._plan.calls
+        size = calls.batch_size if role.mode == "batch" else calls.rows_of(role)
+        return in_its_environment(handler, sink_in_mode(handler, role.mode, size, fails))
 
     def _store(self, code: Code, env: Variables) -> Store:
         handler = self._handler("store", code, env)

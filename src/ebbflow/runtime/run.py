@@ -184,8 +184,7 @@ class StoredSpec:
 
 async def store_spec(client: SecuredClient, names: Names, spec: Spec) -> None:
     """Stores what a run is about to run, in place of what was stored before."""
-    from ebbflow.spec.echo import to_document
-    from ebbflow.spec.outline import outline
+    from ebbflow.spec.echo import outline, to_document
 
     stored = {"document": to_document(spec), "shape": to_plain(outline(spec))}
     payload = json.dumps(stored).encode()

@@ -201,7 +201,7 @@ class ClassArchive:
     The user's cache folder has one file for each installed Spark and version of Java: the JVM
     takes an archive only from the jars it was written from, at their path. The file is written
     under another name and moved into place whole, so that a killed JVM leaves no broken one.
-    An archive that nobody has used for a month is removed.
+    An archive that was not used for a month is removed.
     """
 
     def __init__(self, java: int) -> None:

@@ -58,8 +58,8 @@ _LOOK_EVERY = 0.5
 # A task that does nothing speaks every two seconds; one that is silent for so long hangs.
 _SILENT = 5.0
 _STOP_TIMEOUT = 40.0
-# Seconds for NATS to say whether everything is done, and to take a word for the tasks.
-_ANSWER_WITHIN, _SEND_WITHIN = 20.0, 2.0
+# Seconds for NATS to take a word for the tasks.
+_SEND_WITHIN = 2.0
 
 
 def run_pipeline(
@@ -85,7 +85,10 @@ def _signals_to_hear() -> list[signal.Signals]:
 
 
 class Run:
-    """One run of one pipeline."""
+    """One run of one pipeline.
+
+    ``answer_within`` is how many seconds NATS may take to say whether everything is done.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,9 @@ class Run:
         options: RunOptions,
         watcher: Watcher,
         beside: Sequence[Attachment] = (),
+        answer_within: float = 20.0,
     ) -> None:
+        self._answer_within = answer_within
         self._spec = spec
         self._beside = beside
         self._options = options
@@ -307,7 +312,7 @@ class Run:
         if not self._feeds.exhausted:
             return False
         try:
-            return self._link.run(provision.drained(self._link, plans), _ANSWER_WITHIN)
+            return self._link.run(provision.drained(self._link, plans), self._answer_within)
         except (nats.errors.Error, api.ApiError, JetStreamUnavailable, TimeoutError):
             return False
 

@@ -224,7 +224,7 @@ def stop_session(spark: SparkSession) -> None:
     from ebbflow.spark import jvm
 
     if SparkContext._gateway is None:
-        return  # somebody has stopped it before
+        return  # it was stopped before
     _stop_spark(spark)
     archive = _archive()
     archive.keep(whole=jvm.end(archive.seconds_to_end) == 0)

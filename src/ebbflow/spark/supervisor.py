@@ -1,7 +1,7 @@
 """The supervisor: keeps every vertex running, one driver thread each, epoch after epoch.
 
 A vertex whose epoch fails is started again after a wait that doubles from half a second to thirty
-seconds, while the others go on; why it failed is kept to be shown. Its messages are safe meanwhile:
+seconds, while the others continue; why it failed is kept to be shown. Its messages are safe:
 what it had in flight is replayed from its position.
 """
 

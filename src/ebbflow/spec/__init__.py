@@ -10,4 +10,5 @@
     from_python   the arguments of the Python builders → plain data, and a check of their names
 
 Nothing is imported here: builders use the last line without the model, and so without pydantic.
+What is above it in the layers imports it. Start with ``lint``.
 """

@@ -21,9 +21,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ebbflow.connectors.schema import fields
-from ebbflow.connectors.schema.cluster_values import ClusterValues
 from ebbflow.connectors.schema.container import Container, Program
 from ebbflow.connectors.schema.fields import shown
+from ebbflow.connectors.schema.secrets import ClusterValues
 from ebbflow.connectors.user_code import Bound, CodeSection
 from ebbflow.domain.code import Mode
 from ebbflow.domain.errors import Problem

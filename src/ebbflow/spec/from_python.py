@@ -160,17 +160,10 @@ def sink(
     part |= kinds_of(kinds, (*SinkKinds.__annotations__, *_shipped()))
     if code is not None or mode != "batch":
         part["udsink"] = code_fields(code) | ({} if mode == "batch" else {"mode": mode})
-    if log:
-        part["log"] = {}
-    if blackhole:
-        part["blackhole"] = {}
-    if serve:
-        part["serve"] = {}
-    if fallback is not None:
-        part["fallback"] = _chosen_sink(fallback)
-    if on_success is not None:
-        part["onSuccess"] = _chosen_sink(on_success)
-    return part
+    built_in = {"log": log, "blackhole": blackhole, "serve": serve}
+    part |= {name: {} for name, chosen in built_in.items() if chosen}
+    beside = {"fallback": fallback, "onSuccess": on_success}
+    return part | {name: _chosen_sink(sink) for name, sink in beside.items() if sink is not None}
 
 
 def conditions(tags: str | Iterable[str], operator: TagOperator) -> Part:
@@ -205,6 +198,26 @@ def on_unavailable(options: Mapping[str, Any]) -> Part:
     waits = {name: value for name, value in options.items() if name != "errors"}
     waits = dict(waits.pop("backoff", waits))
     return {"errors": sorted(named(options.get("errors", ()))), "backoff": waits}
+
+
+_SETTINGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "partitions": ("partitions", lambda count: count),
+    "limits": ("limits", fields_of),
+    "ordered": ("ordered", lambda enabled: {"enabled": enabled}),
+    "on_error": ("onError", lambda policy: {"backoff": backoff(policy)}),
+    "on_unavailable": ("onUnavailable", on_unavailable),
+    "breaker": ("breaker", dict),
+    "serving_store": ("servingStore", store),
+    "inter_step_buffer": ("interStepBuffer", fields_of),
+    "audit": ("audit", dict),
+}
+"""Options of a whole pipeline or of a step → their names in YAML, and what writes them."""
+
+
+def settings(options: Mapping[str, Any]) -> Part:
+    """Those of the options that are settings of a pipeline or of a step, as YAML has them."""
+    given = {name: how for name, how in _SETTINGS.items() if name in options}
+    return {field: write(options[name]) for name, (field, write) in given.items()}
 
 
 def listed(names: str | Iterable[str]) -> list[str]:

@@ -17,10 +17,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
 from pydantic.json_schema import models_json_schema
 from pydantic_core import PydanticCustomError
+from typing_extensions import override
 
 from ebbflow.connectors.schema import fields
-from ebbflow.connectors.schema.cluster_values import ResourceKey, ResourceName, ValueKind
 from ebbflow.connectors.schema.fields import WITHOUT_EFFECT, Section, shown
+from ebbflow.connectors.schema.secrets import ResourceKey, ResourceName, ValueKind
 from ebbflow.connectors.serving.spec import ServingFields, ServingSourceSpec
 from ebbflow.domain.secrets import Secret
 from ebbflow.spec.kubernetes import (
@@ -186,6 +187,7 @@ class SecretDocument(ValuesDocument):
     string_data: dict[ResourceKey, Plain] = Field(default={})
 
     @property
+    @override
     def values(self) -> dict[str, Secret]:
         """Its values by their keys; as in a cluster, what is in the clear comes first."""
         return {**self.data, **self.string_data}
@@ -202,8 +204,8 @@ class ConfigMapDocument(ValuesDocument):
     binary_data: dict[ResourceKey, Encoded] = Field(default={})
 
     @property
+    @override
     def values(self) -> dict[str, Secret]:
-        """Its values by their keys."""
         return {**self.binary_data, **self.data}
 
 

@@ -6,9 +6,10 @@ They are here so that a Numaflow pipeline runs unchanged. ``NO_EFFECT`` lists th
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr, create_model
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.schema.container import Quantity
@@ -18,94 +19,77 @@ NoEffect = Annotated[Any, Field(description=WITHOUT_EFFECT)]
 """A field whose value does not matter."""
 
 
+S = TypeVar("S", bound=Section)
+
+
+def without_effect(*names: str) -> Callable[[type[S]], type[S]]:
+    """Gives a section fields whose values do not matter."""
+
+    def add(section: type[S]) -> type[S]:
+        fields: dict[str, Any] = dict.fromkeys(names, (NoEffect, None))
+        name, module, about = section.__name__, section.__module__, section.__doc__
+        return create_model(name, __base__=section, __module__=module, __doc__=about, **fields)
+
+    return add
+
+
+@without_effect("status")
 class ResourceFields(Section):
     """What a cluster adds to a resource beside its spec."""
 
-    status: NoEffect = None
 
-
+@without_effect(
+    "labels", "annotations", "generate_name", "creation_timestamp", "deletion_timestamp",
+    "deletion_grace_period_seconds", "finalizers", "generation", "managed_fields",
+    "owner_references", "resource_version", "self_link", "uid",
+)  # fmt: skip
 class MetadataFields(Section):
     """Kubernetes' ``metadata``, all but the name."""
 
     namespace: NoEffect = None
-    labels: NoEffect = None
-    annotations: NoEffect = None
-    generate_name: NoEffect = None
-    creation_timestamp: NoEffect = None
-    deletion_timestamp: NoEffect = None
-    deletion_grace_period_seconds: NoEffect = None
-    finalizers: NoEffect = None
-    generation: NoEffect = None
-    managed_fields: NoEffect = None
-    owner_references: NoEffect = None
-    resource_version: NoEffect = None
-    self_link: NoEffect = None
-    uid: NoEffect = None
 
 
+@without_effect("inter_step_buffer_service_name", "templates", "watermark")
 class PipelineFields(Section):
     """Settings of a whole pipeline."""
 
-    inter_step_buffer_service_name: NoEffect = None
-    templates: NoEffect = None
-    watermark: NoEffect = None
 
-
+@without_effect("compression")
 class BufferFields(Section):
     """Settings of the buffers between vertices."""
 
-    compression: NoEffect = None
 
-
+@without_effect(
+    "deletion_grace_period_seconds", "delete_grace_period_seconds", "pause_grace_period_seconds"
+)
 class LifecycleFields(Section):
     """How long a pipeline may take to end."""
 
-    deletion_grace_period_seconds: NoEffect = None
-    delete_grace_period_seconds: NoEffect = None
-    pause_grace_period_seconds: NoEffect = None
 
-
+@without_effect(
+    "metadata", "node_selector", "tolerations", "security_context", "image_pull_secrets",
+    "priority_class_name", "priority", "affinity", "service_account_name", "runtime_class_name",
+    "automount_service_account_token", "dns_policy", "dns_config", "resource_claims",
+)  # fmt: skip
 class PodTemplateFields(Section):
     """Settings of any pod."""
 
-    metadata: NoEffect = None
-    node_selector: NoEffect = None
-    tolerations: NoEffect = None
-    security_context: NoEffect = None
-    image_pull_secrets: NoEffect = None
-    priority_class_name: NoEffect = None
-    priority: NoEffect = None
-    affinity: NoEffect = None
-    service_account_name: NoEffect = None
-    runtime_class_name: NoEffect = None
-    automount_service_account_token: NoEffect = None
-    dns_policy: NoEffect = None
-    dns_config: NoEffect = None
-    resource_claims: NoEffect = None
 
-
+@without_effect(
+    "container_template", "init_containers", "sidecars", "volumes", "scale", "update_strategy"
+)
 class PodFields(PodTemplateFields):
     """Settings of the pods that run user code."""
 
-    container_template: NoEffect = None
-    init_containers: NoEffect = None
-    sidecars: NoEffect = None
-    volumes: NoEffect = None
-    scale: NoEffect = None
-    update_strategy: NoEffect = None
 
-
+@without_effect("init_container_template", "side_inputs_container_template")
 class VertexFields(PodFields):
     """Settings of the pods of a pipeline's vertex."""
 
-    init_container_template: NoEffect = None
-    side_inputs_container_template: NoEffect = None
 
-
+@without_effect("daemon_template")
 class MonoVertexFields(PodFields):
     """Settings of the pods of a MonoVertex."""
-
-    daemon_template: NoEffect = None
 
 
 def _not_two(value: int) -> int:

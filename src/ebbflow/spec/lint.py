@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ebbflow.connectors.schema.cluster_values import ClusterValues
 from ebbflow.connectors.schema.fields import WITHOUT_EFFECT, Section
+from ebbflow.connectors.schema.secrets import ClusterValues
 from ebbflow.domain.errors import Problem, SpecError, did_you_mean
 from ebbflow.spec.bindings import (
     BESIDE,

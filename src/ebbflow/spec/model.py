@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictStr
+from typing_extensions import override
 
 from ebbflow.connectors.base import SOURCES
 from ebbflow.connectors.schema import fields
@@ -279,6 +280,7 @@ class PipelineSpec(Resource):
     spec: PipelineBody
 
     @property
+    @override
     def steps(self) -> tuple[Step, ...]:
         """Its vertices, each with its place in the document."""
         each = enumerate(self.spec.vertices)
@@ -293,10 +295,6 @@ class PipelineSpec(Resource):
     def edges(self) -> tuple[EdgeSpec, ...]:
         """All edges, as written."""
         return self.spec.edges
-
-    def streams_of(self, name: str) -> VertexStreams:
-        """Returns the streams of the vertex of that name; ``StopIteration`` if there is none."""
-        return next(step.streams for step in self.steps if step.name == name)
 
     def vertex(self, name: str) -> Vertex:
         """Returns the vertex of that name; ``KeyError`` if there is none."""
@@ -366,6 +364,7 @@ class MonoVertexSpec(Resource):
     spec: MonoVertexBody
 
     @property
+    @override
     def steps(self) -> tuple[Step, ...]:
         """Its one step: itself."""
         return (Step(self.name, ("spec",), self.spec),)

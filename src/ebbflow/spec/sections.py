@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictStr, create_model
+from typing_extensions import override
 
 from ebbflow.connectors.base import SINKS, SOURCES, SinkSection, SourceSection
 from ebbflow.connectors.registry import (
@@ -214,6 +215,7 @@ class SourceSpec(SourceFields):
     transformer: Transformer | None = None
 
     @classmethod
+    @override
     def unusable(cls) -> Collection[str]:
         """Returns Numaflow's that are missing, and what other packages ship only as sinks."""
         return {*SOURCES_NOT_YET, *unusable("source")}
@@ -230,6 +232,7 @@ class SinkTarget(SinkFields):
     KINDS = tuple(SinkFields.model_fields)
 
     @classmethod
+    @override
     def unusable(cls) -> Collection[str]:
         """Returns Numaflow's that are missing, and what other packages ship only as sources."""
         return {*SINKS_NOT_YET, *unusable("sink")}

@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ebbflow.connectors.registry import section_in
-from ebbflow.connectors.schema.cluster_values import ClusterSection, ClusterValues
 from ebbflow.connectors.schema.fields import shown
+from ebbflow.connectors.schema.secrets import ClusterSection, ClusterValues
 from ebbflow.domain.errors import did_you_mean
 
 CODES: dict[str, str] = {

@@ -1,1 +1,5 @@
-"""The state of a pipeline in one model, which every view of it draws from."""
+"""The state of a pipeline in one model, which every view of it draws from.
+
+The driver's run makes it; the command line, the web UI and operations read it. Start with
+``model``.
+"""

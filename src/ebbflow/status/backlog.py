@@ -39,7 +39,6 @@ MOST = 2_000
 """The most frames of one stream whose headers are read at a time."""
 
 _SCHEDULE, _AT = "Nats-Schedule", "@at "
-_RECHECK_EVERY = 10.0
 _SHOWN = 5
 _FULL = 0.95
 _NEW = Position("")
@@ -123,9 +122,21 @@ def age_of(since: datetime | None, at: datetime) -> float | None:
 
 
 class Backlog:
-    """The backlog of one vertex. Everything here runs on the loop of the client."""
+    """The backlog of one vertex. Everything here runs on the loop of the client.
 
-    def __init__(self, client: SecuredClient, names: Names, streams: VertexStreams) -> None:
+    ``most`` frames of a stream are read at a time. What is remembered of a stream is read anew
+    after ``recheck_every`` seconds.
+    """
+
+    def __init__(
+        self,
+        client: SecuredClient,
+        names: Names,
+        streams: VertexStreams,
+        most: int = MOST,
+        recheck_every: float = 10.0,
+    ) -> None:
+        self._most, self._recheck_every = most, recheck_every
         self._client = client
         self._names = names
         self._streams = streams
@@ -172,7 +183,7 @@ class Backlog:
         if not state["messages"]:
             self._memories[stream] = _StreamMemory(seen=state["last_seq"])
             return self._memories[stream], False
-        if now - memory.checked > _RECHECK_EVERY and state["messages"] <= MOST:
+        if now - memory.checked > self._recheck_every and state["messages"] <= self._most:
             memory = self._memories[stream] = _StreamMemory(checked=now)
         # What is done is not read, but was seen: it may stay in the stream for a while.
         memory.seen = max(memory.seen, done.seq if stream in self._buffers() else 0)
@@ -196,7 +207,7 @@ class Backlog:
                 for seq, frame in _frames_of(deliveries):
                     memory.frames[seq] = frame
                 memory.seen = deliveries.seqs[-1]
-                if read >= MOST:
+                if read >= self._most:
                     return False
         return True
 

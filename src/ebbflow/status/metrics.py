@@ -11,7 +11,7 @@ unless their description says that they are of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -23,17 +23,20 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from ebbflow.accounts.numbers import BOUNDS, Histogram
 from ebbflow.domain.version import __version__
 from ebbflow.status.conditions import judge_health
-from ebbflow.status.model import Condition, EdgeStatus, Phase, PipelineStatus, VertexStatus
+from ebbflow.status.model import Condition, Phase, PipelineStatus, VertexStatus
 
 MetricType = Literal["counter", "gauge", "histogram"]
 Value = float | Histogram | None
 Labelled = Iterator[tuple[tuple[str, ...], Value]]
 
 _TYPES = {"source": "Source", "sink": "Sink"}
+_MONO_TYPE = "MonoVertex"
+_PIPELINE_TYPES = (*_TYPES.values(), "MapUDF")
 VERTEX = ("pipeline", "vertex", "vertex_type")
 MONO = ("mvtx_name",)
 _MICROSECONDS = 1_000_000
@@ -60,45 +63,22 @@ class MetricKind:
 Of = Callable[[VertexStatus], Value]
 
 
-def _is_mono(status: PipelineStatus) -> bool:
-    return status.kind == "MonoVertex"
-
-
-def _type_of(vertex: VertexStatus) -> str:
-    return _TYPES.get(vertex.kind, "MapUDF")
-
-
 def _name(status: PipelineStatus, vertex: VertexStatus) -> tuple[str, str, str]:
-    return status.pipeline, vertex.name, "MonoVertex" if _is_mono(status) else _type_of(vertex)
+    is_mono = status.kind == "MonoVertex"
+    kind = _MONO_TYPE if is_mono else _TYPES.get(vertex.kind, "MapUDF")
+    return status.pipeline, vertex.name, kind
 
 
-def _of_pipelines(of: Of, *types: str) -> Callable[[PipelineStatus], Labelled]:
-    """Has a value for each vertex of a pipeline, or for those of some types."""
-
-    def values(status: PipelineStatus) -> Labelled:
-        for vertex in () if _is_mono(status) else status.vertices:
-            if not types or _type_of(vertex) in types:
-                yield _name(status, vertex), of(vertex)
-
-    return values
-
-
-def _of_mono(of: Of) -> Callable[[PipelineStatus], Labelled]:
-    """Has a value for a MonoVertex."""
-
-    def values(status: PipelineStatus) -> Labelled:
-        for vertex in status.vertices if _is_mono(status) else ():
-            yield (status.pipeline,), of(vertex)
-
-    return values
-
-
-def _of_all(of: Of) -> Callable[[PipelineStatus], Labelled]:
-    """Has a value for each vertex, be it alone or one of many."""
+def _of_vertices(
+    of: Of, labels: tuple[str, ...], types: Collection[str]
+) -> Callable[[PipelineStatus], Labelled]:
+    """Has a value for each vertex of some types."""
 
     def values(status: PipelineStatus) -> Labelled:
         for vertex in status.vertices:
-            yield _name(status, vertex), of(vertex)
+            name = _name(status, vertex)
+            if name[2] in types:
+                yield name[: len(labels)], of(vertex)
 
     return values
 
@@ -152,12 +132,9 @@ def _problems(status: PipelineStatus) -> Labelled:
         yield (status.pipeline, level), levels.count(level)
 
 
-def _edges(of: Callable[[EdgeStatus], float]) -> Callable[[PipelineStatus], Labelled]:
-    def values(status: PipelineStatus) -> Labelled:
-        for edge in status.edges:
-            yield (status.pipeline, edge.frm, edge.to), of(edge)
-
-    return values
+def _sent(status: PipelineStatus) -> Labelled:
+    for edge in status.edges:
+        yield (status.pipeline, edge.frm, edge.to), edge.written
 
 
 def _held_for(status: PipelineStatus) -> Labelled:
@@ -207,15 +184,17 @@ def _build(status: PipelineStatus) -> Labelled:
 
 
 def _vertex(name: str, kind: MetricType, about: str, of: Of, *types: str) -> MetricKind:
-    return MetricKind(name, kind, about, VERTEX, _of_pipelines(of, *types))
+    values = _of_vertices(of, VERTEX, types or _PIPELINE_TYPES)
+    return MetricKind(name, kind, about, VERTEX, values)
 
 
 def _mono(name: str, kind: MetricType, about: str, of: Of) -> MetricKind:
-    return MetricKind(name, kind, about, MONO, _of_mono(of))
+    return MetricKind(name, kind, about, MONO, _of_vertices(of, MONO, (_MONO_TYPE,)))
 
 
 def _own(name: str, kind: MetricType, about: str, of: Of) -> MetricKind:
-    return MetricKind(f"ebbflow_{name}", kind, about, VERTEX, _of_all(of))
+    values = _of_vertices(of, VERTEX, (*_PIPELINE_TYPES, _MONO_TYPE))
+    return MetricKind(f"ebbflow_{name}", kind, about, VERTEX, values)
 
 
 def _whole(
@@ -317,7 +296,7 @@ _OURS = (
     _whole("ebbflow_status_timestamp_seconds", "gauge", "When these numbers were gathered.",
            lambda s: s.at.timestamp() if s.at else None),
     MetricKind("ebbflow_edge_written", "counter", "Messages that went along an edge, in this run.",
-               ("pipeline", "from", "to"), _edges(lambda edge: edge.written)),
+               ("pipeline", "from", "to"), _sent),
     _own("vertex_up", "gauge", "1 unless the vertex is starting, dead, stuck, stopped or ended.",
          _is_up),
     MetricKind("ebbflow_vertex_condition", "gauge", "1 for the condition that the vertex is in.",
@@ -394,6 +373,7 @@ class _Collected(Collector):
     def __init__(self, statuses: Sequence[PipelineStatus]) -> None:
         self._statuses = statuses
 
+    @override
     def collect(self) -> Iterable[Metric]:
         for metric in METRICS:
             family = _FAMILIES[metric.kind](metric.name, metric.about, labels=metric.labels)

@@ -1,6 +1,6 @@
 """The state of a pipeline: the one model that every view of it draws from.
 
-The live table, the commands, the page, the metrics and the end of a run are such views.
+The live table, the commands, the web UI, the metrics and the end of a run are such views.
 
 ``PipelineStatus`` is the whole. The run makes one about twice a second, from positions, from the
 state of its streams and from what its tasks tell, and publishes it once a second, so that it can be
@@ -282,7 +282,7 @@ class PipelineStatus:
         return next((vertex for vertex in self.vertices if vertex.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as ``ebbflow status --json`` and the page's API have it."""
+        """Returns it as ``ebbflow status --json`` and the web UI's API have it."""
         return records.to_plain(self)
 
     @classmethod

@@ -23,7 +23,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -52,7 +52,7 @@ from ebbflow.status.model import (
     list_causes,
 )
 from ebbflow.status.nodes import NodeWatch
-from ebbflow.status.publishing import SAMPLE_EVERY, StatusPublisher
+from ebbflow.status.stored import SAMPLE_EVERY, StatusPublisher
 from ebbflow.streams.names import Names, bucket_stream
 from ebbflow.streams.positions import read_positions
 
@@ -395,18 +395,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _to_group(raised: Raised) -> ErrorGroup:
-    assert raised.first is not None
-    assert raised.last is not None
-    return ErrorGroup(
-        raised.kind,
-        raised.text,
-        raised.where,
-        raised.count,
-        raised.first,
-        raised.last,
-        raised.message_id,
-        raised.traceback,
-    )
+    return ErrorGroup(**asdict(raised))
 
 
 def _latency(spread: Histogram) -> Latency:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from ebbflow.domain.code import Mode, OnFailure, SinkMode
@@ -20,10 +19,9 @@ from ebbflow.engine import frames
 from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.retry import RetryStrategy
-from ebbflow.engine.verdict import Operator, Verdict
+from ebbflow.engine.verdict import Verdict
 from ebbflow.numaflow.pynumaflow.adapters import adapt, mode_of
-from ebbflow.usercode import calling as functions
-from ebbflow.usercode.calling import Handler, call_with_retries
+from ebbflow.usercode.calling import Handler, call_with_retries, map_in_mode, sink_in_mode
 from ebbflow.usercode.sinks import Sinks, run_sinks
 
 _LARGEST = 8 * 1024 * 1024 - 64 * 1024
@@ -60,8 +58,8 @@ def run_map(
     handler = Handler(adapt(code, "map"))
     try:
         verdict = _verdict(messages, on_error)
-        mode = mode_of(code, mode)
-        call_with_retries(verdict, _map(handler, mode), _strategy(retry, on_failure), _pause, "map")
+        call = map_in_mode(handler, mode_of(code, mode), _BATCH)
+        call_with_retries(verdict, call, _strategy(retry, on_failure), _pause, "map")
     finally:
         handler.close()
     return _results(verdict)
@@ -78,9 +76,9 @@ def run_sink(
     on_failure: OnFailure = "retry",
     on_error: Backoff = DEFAULT_ON_ERROR,
 ) -> list[Result]:
-    """Calls a sink and those beside it with messages; returns a result for each, in their order.
+    """Calls a sink and those next to it with messages; returns a result for each, in their order.
 
-    ``mode`` is that of the sink itself; those beside it get lists. ``serves`` says whether the
+    ``mode`` is that of the sink itself; those next to it get lists. ``serves`` says whether the
     pipeline has a store for answers. As in a pipeline, an answer that needs what is not there
     breaks the contract.
     """
@@ -95,8 +93,10 @@ def run_sink(
     }
     try:
         verdict = _verdict(messages, on_error)
-        calls = {name: _sink(handler, "batch") for name, handler in handlers.items()}
-        calls["primary"] = _sink(handlers["primary"], mode)
+        calls = {
+            name: sink_in_mode(handler, mode if name == "primary" else "batch", _BATCH)
+            for name, handler in handlers.items()
+        }
         sinks = Sinks(
             calls["primary"],
             calls.get("fallback"),
@@ -140,28 +140,6 @@ def _verdict(messages: Sequence[bytes | Datum], on_error: Backoff) -> Verdict:
     rows = Rows(frames.batch_of(columns, len(data)), watermark)
     rules = Rules("test", on_error, _LARGEST)
     return Verdict(rows, rules)
-
-
-def _map(handler: Handler, mode: Mode) -> Operator:
-    match mode:
-        case "unary":
-            return partial(functions.run_map, handler, concurrency=_BATCH)
-        case "stream":
-            return partial(functions.run_stream, handler)
-        case "batch":
-            return partial(functions.run_batch_map, handler, batch_size=_BATCH)
-        case "columnar" | "pandas":
-            pandas = mode == "pandas"
-            return partial(functions.run_columnar, handler, batch_size=_BATCH, pandas=pandas)
-
-
-def _sink(handler: Handler, mode: SinkMode) -> Operator:
-    match mode:
-        case "batch":
-            return partial(functions.run_sink, handler, batch_size=_BATCH)
-        case "columnar" | "pandas":
-            pandas = mode == "pandas"
-            return partial(functions.run_columnar_sink, handler, batch_size=_BATCH, pandas=pandas)
 
 
 def _results(verdict: Verdict) -> list[Result]:

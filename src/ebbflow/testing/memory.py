@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Client, Connection
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -43,12 +43,48 @@ _LOOK_EVERY = 0.01
 _REFUSAL = "the memory sink refuses it"
 
 
-class _Served:
-    """Something that is shared for as long as a context lasts."""
+# --- an object of this process that workers can call --------------------------------------------
+
+
+class ObjectServer:
+    """Serves a target to other processes of this user, for as long as a context lasts.
+
+    The first argument of the target's methods is the client that calls; ``gone`` hears that one is
+    not there any more.
+    """
 
     def __init__(self, target: Any) -> None:
-        self._shared = ObjectServer(target)
-        self.address = self._shared.address
+        self._target = target
+        self._folder = tempfile.mkdtemp(prefix="ebbflow-shared-")  # only this user can look inside
+        self.address = os.path.join(self._folder, "socket")
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._open: dict[int, Connection[Any, Any]] = {}
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address)
+        self._listener.listen()
+        threading.Thread(target=self._accept, name="shared", daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                accepted, _ = self._listener.accept()
+                client, connection = next(self._numbers), Connection(accepted.detach())
+                self._open[client] = connection
+                threading.Thread(
+                    target=self._serve, args=(client, connection), name="shared", daemon=True
+                ).start()
+
+    def _serve(self, client: int, connection: Connection[Any, Any]) -> None:
+        with contextlib.suppress(EOFError, OSError), connection:
+            while True:
+                method, arguments = connection.recv()
+                with self._lock:
+                    answer = _answer(self._target, method, client, arguments)
+                connection.send(answer)
+        with self._lock:
+            self._open.pop(client, None)
+            self._target.gone(client)
 
     def __enter__(self) -> Self:
         return self
@@ -58,10 +94,45 @@ class _Served:
 
     def close(self) -> None:
         """Lets pipelines reach it no more; what it holds can still be looked at."""
-        self._shared.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in list(self._open.values()):
+            with contextlib.suppress(OSError):
+                socket.socket(fileno=os.dup(connection.fileno())).shutdown(socket.SHUT_RDWR)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class MemorySource(_Served):
+def _answer(target: Any, method: str, client: int, arguments: tuple[Any, ...]) -> Any:
+    try:
+        return getattr(target, method)(client, *arguments)
+    except Exception as error:
+        return error
+
+
+class ObjectClient:
+    """The client's end, in another process."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = Client(address, "AF_UNIX")
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the object; raises what it raises."""
+        self._connection.send((method, arguments))
+        answer = self._connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()
+
+
+# --- the source -----------------------------------------------------------------------------------
+
+
+class MemorySource(ObjectServer):
     """A queue: gives each message until it is acknowledged.
 
     ``redelivers`` chooses whether nacked messages go back to it or are kept by Ebbflow, ``columns``
@@ -211,7 +282,10 @@ class MemoryReader(Source):
         self._queue.close()
 
 
-class MemorySink(_Served):
+# --- the sink -------------------------------------------------------------------------------------
+
+
+class MemorySink(ObjectServer):
     """Keeps what lands in it, and fails where it is told to.
 
     ``columns`` chooses whether it is given columns: then its ``mode`` goes with its ``code``.
@@ -317,86 +391,3 @@ class ColumnarWriter(_Writer):
         refused = RowResponse.failure(_REFUSAL)
         taken = self.write(samples)
         return {row: refused for row, ok in enumerate(taken) if not ok}
-
-
-# --- an object of this process that workers can call --------------------------------------------
-
-
-class SharedObject(Protocol):
-    """An object to share: the first argument of its methods is the client that calls."""
-
-    def gone(self, client: int) -> None:
-        """Hears that the client is not there any more."""
-
-
-class ObjectServer:
-    """Serves a target to other processes of this user, until it is closed."""
-
-    def __init__(self, target: SharedObject) -> None:
-        self._target = target
-        self._folder = tempfile.mkdtemp(prefix="ebbflow-shared-")  # nobody else can look inside
-        self.address = os.path.join(self._folder, "socket")
-        self._lock = threading.Lock()
-        self._numbers = count()
-        self._open: dict[int, Connection[Any, Any]] = {}
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.address)
-        self._listener.listen()
-        threading.Thread(target=self._accept, name="shared", daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                accepted, _ = self._listener.accept()
-                client, connection = next(self._numbers), Connection(accepted.detach())
-                self._open[client] = connection
-                threading.Thread(
-                    target=self._serve, args=(client, connection), name="shared", daemon=True
-                ).start()
-
-    def _serve(self, client: int, connection: Connection[Any, Any]) -> None:
-        with contextlib.suppress(EOFError, OSError), connection:
-            while True:
-                method, arguments = connection.recv()
-                with self._lock:
-                    answer = _answer(self._target, method, client, arguments)
-                connection.send(answer)
-        with self._lock:
-            self._open.pop(client, None)
-            self._target.gone(client)
-
-    def close(self) -> None:
-        """Stops serving."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for connection in list(self._open.values()):
-            with contextlib.suppress(OSError):
-                socket.socket(fileno=os.dup(connection.fileno())).shutdown(socket.SHUT_RDWR)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _answer(target: SharedObject, method: str, client: int, arguments: tuple[Any, ...]) -> Any:
-    try:
-        return getattr(target, method)(client, *arguments)
-    except Exception as error:
-        return error
-
-
-class ObjectClient:
-    """The client's end, in another process."""
-
-    def __init__(self, address: str) -> None:
-        self._connection = Client(address, "AF_UNIX")
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the object; raises what it raises."""
-        self._connection.send((method, arguments))
-        answer = self._connection.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def close(self) -> None:
-        """Ends the connection."""
-        self._connection.close()

@@ -143,7 +143,7 @@ def explain_failure(error: BaseException) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, asyncio.CancelledError):
-        return unavailable("the page is being stopped")
+        return unavailable("the web UI is being stopped")
     if isinstance(error, nats.errors.Error | TimeoutError):
         return unavailable(f"NATS does not answer: {str(error) or 'no answer in time'}")
     if isinstance(error, ApiError):
@@ -218,7 +218,8 @@ _TYPES = {
 # Not a redirect: a browser that came from elsewhere would not send the new cookie along. The script
 # replaces this address, which may have the token, in the browser's history.
 _ENTER = b"""<!doctype html><script src="/enter.js"></script>
-<noscript><meta http-equiv="refresh" content="0; url=/"></noscript><a href="/">Open the page</a>"""
+<noscript><meta http-equiv="refresh" content="0; url=/"></noscript>
+<a href="/">Open the web UI</a>"""
 _ASK = b"""<!doctype html><html lang="en"><meta name="viewport" content="width=device-width">
 <title>Ebbflow</title><h1>Ebbflow</h1><form action="/" method="post"><p>%b</p>
 <label>Token <input name="token" type="password" autofocus autocomplete="current-password"></label>
@@ -250,7 +251,7 @@ class FilesApi:
             return self._enter(token, request)
         if self._guard.admits(request):
             return read_file(["index.html"], request)
-        return HttpReply(_ASK % b"This page needs a token.", 401, _HTML)
+        return HttpReply(_ASK % b"The web UI needs a token.", 401, _HTML)
 
     async def _log_in(self, request: HttpRequest) -> HttpReply:
         return self._enter(str(request.form().get("token", "")), request)

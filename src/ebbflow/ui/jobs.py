@@ -1,7 +1,7 @@
 """Work that a request begins and that may outlast it, as the replay of many dead letters.
 
-A job goes on when its page is closed. Who began it is answered at once if it ends soon; otherwise
-with its number, by which its progress is asked for until it has ended.
+A job continues when its browser is closed. Who began it is answered at once if it ends soon;
+otherwise with its number, by which its progress is asked for until it has ended.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one page; ``owner`` is the pipeline that a job is about. Used on one loop."""
+    """The jobs of one web UI; ``owner`` is the pipeline that a job is about. Used on one loop."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, "page-job")
+        self._threads = ThreadPoolExecutor(_THREADS, "web-ui-job")
         self._numbers = count(1)
         self._jobs: dict[int, Job] = {}
 

@@ -112,10 +112,10 @@ class LettersApi:
 
     async def _export(self, request: HttpRequest) -> Stream:
         """Sends all that match, line by line; a client that reads slowly holds no thread."""
-        chosen = read_filter(request.query)
-        pipeline = pipeline_of(request)
-        await self._pipelines.check(pipeline)
-        lines = await self._pipelines.work(lambda link: _lines(DeadLetters(link, pipeline), chosen))
+        chosen, pipeline = read_filter(request.query), pipeline_of(request)
+        lines = await self._pipelines.ask(
+            request, lambda link, _: _lines(DeadLetters(link, pipeline), chosen)
+        )
         piece = await self._pipelines.work(lambda link: next(lines, b""))
         name = f'attachment; filename="{pipeline}-dead-letters.jsonl"'
         headers = {"content-disposition": name, "cache-control": "no-store"}
@@ -134,10 +134,9 @@ class LettersApi:
         self, request: HttpRequest, question: Callable[[DeadLetters], T], purpose: str = ""
     ) -> T:
         """Has a question answered that reads letters and changes none."""
-        pipeline = pipeline_of(request)
-        await self._pipelines.check(pipeline)
-        return await self._pipelines.work(
-            lambda link: self._readers.use(link, pipeline, purpose, question)
+        return await self._pipelines.ask(
+            request,
+            lambda link, names: self._readers.use(link, names.pipeline, purpose, question),
         )
 
     # --- changing -------------------------------------------------------------------------------
@@ -162,7 +161,8 @@ class LettersApi:
         return await self._begin_job(request, work)
 
     async def _purge(self, request: HttpRequest) -> HttpReply:
-        chosen, dry_run = read_choice(request.json()), read_flag(request.json(), "dry_run")
+        body = request.json()
+        chosen, dry_run = read_choice(body), read_flag(body, "dry_run")
 
         def work(letters: DeadLetters, progress: Progress) -> dict[str, Any]:
             if not dry_run:
@@ -179,9 +179,8 @@ class LettersApi:
         request: HttpRequest,
         work: Callable[[DeadLetters, Progress], dict[str, Any]],
     ) -> HttpReply:
-        pipeline = pipeline_of(request)
-        await self._pipelines.check(pipeline)
-        link = await self._pipelines.work(lambda link: link)
+        link, names = await self._pipelines.ask(request, lambda *found: found)
+        pipeline = names.pipeline
         return await self._jobs.run(
             pipeline, lambda progress: work(DeadLetters(link, pipeline), progress)
         )

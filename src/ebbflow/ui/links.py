@@ -75,7 +75,9 @@ class FolderLink:
         self._own = ExitStack()
         self._owns = False
         self._closed = threading.Event()
-        self._watch = threading.Thread(target=self._yield_to_runs, name="page-folder", daemon=True)
+        self._watch = threading.Thread(
+            target=self._yield_to_runs, name="web-ui-folder", daemon=True
+        )
         self._watch.start()
 
     def get(self) -> Link:

@@ -2,12 +2,17 @@
 
 Work that waits for NATS is done by a few threads, on the web UI's own connection. Reading states
 has threads of its own: a long search does not stop the numbers.
+
+However many browsers look on, there is one reader for a pipeline; it rests when nobody looks. Each
+state is made into an event once. A browser that is slow misses those that a newer one has replaced:
+it holds up neither the reader nor others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +29,7 @@ from ebbflow.spec.graph.layout import lay_out
 from ebbflow.status.conditions import Health, judge_health
 from ebbflow.status.metrics import render_metrics
 from ebbflow.status.model import PipelineStatus
-from ebbflow.status.reading import read_chunks, read_history, read_status
+from ebbflow.status.stored import read_chunks, read_history, read_status
 from ebbflow.streams.logs import LogPage, read_logs
 from ebbflow.streams.names import PREFIX, Names, list_pipelines
 from ebbflow.ui.app import (
@@ -37,10 +42,9 @@ from ebbflow.ui.app import (
     pipeline_of,
     read_name,
 )
-from ebbflow.ui.followers import StatusFollower
 from ebbflow.ui.links import UiLink
-from ebbflow.web.app import EventStream, HttpReply, reply_health
-from ebbflow.web.exchange import Exchange, HttpRequest, Refusal
+from ebbflow.web.app import EventStream, HttpReply, format_event, reply_health
+from ebbflow.web.exchange import Exchange, HttpRequest, Refusal, encode_json
 from ebbflow.web.guard import WebUiGuard
 
 T = TypeVar("T")
@@ -52,9 +56,119 @@ _YAML = "text/yaml; charset=utf-8"
 _LONGEST_ID = 4_096
 _LOGS = 200
 _MOST_LOGS = 5_000
+# What takes long to read is read seldom, so that it keeps the server busy for a small part of time.
+_PAUSES = 10
+_AGAIN = 2.0
+
+Read = Callable[[], Awaitable[PipelineStatus]]
+"""Reads the state of a pipeline as it is now."""
+
+Describe = Callable[[Exception], bytes]
+"""Makes what people are told about a state that cannot be read, as JSON."""
 
 ChangePause = Callable[[Link, Names, str | None, float], PauseReport]
 """Pauses or resumes."""
+
+
+class StatusFollower:
+    """The state of one pipeline, as of a moment ago. Used on one loop.
+
+    It is read ``every`` so many seconds while the pipeline runs, less often ``at_rest``, and for
+    as long as somebody looks; then it lingers.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        describe: Describe,
+        every: float = 0.5,
+        at_rest: float = 2.0,
+        linger: float = 10.0,
+    ) -> None:
+        self._read = read
+        self._describe = describe
+        self._every, self._at_rest, self._linger = every, at_rest, linger
+        self._status: PipelineStatus | Exception | None = None
+        self._event = b""
+        self._looks = 0
+        self._news = asyncio.Event()
+        self._watchers = 0
+        self._wanted_until = 0.0
+        self._reading: asyncio.Task[None] | None = None
+
+    async def get(self) -> PipelineStatus:
+        """Returns the latest state; raises what reading it has raised."""
+        self._want()
+        while self._status is None:
+            await self._news.wait()
+        if isinstance(self._status, Exception):
+            raise self._status
+        return self._status
+
+    async def watch(self) -> AsyncIterator[bytes]:
+        """Yields an event for each look, always the latest; never ends by itself.
+
+        A state that has not changed is an event too: whoever hears nothing knows that all is lost.
+        """
+        self._watchers += 1
+        try:
+            self._want()
+            seen = self._looks if self._status is None else self._looks - 1
+            while True:
+                news = self._news
+                if self._looks != seen:
+                    seen = self._looks
+                    yield self._event
+                else:
+                    await news.wait()
+        finally:
+            self._watchers -= 1
+
+    def stop(self) -> None:
+        """Reads nothing more."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def _want(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._wanted_until = loop.time() + self._linger
+        if self._reading is None or self._reading.done():
+            self._status = None
+            self._reading = loop.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        while self._is_wanted:
+            began = time.monotonic()
+            await self._look()
+            is_live = isinstance(self._status, PipelineStatus) and self._status.phase != "ended"
+            pause = _PAUSES * (time.monotonic() - began)
+            await self._rest(max(self._every if is_live else self._at_rest, pause))
+
+    @property
+    def _is_wanted(self) -> bool:
+        return bool(self._watchers) or asyncio.get_running_loop().time() < self._wanted_until
+
+    async def _rest(self, seconds: float) -> None:
+        """Waits until the next look; tells the same again meanwhile, so that nobody gives up."""
+        end = time.monotonic() + seconds
+        while self._is_wanted and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, _AGAIN))
+            if end - time.monotonic() > 0:
+                self._tell()
+
+    async def _look(self) -> None:
+        try:
+            status = self._status = await self._read()
+            self._event = format_event(encode_json(status.to_json()), b"status")
+        except Exception as error:
+            self._status = error
+            self._event = format_event(self._describe(error), b"problem")
+        self._tell()
+
+    def _tell(self) -> None:
+        self._looks += 1
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
 
 class Pipelines:
@@ -63,8 +177,8 @@ class Pipelines:
     def __init__(self, link: UiLink, only: Collection[str] = ()) -> None:
         self._link = link
         self._only = sorted(only)
-        self._threads = ThreadPoolExecutor(_THREADS, "page")
-        self._readers = ThreadPoolExecutor(_READERS, "page-status")
+        self._threads = ThreadPoolExecutor(_THREADS, "web-ui")
+        self._readers = ThreadPoolExecutor(_READERS, "web-ui-status")
         self._followers: dict[str, StatusFollower] = {}
         self._listed: list[str] = []
         self._listed_at = float("-inf")
@@ -107,8 +221,14 @@ class Pipelines:
             raise Refusal(404, f"there is no pipeline {name!r}", next_step=step)
 
     async def work(self, function: Callable[[Link], T]) -> T:
-        """Has a function that blocks called with the connection, beside the loop."""
+        """Has a function that blocks called with the connection, next to the loop."""
         return await self._submit(self._threads, function)
+
+    async def ask(self, request: HttpRequest, question: Callable[[Link, Names], T]) -> T:
+        """Has a function called about the pipeline of a request; ``Refusal`` if there is none."""
+        names = Names(pipeline_of(request))
+        await self.check(names.pipeline)
+        return await self.work(lambda link: question(link, names))
 
     def close(self) -> None:
         """Ends the threads; on the loop, when no request is left."""
@@ -131,11 +251,11 @@ def _describe(error: Exception) -> bytes:
     return describe_error(explain_failure(error))
 
 
-# --- states ---------------------------------------------------------------------------------------
+# --- states, specs, logs and traces ---------------------------------------------------------------
 
 
-class StatusApi:
-    """Answers questions about the state of pipelines."""
+class PipelinesApi:
+    """Answers questions about pipelines and their states, and has them pause."""
 
     def __init__(self, pipelines: Pipelines) -> None:
         self._pipelines = pipelines
@@ -150,6 +270,12 @@ class StatusApi:
             UiRoute("GET", f"{one}/events", self._events),
             UiRoute("GET", f"{one}/history", self._history),
             UiRoute("GET", f"{one}/vertices/{{vertex}}/chunks", self._chunks),
+            UiRoute("GET", f"{one}/spec", self._spec),
+            UiRoute("GET", f"{one}/graph", self._graph),
+            UiRoute("GET", f"{one}/logs", self._logs),
+            UiRoute("GET", f"{one}/trace/{{id...}}", self._trace),
+            UiRoute("POST", f"{one}/pause", partial(self._change_pause, pause)),
+            UiRoute("POST", f"{one}/resume", partial(self._change_pause, resume)),
         ]
 
     async def _list(self, request: HttpRequest) -> HttpReply:
@@ -179,16 +305,54 @@ class StatusApi:
         return stream
 
     async def _history(self, request: HttpRequest) -> HttpReply:
-        names = Names(pipeline_of(request))
-        await self._pipelines.check(names.pipeline)
-        samples = await self._pipelines.work(lambda link: read_history(link, names))
+        samples = await self._pipelines.ask(request, read_history)
         return HttpReply.json({"samples": [*map(to_plain, samples)]})
 
     async def _chunks(self, request: HttpRequest) -> HttpReply:
-        names, vertex = Names(pipeline_of(request)), read_name(request.names["vertex"], "vertex")
-        await self._pipelines.check(names.pipeline)
-        chunks = await self._pipelines.work(lambda link: read_chunks(link, names, vertex))
+        vertex = read_name(request.names["vertex"], "vertex")
+        chunks = await self._pipelines.ask(request, partial(read_chunks, vertex=vertex))
         return HttpReply.json({"chunks": [*map(to_plain, chunks)]})
+
+    async def _spec(self, request: HttpRequest) -> HttpReply:
+        stored = await self._pipelines.ask(request, _read_spec)
+        return HttpReply(document_to_yaml(stored.document).encode(), 200, _YAML)
+
+    async def _graph(self, request: HttpRequest) -> HttpReply:
+        shape = (await self._pipelines.ask(request, _read_spec)).shape
+        answer = {"shape": to_plain(shape), "layout": lay_out(shape).to_json()}
+        return HttpReply.json(answer)
+
+    async def _logs(self, request: HttpRequest) -> HttpReply:
+        named = parameter(request, "vertex")
+        vertex = "*" if named is None else read_name(named, "vertex")
+        most = max(1, number_of(request, "limit", _LOGS, _MOST_LOGS))
+        page = await self._pipelines.ask(
+            request, lambda link, names: _read_logs(link, names, vertex, most)
+        )
+        return HttpReply.json({"logs": [entry.as_dict() for entry in page.entries]})
+
+    async def _trace(self, request: HttpRequest) -> HttpReply:
+        message = request.names["id"]
+        if not 0 < len(message) <= _LONGEST_ID:
+            raise Refusal(400, f"an id has 1 to {_LONGEST_ID:,} characters")
+        trace = await self._pipelines.ask(
+            request, lambda link, names: trace_on_link(link, names, message)
+        )
+        if not trace.is_known:
+            raise Refusal(
+                404,
+                f"nobody knows a message {message[:80]!r}",
+                next_step=" ".join(trace.notes) or "See whether the id is right.",
+            )
+        return HttpReply.json(trace.to_json())
+
+    async def _change_pause(self, change: ChangePause, request: HttpRequest) -> HttpReply:
+        text = request.json().get("vertex")
+        if text is not None and not isinstance(text, str):
+            raise Refusal(400, "vertex must be the name of one")
+        vertex = None if text is None else read_name(text, "vertex")
+        report = await self._pipelines.ask(request, partial(_change, change, vertex))
+        return HttpReply.json(report)
 
 
 def describe_pipeline(status: PipelineStatus) -> dict[str, Any]:
@@ -203,71 +367,6 @@ def describe_pipeline(status: PipelineStatus) -> dict[str, Any]:
         "problems": len(status.problems),
         "dead_letters": sum(vertex.dead_letters for vertex in status.vertices),
     }
-
-
-# --- one pipeline ---------------------------------------------------------------------------------
-
-
-class PipelineApi:
-    """Answers questions about what a pipeline is, and has it pause."""
-
-    def __init__(self, pipelines: Pipelines) -> None:
-        self._pipelines = pipelines
-
-    @property
-    def routes(self) -> list[UiRoute]:
-        """The paths of this part."""
-        one = "/api/pipelines/{pipeline}"
-        return [
-            UiRoute("GET", f"{one}/spec", self._spec),
-            UiRoute("GET", f"{one}/graph", self._graph),
-            UiRoute("GET", f"{one}/logs", self._logs),
-            UiRoute("GET", f"{one}/trace/{{id...}}", self._trace),
-            UiRoute("POST", f"{one}/pause", partial(self._change_pause, pause)),
-            UiRoute("POST", f"{one}/resume", partial(self._change_pause, resume)),
-        ]
-
-    async def _spec(self, request: HttpRequest) -> HttpReply:
-        stored = await self._ask(request, _read_spec)
-        return HttpReply(document_to_yaml(stored.document).encode(), 200, _YAML)
-
-    async def _graph(self, request: HttpRequest) -> HttpReply:
-        shape = (await self._ask(request, _read_spec)).shape
-        answer = {"shape": to_plain(shape), "layout": lay_out(shape).to_json()}
-        return HttpReply.json(answer)
-
-    async def _logs(self, request: HttpRequest) -> HttpReply:
-        named = parameter(request, "vertex")
-        vertex = "*" if named is None else read_name(named, "vertex")
-        most = max(1, number_of(request, "limit", _LOGS, _MOST_LOGS))
-        page = await self._ask(request, lambda link, names: _read_logs(link, names, vertex, most))
-        return HttpReply.json({"logs": [entry.as_dict() for entry in page.entries]})
-
-    async def _trace(self, request: HttpRequest) -> HttpReply:
-        message = request.names["id"]
-        if not 0 < len(message) <= _LONGEST_ID:
-            raise Refusal(400, f"an id has 1 to {_LONGEST_ID:,} characters")
-        trace = await self._ask(request, lambda link, names: trace_on_link(link, names, message))
-        if not trace.is_known:
-            raise Refusal(
-                404,
-                f"nobody knows a message {message[:80]!r}",
-                next_step=" ".join(trace.notes) or "See whether the id is right.",
-            )
-        return HttpReply.json(trace.to_json())
-
-    async def _change_pause(self, change: ChangePause, request: HttpRequest) -> HttpReply:
-        text = request.json().get("vertex")
-        if text is not None and not isinstance(text, str):
-            raise Refusal(400, "vertex must be the name of one")
-        vertex = None if text is None else read_name(text, "vertex")
-        report = await self._ask(request, partial(_change, change, vertex))
-        return HttpReply.json(report)
-
-    async def _ask(self, request: HttpRequest, question: Callable[[Link, Names], T]) -> T:
-        names = Names(pipeline_of(request))
-        await self._pipelines.check(names.pipeline)
-        return await self._pipelines.work(lambda link: question(link, names))
 
 
 def _read_spec(link: Link, names: Names) -> StoredSpec:

@@ -34,6 +34,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow.compute as pc
 
+from ebbflow.domain.code import Mode
 from ebbflow.domain.message import Datum, Message, Nack, Signal
 from ebbflow.engine.blame import ENOUGH, USER_ERRORS, Blame, Trial
 from ebbflow.engine.checks import NOT_MESSAGES, check_message
@@ -349,6 +350,29 @@ def _record_results(
             verdict.record(index, result)
         except USER_ERRORS as error:
             yield index, error
+
+
+def map_in_mode(handler: Handler, mode: Mode, size: int) -> Operator:
+    """Returns the call of a map in its mode; at most ``size`` messages are in it at a time."""
+    match mode:
+        case "unary":
+            return partial(run_map, handler, concurrency=size)
+        case "stream":
+            return partial(run_stream, handler)
+        case "batch":
+            return partial(run_batch_map, handler, batch_size=size)
+        case "columnar" | "pandas":
+            return partial(run_columnar, handler, batch_size=size, pandas=mode == "pandas")
+
+
+def sink_in_mode(
+    handler: Handler, mode: Mode, size: int, fail_unavailable: bool = False
+) -> Operator:
+    """Returns the call of a sink in its mode, with at most ``size`` messages at a time."""
+    if mode == "batch":
+        return partial(run_sink, handler, batch_size=size, fail_unavailable=fail_unavailable)
+    call = partial(run_columnar_sink, handler, batch_size=size, pandas=mode == "pandas")
+    return partial(call, fail_unavailable=fail_unavailable)
 
 
 def run_sink(

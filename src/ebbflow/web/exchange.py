@@ -19,6 +19,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
@@ -44,8 +45,6 @@ class HttpRequest:
     whole.
     """
 
-    __slots__ = ("_json", "_query", "body", "client", "headers", "method", "names", "target")
-
     def __init__(
         self,
         method: bytes,
@@ -59,30 +58,24 @@ class HttpRequest:
         self.client = client
         self.names = _NO_NAMES
         self.body = b""
-        self._query: dict[str, str] | None = None
-        self._json: dict[str, Any] | None = None
 
     def header(self, name: bytes) -> bytes:
         """Returns the first header of this name, which is in lower case; empty if there is none."""
         return next((text for key, text in self.headers if key == name), b"")
 
-    @property
+    @cached_property
     def query(self) -> Mapping[str, str]:
         """The parameters of the address; ``Refusal`` if there is one twice."""
-        if self._query is None:
-            text = self.target.partition(b"?")[2].decode("latin-1")
-            pairs = parse_qsl(text, keep_blank_values=True)
-            query = dict(pairs)
-            if len(query) < len(pairs):
-                raise Refusal(400, "a parameter is there twice")
-            self._query = query
-        return self._query
+        text = self.target.partition(b"?")[2].decode("latin-1")
+        pairs = parse_qsl(text, keep_blank_values=True)
+        query = dict(pairs)
+        if len(query) < len(pairs):
+            raise Refusal(400, "a parameter is there twice")
+        return query
 
     def json(self) -> dict[str, Any]:
         """Returns a body that is a JSON object; an empty one is an object without fields."""
-        if self._json is None:
-            self._json = _read_object(self.body) if self.body.strip() else {}
-        return self._json
+        return _read_object(self.body) if self.body.strip() else {}
 
     def form(self) -> dict[str, Any]:
         """Returns the fields of a form that a browser has sent."""

@@ -38,30 +38,60 @@ _UI_ADVICE = "open it as localhost, or have it listen beyond this machine"
 _PREFLIGHT_KEPT = 600
 
 
-class Guard:
-    """Who may send requests to one server. ``sites`` counts where no token keeps others out."""
+class TokenGuard:
+    """Admits those who know the token; without one, everybody. Used on one loop."""
 
-    def __init__(self, token: Secret | None, sites: SiteGuard) -> None:
-        self._tokens = TokenGuard(token)
-        self._sites = sites
+    def __init__(self, token: Secret | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._token = token.reveal().encode() if token else None
+        self._guesses = Guesses(clock)
 
     @property
     def needs_token(self) -> bool:
         """True if there is a token."""
-        return self._tokens.is_needed
-
-    def check_site(self, request: HttpRequest) -> None:
-        """Raises ``Refusal`` for a request of a foreign page, where no token keeps it out."""
-        if not self._tokens.is_needed:
-            self._sites.check(request)
+        return self._token is not None
 
     def check_token(self, request: HttpRequest) -> None:
-        """Raises ``Refusal`` unless the token is not needed, or known."""
-        self._tokens.check(request)
+        """Raises ``Refusal`` unless the bearer token is right, or not needed."""
+        if not self.admits(request):
+            raise Refusal(401, "the bearer token is missing or wrong", headers=_CHALLENGE)
 
     def admits(self, request: HttpRequest) -> bool:
         """Returns whether the token is not needed, or known; 429 after too many guesses."""
-        return not self._tokens.is_needed or self._tokens.has_bearer(request)
+        return not self.needs_token or self.has_bearer(request)
+
+    def has_bearer(self, request: HttpRequest) -> bool:
+        """Returns whether the request has the right bearer token; 429 after too many guesses."""
+        kind, _, token = request.header(b"authorization").partition(b" ")
+        return kind.lower() == b"bearer" and self.is_right(token.strip(), request.client)
+
+    def is_right(self, token: bytes, client: str) -> bool:
+        """Returns whether this is the token; ``Refusal`` (429) after too many guesses."""
+        if self._token is None or not token:
+            return False
+        self._guesses.check(token, client)
+        # How long it takes to compare must not tell how much of it was right.
+        if hmac.compare_digest(token, self._token):
+            return True
+        self._guesses.add(token, client)
+        return False
+
+    def derive(self, purpose: bytes) -> str:
+        """Returns what only those who know the token can know, and that is not the token."""
+        assert self._token is not None, "only a guard with a token has something to derive"
+        return hmac.new(self._token, purpose, hashlib.sha256).hexdigest()
+
+
+class Guard(TokenGuard):
+    """Who may send requests to one server. ``sites`` counts where no token keeps others out."""
+
+    def __init__(self, token: Secret | None, sites: SiteGuard) -> None:
+        super().__init__(token)
+        self._sites = sites
+
+    def check_site(self, request: HttpRequest) -> None:
+        """Raises ``Refusal`` for a request of a foreign page, where no token keeps it out."""
+        if not self.needs_token:
+            self._sites.check(request)
 
 
 class WebUiGuard(Guard):
@@ -95,18 +125,18 @@ class WebUiGuard(Guard):
                 401,
                 "the token is missing or wrong",
                 headers=_CHALLENGE,
-                next_step="Open the address that ebbflow printed when the page was started.",
+                next_step="Open the address that ebbflow printed when the web UI was started.",
             )
 
     def admits(self, request: HttpRequest) -> bool:
         """Returns whether the token is not needed, or known; 429 after too many guesses."""
-        if not self._tokens.is_needed:
+        if not self.needs_token:
             return True
         # The cookie first: it cannot be guessed, so whoever has it need not wait for guessers.
         shown = _cookies(request, self._cookie.encode())
-        expected = self._tokens.derive(b"cookie").encode()
+        expected = self.derive(b"cookie").encode()
         return any(hmac.compare_digest(each, expected) for each in shown) or (
-            self._tokens.has_bearer(request)
+            self.has_bearer(request)
         )
 
     def make_cookie(self, token: str, request: HttpRequest) -> str | None:
@@ -115,11 +145,11 @@ class WebUiGuard(Guard):
         A proxy that speaks TLS says so in ``X-Forwarded-Proto``. Anybody may write that, but all
         they get is a cookie that their own browser sends over TLS only.
         """
-        if not self._tokens.is_right(token.encode(), request.client):
+        if not self.is_right(token.encode(), request.client):
             return None
         proxied = request.header(b"x-forwarded-proto").strip().lower() == b"https"
         secure = "; Secure" if self._secured or proxied else ""
-        value = self._tokens.derive(b"cookie")
+        value = self.derive(b"cookie")
         return f"{self._cookie}={value}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
 
@@ -178,45 +208,6 @@ def _is_foreign(method: bytes, facts: Mapping[bytes, bytes]) -> bool:
     origin = facts.get(b"origin")
     host = facts.get(b"host", b"")
     return origin is not None and origin.partition(b"://")[2].lower() != host.lower()
-
-
-class TokenGuard:
-    """Admits those who know the token; without one, everybody. Used on one loop."""
-
-    def __init__(self, token: Secret | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._token = token.reveal().encode() if token else None
-        self._guesses = Guesses(clock)
-
-    @property
-    def is_needed(self) -> bool:
-        """True if there is a token."""
-        return self._token is not None
-
-    def check(self, request: HttpRequest) -> None:
-        """Raises ``Refusal`` unless the bearer token is right, or not needed."""
-        if self._token is not None and not self.has_bearer(request):
-            raise Refusal(401, "the bearer token is missing or wrong", headers=_CHALLENGE)
-
-    def has_bearer(self, request: HttpRequest) -> bool:
-        """Returns whether the request has the right bearer token; 429 after too many guesses."""
-        kind, _, token = request.header(b"authorization").partition(b" ")
-        return kind.lower() == b"bearer" and self.is_right(token.strip(), request.client)
-
-    def is_right(self, token: bytes, client: str) -> bool:
-        """Returns whether this is the token; ``Refusal`` (429) after too many guesses."""
-        if self._token is None or not token:
-            return False
-        self._guesses.check(token, client)
-        # How long it takes to compare must not tell how much of it was right.
-        if hmac.compare_digest(token, self._token):
-            return True
-        self._guesses.add(token, client)
-        return False
-
-    def derive(self, purpose: bytes) -> str:
-        """Returns what only those who know the token can know, and that is not the token."""
-        assert self._token is not None, "only a guard with a token has something to derive"
-        return hmac.new(self._token, purpose, hashlib.sha256).hexdigest()
 
 
 class Guesses:

@@ -208,17 +208,15 @@ def test_it_logs_in_over_tls(kafka, sink_to):
     assert write(sink_to(topic, login(kafka, "SCRAM-SHA-256")), b"1") == [Status.OK]
 
 
-def test_a_topic_that_is_not_there_is_named(kafka, sink_to, monkeypatch):
-    monkeypatch.setattr("ebbflow.connectors.kafka.client._ANSWER_WITHIN", 1.0)
+def test_a_topic_that_is_not_there_is_named(kafka, sink_to):
     with pytest.raises(SetupError) as raised:
-        sink_to("no-such-topic")
+        sink_to("no-such-topic", KafkaAccess((kafka.address,), answer_within=1.0))
     assert str(raised.value) == (
         f"Kafka at {kafka.address} has no topic 'no-such-topic'. Create it, or correct topic:."
     )
 
 
-def test_brokers_that_are_not_there_are_told(sink_to, monkeypatch):
-    monkeypatch.setattr("ebbflow.connectors.kafka.client._ANSWER_WITHIN", 1.0)
+def test_brokers_that_are_not_there_are_told(sink_to):
     (port,) = free_ports(1)
     with pytest.raises(SetupError, match=f"Kafka at 127.0.0.1:{port} did not answer within 1 s"):
-        sink_to("orders", KafkaAccess((f"127.0.0.1:{port}",)))
+        sink_to("orders", KafkaAccess((f"127.0.0.1:{port}",), answer_within=1.0))

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
-from ebbflow.connectors.kafka import client
-from ebbflow.connectors.kafka.client import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
-from ebbflow.connectors.kafka.source import KafkaSource, Member
+from ebbflow.connectors.kafka.client import KafkaAccess, KafkaSourceSettings
+from ebbflow.connectors.kafka.source import KafkaSource
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.domain.source import SourceMessage
@@ -205,7 +204,7 @@ def test_pending_is_how_far_it_is_behind(kafka, opened):
 def test_a_start_at_the_end_is_kept_though_nothing_was_read_yet(kafka, group, opened, monkeypatch):
     topic = kafka.topic()
     kafka.fill(topic, [b"old"])
-    monkeypatch.setattr(Member, "_commit", lambda self: None)
+    monkeypatch.setattr(KafkaSource, "_commit", lambda self: None)
     settings = {"auto.offset.reset": "latest"}
     first = opened(topic, **settings)
     read_until(lambda: kafka.lag(group, topic) == {0: 0}, first)
@@ -332,11 +331,10 @@ def test_a_topic_that_is_deleted_fails_the_vertex_until_it_is_there_again(kafka,
     assert [message.value for message in take(source, 1)] == [b"new"]
 
 
-def test_brokers_that_do_not_answer_are_told(opened, monkeypatch):
-    monkeypatch.setattr(client, "_ANSWER_WITHIN", 2.0)
+def test_brokers_that_do_not_answer_are_told(opened):
     (port,) = free_ports(1)
     with pytest.raises(SetupError) as raised:
-        opened("orders", access=KafkaAccess((f"127.0.0.1:{port}",)))
+        opened("orders", access=KafkaAccess((f"127.0.0.1:{port}",), answer_within=2.0))
     text = str(raised.value)
     assert text.startswith(f"Kafka at 127.0.0.1:{port} did not answer within 2 s: _TRANSPORT: ")
     assert "Connection refused" in text
@@ -344,8 +342,9 @@ def test_brokers_that_do_not_answer_are_told(opened, monkeypatch):
 
 
 def login(kafka, mechanism="PLAIN", password=PASSWORD, ca=None):
-    tls = KafkaTls(Secret((ca or kafka.ca).cert_pem.bytes().decode()))
-    user = KafkaLogin(mechanism, Secret(USER), Secret(password))
+    tls = {"ssl.ca.pem": (ca or kafka.ca).cert_pem.bytes().decode()}
+    user = {"sasl.mechanism": mechanism, "sasl.username": USER, "sasl.password": password}
+    tls, user = (tuple((name, Secret(text)) for name, text in of.items()) for of in (tls, user))
     return KafkaAccess((kafka.protected,), (), tls, user)
 
 

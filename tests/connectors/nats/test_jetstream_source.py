@@ -35,8 +35,9 @@ def source(stream):
     """Sources on the test's stream, open until the test ends."""
     with ExitStack() as stack:
 
-        def make(of: Stream = stream, **wanted):
-            settings = JetStreamSettings(of.outside.server, Durable(of.name, "c", **wanted))
+        def make(of: Stream = stream, bounds=None, **wanted):
+            durable = Durable(of.name, "c", **wanted)
+            settings = JetStreamSettings(of.outside.server, durable, **bounds or {})
             made = JetStreamSource(settings)
             made.open()
             stack.callback(lambda: made._link.client.is_closed or made.close())
@@ -136,13 +137,10 @@ def test_a_read_waits_for_the_first_message_and_returns_with_what_is_there(strea
     assert time.monotonic() - began < 10
 
 
-def test_large_messages_arrive_within_the_bounds_of_memory(stream, source, monkeypatch):
-    monkeypatch.setattr("ebbflow.connectors.nats.jetstream_source._MOST_BYTES", 4_000_000)
-    monkeypatch.setattr(
-        "ebbflow.connectors.nats.jetstream_source._ANSWER_BYTES", 1
-    )  # twice the largest message
+def test_large_messages_arrive_within_the_bounds_of_memory(stream, source):
     stream.fill([b"x" * 1_000_000 for _ in range(12)])
-    reading = source()
+    # An answer has at least twice the largest message.
+    reading = source(bounds={"most_bytes": 4_000_000, "answer_bytes": 1})
     found, in_hand = [], read_all(reading, 4)
     while some := read(reading, 500, 0.2):
         in_hand += some

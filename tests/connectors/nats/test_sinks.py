@@ -207,7 +207,7 @@ def test_room_that_comes_in_time_is_used(outside, opened):
 
     purged = link.submit(purge_later())
     assert sink([Datum(b"2", id="two")]) == [Response.ok("two")]
-    purged.result(5)
+    purged.result(30)
 
 
 def test_a_subject_of_no_stream_is_trouble_that_may_pass(outside, opened):

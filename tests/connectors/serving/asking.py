@@ -178,7 +178,7 @@ class Asking:
         async def run() -> Any:
             return call(*arguments)
 
-        return self.feed._listeners.link.run(run())
+        return self.feed.link.run(run())
 
 
 @contextmanager

@@ -433,7 +433,7 @@ def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go
         held = 0
         for _ in range(200):
             server.on_loop(server.book.add, "slow", b"x" * 100_000)
-            for connection in list(server.feed._listeners.ports[0].server.connections):
+            for connection in list(server.feed.listeners[0].server.connections):
                 held = max(held, connection._transport.get_write_buffer_size())
         assert server.post("sync", b"y").body == b"y"
         assert 0 < held < 1_000_000
@@ -446,7 +446,7 @@ def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_never
 ):
     monkeypatch.setattr("ebbflow.web.connection._PATIENCE", 0.3)
     with asking(link, tmp_path, largest=20_000_000, read_timeout=5.0) as server:
-        connections = server.feed._listeners.ports[0].server.connections
+        connections = server.feed.listeners[0].server.connections
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))

@@ -89,7 +89,6 @@ ERRORS = {
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-@pytest.mark.timeout(240)
 @pytest.mark.long
 def test_good_rows_are_in_the_table_and_bad_ones_are_dead_letters_with_the_databases_error(
     postgres, tmp_path

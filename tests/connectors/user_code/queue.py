@@ -18,6 +18,7 @@ create table messages (
     id integer primary key, value blob, due real default 0, state text default 'ready',
     given integer default 0
 );
+create index by_state on messages(state, due);
 create table told (id integer, what text, delay integer, max_deliveries integer, reason text,
     at real);
 """

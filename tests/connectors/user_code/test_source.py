@@ -47,7 +47,7 @@ class Run:
         self.summary: Summary | None = None
 
     def drain(self, pipeline: Pipeline) -> None:
-        options = {"drain": True, "timeout": "150s", "state": self._state}
+        options = {"drain": True, "timeout": "240s", "state": self._state}
         self.summary = run_pipeline(pipeline.spec, watcher=Failures(), **options)
 
     def letters(self) -> list[Letter]:

@@ -36,7 +36,6 @@ from ebbflow.runtime.source_process.server import SourceProcess
 from ebbflow.streams.ledger import History
 from tests.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
 RUNS = count()
 SOON = Backoff(interval=1)
 

@@ -46,7 +46,7 @@ def drawn(status: PipelineStatus) -> str:
 
 def test_links_are_shown_while_the_pipeline_runs():
     status = pipeline(vertex(), links={"ui": "http://127.0.0.1:8900"}, **RUN)
-    assert "page: http://127.0.0.1:8900\n" in drawn(status)
+    assert "web UI: http://127.0.0.1:8900\n" in drawn(status)
     ended = pipeline(vertex(), links={"ui": "http://127.0.0.1:8900"}, phase="ended", **RUN)
     assert "8900" not in drawn(ended)
 

@@ -92,7 +92,7 @@ def test_nothing_runs_out_of_the_screen(height):
     lines = drawn(both, 80, height, title="running", draining=True)
 
     assert len(lines) <= height
-    assert lines[-1] == "page: http://127.0.0.1:8900"
+    assert lines[-1] == "web UI: http://127.0.0.1:8900"
     assert any(re.fullmatch(r"… and \d+ more", line) for line in lines)
 
 

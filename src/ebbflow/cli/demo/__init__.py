@@ -3,7 +3,8 @@
 The pipeline has late customers, a store that fails, and orders that no store can take. The command
 writes it and its user code into the state folder, where users can read and change them, and runs it
 as ``ebbflow run`` does. Afterwards it reads the store and the dead letters: every order that the
-source made must be in one of the two.
+source made must be in one of the two. Only the command line imports it. Start with
+``pipeline.yaml``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ebbflow.cli import run
+from ebbflow.cli.options import ServerOptions
 from ebbflow.domain.errors import EbbflowError
 
 if TYPE_CHECKING:
@@ -85,7 +87,8 @@ def demo(
     os.environ["ORDERS_DB"] = str(database.resolve())
     command = f"ebbflow run {_typed(spec)} --drain --fresh --timeout 110s --state {_quoted(state)}"
     console.print(f"$ {command}\n", markup=False, soft_wrap=True)
-    run.run(spec, drain=True, fresh=True, timeout="110s", state=state)
+    server = ServerOptions(state)
+    run.run(run.RunFlags(spec, drain=True, fresh=True, timeout="110s", server=server))
     _report(console, _count_orders(orders, state, database), spec, state)
 
 

@@ -11,7 +11,7 @@ is kept.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 import time
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from ebbflow.connectors.http.known_ids import KnownIds
+from ebbflow.connectors.listening.feed import ListeningFeed
 from ebbflow.connectors.listening.posts import (
     CERTAIN_WITHIN,
     ROW_BYTES,
@@ -26,7 +27,6 @@ from ebbflow.connectors.listening.posts import (
     PostStore,
     rows_of,
 )
-from ebbflow.connectors.listening.server import Listeners
 from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import Link
 from ebbflow.streams.feed import Spot
@@ -54,68 +54,37 @@ class HttpSourceSettings:
     in_flight: int = 1_000
 
 
-class HttpFeed:
-    """One vertex that takes posts in. Started and stopped by the run's thread."""
+class HttpFeed(ListeningFeed):
+    """One vertex that takes posts in."""
 
-    on_spark = False
+    kind, purpose = "http", "takes messages"
 
     def __init__(self, settings: HttpSourceSettings, spot: Spot) -> None:
-        self._settings = settings
-        self._spot = spot
+        path = f"/vertices/{spot.vertex}"
+        super().__init__(spot, path, settings.endpoints, settings.token, settings.read_timeout)
+        self._ack_wait = settings.ack_wait
         self._admission = Admission(settings.in_flight, _MOST_BYTES)
-        self._listeners = Listeners("http", spot, settings.endpoints, settings.token)
-        self._stopping = False
-
-    # --- as the run sees it ---------------------------------------------------------------------
-
-    @property
-    def exhausted(self) -> bool:
-        """Never: somebody may post something."""
-        return False
-
-    @property
-    def failure(self) -> str | None:
-        """The reason why it takes in nothing at the moment; ``None`` while it does."""
-        return "the run is stopping" if self._stopping else self._listeners.failure
-
-    def start(self) -> None:
-        """Listens; ``SetupError`` when that is not possible, or not safe."""
-        path = f"/vertices/{self._spot.vertex}"
-        try:
-            self._listeners.acquire(self._settings.read_timeout)
-            # On the listeners' loop: a request changes threads for nothing.
-            link = self._listeners.link
-            link.run(self._prepare(link))
-            route = Route((b"POST",), path, self.open)
-            self._listeners.open([route], lambda: self.failure, "takes messages", path)
-        except BaseException:
-            self._listeners.release()
-            raise
 
     async def _prepare(self, link: Link) -> None:
         buffers = replace(self._spot, link=link).buffers
         names = Names(self._spot.pipeline)
         known_ids = KnownIds(link, names, self._spot.vertex, CERTAIN_WITHIN)
         await known_ids.load(buffers.has_stored)
-        self._store = PostStore(buffers, known_ids, self._settings.ack_wait)
+        self._store = PostStore(buffers, known_ids, self._ack_wait)
         # The first column that Arrow makes has it import pandas: not while somebody waits.
         rows_of([])
 
-    def stop(self) -> None:
-        """Refuses what comes, finishes what is here, then stops listening."""
-        self._stopping = True
-        if self._listeners.ports:
-            with contextlib.suppress(TimeoutError):
-                self._listeners.link.run(self._admission.wait_until_empty(), timeout=_GRACE)
-            self._listeners.release()
+    def _routes(self) -> list[Route]:
+        return [Route((b"POST",), self._path, self.open)]
 
-    # --- as the listener sees it ----------------------------------------------------------------
+    async def _end(self) -> None:
+        async with asyncio.timeout(_GRACE):
+            await self._admission.wait_until_empty()
 
     def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
         """Returns the post that takes the body; ``Refusal`` if it is not wanted."""
-        guard = self._listeners.guard
-        guard.check_site(request)
-        guard.check_token(request)
+        self._guard.check_site(request)
+        self._guard.check_token(request)
         if failure := self.failure:
             raise unavailable(failure)
         envelope = Envelope(request.headers, time.time_ns() // 1000)

@@ -15,7 +15,7 @@ from ebbflow.connectors.listening.section import ListeningSection, check_header_
 from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
-from ebbflow.connectors.schema.secret import SecretRef, Tls
+from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 
@@ -106,13 +106,7 @@ class HttpSourceSpec(ListeningSection):
         """Returns how posts are taken in; ``where`` says whose the secrets are."""
         from ebbflow.connectors.http.source import HttpSourceSettings
 
-        return HttpSourceSettings(
-            self.endpoints(where),
-            self.read_token(where),
-            self.read_timeout / 1000,
-            self.ack_wait / 1000,
-            self.max_in_flight,
-        )
+        return self.freeze(where, HttpSourceSettings, **self.listening(where))
 
 
 class BatchSpec(Section):
@@ -157,16 +151,13 @@ class HttpSinkSpec(SinkSection):
         where = f"the http sink to {self.url}"
         token = self.auth.token if self.auth else None
         basic = self.auth.basic if self.auth else None
-        return HttpSinkSettings(
-            self.url,
-            self.method,
-            tuple(self.headers.items()),
-            token.read(f"the token for {where}") if token else None,
-            basic.read(where) if basic else None,
-            _read_tls(self.tls, where) if self.tls else None,
-            self.timeout / 1000,
-            self.concurrency,
-            BatchSettings(**self.batch.model_dump()) if self.batch else None,
+        return self.freeze(
+            where,
+            HttpSinkSettings,
+            token=token.read(f"the token for {where}") if token else None,
+            login=basic.read(where) if basic else None,
+            tls=_read_tls(self.tls, where) if self.tls else None,
+            batch=BatchSettings(**self.batch.model_dump()) if self.batch else None,
         )
 
 

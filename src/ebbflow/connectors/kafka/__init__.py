@@ -1,1 +1,4 @@
-"""Kafka as a source and as a sink. Needs the extra ``ebbflow[kafka]``."""
+"""Kafka as a source and as a sink, which needs the extra ``ebbflow[kafka]``.
+
+The registry of connectors loads ``spec``; no other package imports this one. Start with ``source``.
+"""

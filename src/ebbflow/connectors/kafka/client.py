@@ -28,7 +28,6 @@ from confluent_kafka import (
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 
-_ANSWER_WITHIN = 10.0
 _TRY_FOR = 1.0
 _TELL_EVERY = 30.0
 _LOOKUP_WITHIN = 5.0
@@ -80,59 +79,34 @@ Partition = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaTls:
-    """Certificates in PEM form; ``ca`` are those to trust instead of the system's."""
-
-    ca: Secret | None = None
-    cert: Secret | None = None
-    key: Secret | None = None
-
-    def settings(self) -> dict[str, Any]:
-        """Returns the settings of a client that uses them, in librdkafka's words."""
-        pem = {"ssl.ca.pem": self.ca, "ssl.certificate.pem": self.cert, "ssl.key.pem": self.key}
-        return {name: secret.reveal() for name, secret in pem.items() if secret is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaLogin:
-    """A user and password, and the mechanism that they are checked with."""
-
-    mechanism: str
-    user: Secret
-    password: Secret
-
-    def settings(self) -> dict[str, Any]:
-        """Returns the settings of a client that logs in so, in librdkafka's words."""
-        return {
-            "sasl.mechanism": self.mechanism,
-            "sasl.username": self.user.reveal(),
-            "sasl.password": self.password.reveal(),
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class KafkaAccess:
-    """The brokers, what protects the connection, and librdkafka settings of the user's own."""
+    """The brokers, the librdkafka settings of the user's own, and what protects the connection.
+
+    ``login`` and ``tls`` are settings as well, the latter even if there are none: then those are
+    trusted that this machine trusts. ``answer_within`` is how many seconds brokers may take to say
+    which topics there are.
+    """
 
     brokers: tuple[str, ...]
     config: tuple[tuple[str, str], ...] = ()
-    tls: KafkaTls | None = None
-    login: KafkaLogin | None = None
+    tls: tuple[tuple[str, Secret], ...] | None = None
+    login: tuple[tuple[str, Secret], ...] = ()
+    answer_within: float = 10.0
 
     def __str__(self) -> str:
         return ", ".join(self.brokers)
 
     def settings(self, defaults: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
         """Returns a client's settings: the user's win over ``defaults``, ``fixed`` over both."""
-        protocol = f"{'SASL_' if self.login else ''}{'SSL' if self.tls else 'PLAINTEXT'}"
+        tls = "PLAINTEXT" if self.tls is None else "SSL"
+        secrets = (*(self.tls or ()), *self.login)
         return {
             "client.id": "ebbflow",
-            "security.protocol": protocol,
+            "security.protocol": f"SASL_{tls}" if self.login else tls,
             "reconnect.backoff.max.ms": 2_000,
             **defaults,
             **dict(self.config),
-            **(self.tls.settings() if self.tls else {}),
-            **(self.login.settings() if self.login else {}),
+            **{name: secret.reveal() for name, secret in secrets},
             "bootstrap.servers": ",".join(self.brokers),
             **fixed,
         }
@@ -219,10 +193,10 @@ def find_topics(
 ) -> None:
     """Makes sure that every topic is there; ``SetupError`` says what is wrong.
 
-    Brokers may make a topic when somebody who writes asks for it, and that takes a moment.
+    Brokers may make a topic when a producer asks for it, and that takes a moment.
     """
     final = _FORBIDDEN if made_by_asking else _FORBIDDEN | _MISSING
-    deadline = time.monotonic() + _ANSWER_WITHIN
+    deadline = time.monotonic() + access.answer_within
     for topic in topics:
         while (error := _ask(client, topic)) is not None:
             client.poll(0)  # what went wrong is told to ``errors_seen``
@@ -257,7 +231,7 @@ def explain_unreachable(
         )
     why = errors_seen.text if error.code() < 0 else describe(error)
     return SetupError(
-        f"{where} did not answer within {_ANSWER_WITHIN:.0f} s: {why}.",
+        f"{where} did not answer within {access.answer_within:.0f} s: {why}.",
         "See whether it is up, and whether brokers:, tls: and sasl: are right.",
     )
 

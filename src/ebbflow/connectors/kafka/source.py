@@ -66,6 +66,9 @@ _PASSING = frozenset(
 
 _AT_THE_END = frozenset({"latest", "largest", "end"})
 
+_YEAR_1, _YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000
+"""In milliseconds since 1970, the bounds of the times that a calendar has."""
+
 
 class Progress:
     """Messages of a partition, fetched in their order and settled in any.
@@ -85,7 +88,7 @@ class Progress:
         """The offset that was last committed, or is being committed."""
 
     def fetch(self, numbers: Sequence[int]) -> None:
-        """Notes that these messages are in hand; the last of them is the last that was read."""
+        """Notes that these messages are in flight; the last of them is the last that was read."""
         self._open.update(numbers)
         self.next = numbers[-1] + 1
         self.ended = False
@@ -96,12 +99,12 @@ class Progress:
         self.ended = True
 
     def settle(self, numbers: Sequence[int]) -> None:
-        """Notes that these messages are done with; those that are not in hand do not matter."""
+        """Notes that these messages are done with; those that are not in flight do not matter."""
         self._open.difference_update(numbers)
 
     @property
     def unsettled(self) -> int:
-        """The number of messages in hand."""
+        """The number of messages in flight."""
         return len(self._open)
 
     @property
@@ -137,11 +140,11 @@ def read_offsets(offsets: pa.Array) -> Iterator[tuple[Partition, list[int]]]:
         texts = texts.filter(pc.invert(here))
 
 
-class Member:
-    """The partitions that the group has given to us, for as long as it does.
+class KafkaSource(Source):
+    """One member of the group; a vertex with several partitions is several members.
 
-    Kafka's callbacks come on the thread that follows. It alone uses the client, and it alone
-    changes what we have.
+    It has partitions for as long as the group gives them to it. Kafka's callbacks come on the
+    thread that follows. That thread alone uses the client, and it alone changes what we have.
     """
 
     def __init__(self, settings: KafkaSourceSettings) -> None:
@@ -157,24 +160,24 @@ class Member:
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._follow, name="kafka-member", daemon=True)
 
-    def join(self) -> None:
+    def open(self) -> None:
         """Joins the group; ``SetupError`` if the brokers or a topic are not there."""
         self._consumer = self._join_group()
         self._lookup = GroupOffsets(consumer_settings(self._settings))
         self._thread.start()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Commits what is settled and leaves the group."""
         with self._change:
             self._leaving = True
             self._change.notify_all()
         self._thread.join()
-        self._close()
+        self._leave_group()
         self._lookup.close()
 
     # --- for those who read and settle ----------------------------------------------------------
 
-    def take(self, limit: int, timeout: float) -> list[Message]:
+    def read(self, limit: int, timeout: float) -> pa.RecordBatch:
         """Returns what has come; ``SetupError`` for what the client does not get over by itself."""
         with self._change:
             self._change.wait_for(lambda: self._ahead or self._failure, timeout)
@@ -184,10 +187,14 @@ class Member:
                 failure, self._failure = self._failure, None
                 raise failure
             self._change.notify_all()
-            return taken
+        return columns_of(taken)
 
-    def settle(self, offsets: pa.Array) -> None:
-        """Notes that these are done with. Of partitions that have gone, others say so."""
+    def ack(self, offsets: Sequence[bytes]) -> None:
+        """Notes that these are settled; they are committed soon."""
+        self.ack_columns(pa.array(offsets, pa.binary()))
+
+    def ack_columns(self, offsets: pa.BinaryArray) -> None:
+        """Notes that these are settled. Of partitions that have gone, others say so."""
         settled = list(read_offsets(offsets))
         with self._change:
             for partition, numbers in settled:
@@ -195,22 +202,21 @@ class Member:
                     self._partitions[partition].settle(numbers)
             self._change.notify_all()
 
-    @property
-    def partitions(self) -> list[Partition]:
-        """The partitions that this member has at the moment."""
+    def pending(self) -> int | None:
+        """Returns how many messages of our partitions wait to be read; ``None`` while unknown."""
         with self._change:
-            return sorted(self._partitions)
+            return None if self._behind is None else self._behind + len(self._ahead)
+
+    def partitions(self) -> list[int]:
+        """Returns the numbers of the partitions that this member has, of all topics."""
+        with self._change:
+            return sorted({number for _, number in self._partitions})
 
     @property
-    def done(self) -> bool:
+    def exhausted(self) -> bool:
         """True when the whole group has read its topics to their ends and settled everything."""
         with self._change:
             return self._all_done and self._has_finished()
-
-    def behind(self) -> int | None:
-        """Returns how many messages of our partitions wait to be taken; ``None`` while unknown."""
-        with self._change:
-            return None if self._behind is None else self._behind + len(self._ahead)
 
     # --- following ------------------------------------------------------------------------------
 
@@ -245,7 +251,7 @@ class Member:
         )
         return consumer
 
-    def _close(self) -> None:
+    def _leave_group(self) -> None:
         if self._consumer is not None:
             self._consumer.close()  # gives all partitions back, which commits them
         self._consumer, self._assigned = None, False
@@ -305,7 +311,7 @@ class Member:
         if error.code() == KafkaError._PARTITION_EOF:
             return
         if error.fatal():
-            self._close()
+            self._leave_group()
         if error.fatal() or error.code() not in _PASSING:
             raise SetupError(
                 f"Kafka at {self._settings.access} does not go on: {describe(error)}.",
@@ -469,50 +475,6 @@ def _reach_ends(progress: Progress, events: list[Message]) -> None:
         error, offset = event.error(), event.offset()
         if error is not None and error.code() == KafkaError._PARTITION_EOF and offset is not None:
             progress.reach(offset)
-
-
-_YEAR_1, _YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000
-"""In milliseconds since 1970, the bounds of the times that a calendar has."""
-
-
-class KafkaSource(Source):
-    """One member of the group; a vertex with several partitions is several members."""
-
-    def __init__(self, settings: KafkaSourceSettings) -> None:
-        self._member = Member(settings)
-
-    def open(self) -> None:
-        """Joins the group; ``SetupError`` if the brokers or a topic are not there."""
-        self._member.join()
-
-    def close(self) -> None:
-        """Commits what is settled and leaves the group."""
-        self._member.leave()
-
-    def read(self, limit: int, timeout: float) -> pa.RecordBatch:
-        """Returns what has come, up to ``limit`` messages."""
-        return columns_of(self._member.take(limit, timeout))
-
-    def ack(self, offsets: Sequence[bytes]) -> None:
-        """Notes that these are settled; they are committed soon."""
-        self.ack_columns(pa.array(offsets, pa.binary()))
-
-    def ack_columns(self, offsets: pa.BinaryArray) -> None:
-        """Notes that these are settled; they are committed soon."""
-        self._member.settle(offsets)
-
-    def pending(self) -> int | None:
-        """Returns how far this member is behind the ends of its partitions, if that is known."""
-        return self._member.behind()
-
-    def partitions(self) -> list[int]:
-        """Returns the numbers of the partitions that this member has, of all topics."""
-        return sorted({number for _, number in self._member.partitions})
-
-    @property
-    def exhausted(self) -> bool:
-        """True when the group has read everything to the end, and everything is settled."""
-        return self._member.done
 
 
 def columns_of(records: Sequence[Message]) -> pa.RecordBatch:

@@ -6,7 +6,6 @@ Those that the promises of the connectors rest on are not to be set.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,15 +17,14 @@ from pydantic_core import PydanticCustomError
 from ebbflow.connectors.base import SinkSection, SourceSection, require_extra, sink, source
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.schema import fields
-from ebbflow.connectors.schema.fields import Section, shown
-from ebbflow.connectors.schema.secret import SecretRef, Tls
+from ebbflow.connectors.schema.fields import Section
+from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.domain.secrets import Secret
 
 if TYPE_CHECKING:
-    from ebbflow.connectors.kafka.client import KafkaAccess, KafkaLogin, KafkaTls
+    from ebbflow.connectors.kafka.client import KafkaAccess
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-
+_PEM = {"ca": "ssl.ca.pem", "cert": "ssl.certificate.pem", "key": "ssl.key.pem"}
 RESERVED_SETTINGS = {
     "bootstrap.servers": "brokers:",
     "metadata.broker.list": "brokers:",
@@ -92,23 +90,20 @@ def _split_topics(topics: Any) -> Any:
     return topics
 
 
-def _check_topic(name: str) -> str:
-    if _TOPIC.fullmatch(name) is None:
-        raise PydanticCustomError(
-            "EB104",
-            "{name} is not a topic: use at most 249 letters, digits, '.', '_' and '-'",
-            {"name": shown(name)},
-        )
-    return name
-
-
 Config = Annotated[dict[str, str], BeforeValidator(_read_config), AfterValidator(_refuse_own)]
 """Settings of librdkafka."""
 
 Brokers = Annotated[tuple[StrictStr, ...], AfterValidator(_require_some)]
 """Brokers to begin with, as ``host:port``."""
 
-Topic = Annotated[StrictStr, AfterValidator(_check_topic)]
+Topic = Annotated[
+    StrictStr,
+    fields.matching(
+        r"[A-Za-z0-9._-]{1,249}",
+        "EB104",
+        "{value} is not a topic: use at most 249 letters, digits, '.', '_' and '-'",
+    ),
+]
 """The name of a topic."""
 
 Mechanism = Annotated[
@@ -177,15 +172,13 @@ class Sasl(Section):
     def _section(self) -> str:
         return self.mechanism.replace("-", "").lower()
 
-    def read(self) -> KafkaLogin:
-        """Returns the login, with the user and the password themselves."""
-        from ebbflow.connectors.kafka.client import KafkaLogin
-
+    def read(self) -> tuple[tuple[str, Secret], ...]:
+        """Returns the login as settings, with the user and the password themselves."""
         user: SaslUser = getattr(self, self._section)
-        return KafkaLogin(
-            self.mechanism,
-            user.user_secret.read("the user for Kafka"),
-            user.password_secret.read("the password for Kafka"),
+        return (
+            ("sasl.mechanism", Secret(self.mechanism)),
+            ("sasl.username", user.user_secret.read("the user for Kafka")),
+            ("sasl.password", user.password_secret.read("the password for Kafka")),
         )
 
 
@@ -210,14 +203,13 @@ class KafkaSection(Section):
             self.brokers,
             tuple(self.config.items()),
             _read_tls(self.tls) if self.tls else None,
-            self.sasl.read() if self.sasl else None,
+            self.sasl.read() if self.sasl else (),
         )
 
 
-def _read_tls(tls: Tls) -> KafkaTls:
-    from ebbflow.connectors.kafka.client import KafkaTls
-
-    return KafkaTls(**{name: Secret(text) for name, text in tls.contents("Kafka").items()})
+def _read_tls(tls: Tls) -> tuple[tuple[str, Secret], ...]:
+    contents = tls.contents("Kafka").items()
+    return tuple((_PEM[name], Secret(text)) for name, text in contents)
 
 
 @source("kafka", returns=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,8 +12,7 @@ from pydantic_core import PydanticCustomError
 from ebbflow.connectors.base import SourceSection
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
-from ebbflow.connectors.schema.secret import SecretRef
-from ebbflow.domain.secrets import Secret
+from ebbflow.connectors.schema.secrets import SecretRef
 from ebbflow.web.server import Certificate, Endpoint
 
 _HTTPS = 8_443
@@ -101,9 +100,13 @@ class ListeningSection(SourceSection):
             )
         return self
 
-    def read_token(self, where: str) -> Secret | None:
-        """Returns the bearer token as it is now; ``where`` says whose it is."""
-        return self.auth.token.read(f"the token of {where}") if self.auth else None
+    def listening(self, where: str) -> dict[str, Any]:
+        """Returns the settings that are not fields as they are; ``where`` says whose secrets."""
+        return {
+            "endpoints": self.endpoints(where),
+            "token": self.auth.token.read(f"the token of {where}") if self.auth else None,
+            "in_flight": self.max_in_flight,
+        }
 
     def endpoints(self, where: str) -> tuple[Endpoint, ...]:
         """Returns the hosts and ports to listen on, with the certificate read."""

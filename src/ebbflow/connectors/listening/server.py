@@ -13,107 +13,23 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ebbflow.domain.errors import SetupError
-from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import Link
 from ebbflow.streams.feed import Spot
 from ebbflow.web.app import BodilessRequest, HttpReply, Route, Router, reply_health
 from ebbflow.web.exchange import Exchange, HttpRequest, Receiver, Refusal, unavailable
-from ebbflow.web.guard import Guard, SiteGuard
-from ebbflow.web.server import Endpoint, WebServer, bind, is_loopback, make_tls
+from ebbflow.web.guard import Guard
+from ebbflow.web.server import Endpoint, WebServer, bind, make_tls
 
 _SETTLING = 5.0
 _LATER = re.compile(rb"/vertices/[^/]+|/v1/process/[^/]+")
-_RENAME = "use localhost, or give the source a token"
 
 Look = Callable[[], str | None]
 """Returns what is wrong at the moment; ``None`` when all is well."""
-
-
-class Listeners:
-    """Where a vertex listens, and to whom. Opened and closed by the run's thread.
-
-    ``kind`` is that of the source, for what is told about it. Pages of ``origins`` may ask.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        spot: Spot,
-        endpoints: Sequence[Endpoint],
-        token: Secret | None,
-        origins: Collection[str] = (),
-        advice: str = "send it from a program, or give the source a token",
-    ) -> None:
-        self._who = f"{kind} source {spot.vertex}"
-        self._spot = spot
-        self._endpoints = endpoints
-        hosts = {place.host for place in endpoints}
-        self.guard = Guard(token, SiteGuard(hosts, advice, _RENAME, origins))
-        self.ports: list[Listener] = []
-
-    @property
-    def link(self) -> Link:
-        """The connection to NATS on whose loop all requests are."""
-        return self.ports[0].link
-
-    @property
-    def failure(self) -> str | None:
-        """The reason why no request is taken; ``None`` while all is well."""
-        if not self.ports:
-            return "the run is stopping"
-        return next(filter(None, (listener.failure for listener in self.ports)), None)
-
-    def acquire(self, read_timeout: float) -> None:
-        """Takes the ports; ``SetupError`` when that is not possible, or not safe."""
-        for endpoint in self._endpoints:
-            self._refuse_strangers(endpoint)
-            self._warn_of_readers(endpoint)
-        for endpoint in self._endpoints:
-            listener = acquire(self._spot, endpoint, read_timeout, self._who)
-            if listener is not None:
-                self.ports.append(listener)
-                continue
-            self._spot.tell(
-                f"{self._spot.vertex} does without https: somebody else listens on "
-                f"{endpoint.host}:{endpoint.port}"
-            )
-
-    def open(self, routes: Sequence[Route], failure: Look, what: str, path: str) -> None:
-        """Has requests taken in, and tells ``what`` is done at which ``path``.
-
-        ``failure`` says why the vertex takes in nothing at the moment.
-        """
-        for listener in self.ports:
-            listener.add(self._spot.vertex, VertexRoutes(routes, self.guard, failure))
-            how = " (self-signed: curl -k)" if listener.endpoint.self_signed else ""
-            self._spot.tell(f"{self._spot.vertex} {what} at {listener.url}{path}{how}")
-
-    def release(self) -> None:
-        """Lets go of the ports."""
-        listeners, self.ports = self.ports, []
-        for listener in listeners:
-            release(self._spot, listener)
-
-    def _refuse_strangers(self, endpoint: Endpoint) -> None:
-        """Beyond this machine only those who know the token may post."""
-        if not self.guard.needs_token and not is_loopback(endpoint.host, self._who):
-            raise SetupError(
-                f"The {self._who} would take messages from anybody who can reach {endpoint.host}.",
-                "Give it a token with auth: {token: {env: NAME}}, or leave out its host to listen "
-                "on this machine only.",
-            )
-
-    def _warn_of_readers(self, endpoint: Endpoint) -> None:
-        if not endpoint.secured and not is_loopback(endpoint.host, self._who):
-            self._spot.tell(
-                f"{self._spot.vertex} listens on {endpoint.host} without TLS: its token and its "
-                "messages can be read on their way"
-            )
 
 
 # --- one port -----------------------------------------------------------------------------------

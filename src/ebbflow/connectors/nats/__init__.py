@@ -1,1 +1,5 @@
-"""Subjects of NATS, without JetStream, as a source and as a sink."""
+"""NATS as sources and as sinks: plain subjects, and streams of JetStream.
+
+The registry of connectors loads ``spec``; no other package imports this one. Start with ``spec``,
+then ``jetstream_source``.
+"""

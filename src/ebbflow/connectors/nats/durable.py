@@ -5,7 +5,7 @@ could get lost or come at the wrong time: that does not want each message acknow
 messages up by itself, or that adds waits of its own to a nack. What a spec does not say about a
 consumer stays as it is.
 
-While a consumer has no leader, an acknowledgement that nobody waits for is lost without a sign. So
+While a consumer has no leader, an acknowledgement without an answer is lost without a sign. So
 each is sent as a request, many at a time, and again until the server has confirmed it. A copy does
 no harm: an acknowledged message stays acknowledged, and one that is nacked twice comes again at
 most once more.
@@ -112,7 +112,7 @@ class Durable:
         return await api.call(client, call, patience=patience)
 
     async def is_gone(self, client: SecuredClient) -> bool:
-        """Returns whether consumer or stream were deleted; ``False`` while nobody can tell."""
+        """Returns whether consumer or stream were deleted; ``False`` while that is not known."""
         try:
             await self.read_info(client, patience=2.0)
         except api.ApiError as error:
@@ -173,7 +173,7 @@ def _format(value: Any) -> str:
 
 # Long, for an answer may be late: a nack that is sent twice may have its message given twice.
 _SILENCE = 2.0
-_NOBODY = 0.1
+_LEADERLESS = 0.1
 
 
 async def confirm(
@@ -195,7 +195,7 @@ async def confirm(
                 answers = await _ask(client, rows, min(_SILENCE, left))
         rows = rows.pick([n for n, answer in enumerate(answers) if not isinstance(answer, bytes)])
         if rows:
-            await asyncio.sleep(_NOBODY)  # nobody leads at the moment
+            await asyncio.sleep(_LEADERLESS)  # there is no leader at the moment
 
 
 async def _ask(client: SecuredClient, rows: Publishes, silence: float) -> list[Answer]:

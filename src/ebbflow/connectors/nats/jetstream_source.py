@@ -3,7 +3,7 @@
 The consumer is the one record of what is done: messages are acknowledged, and nacked with exactly
 the delay asked for, by JetStream's own means, so that NATS' tools show what is. Each such word is
 repeated until the server has confirmed it. As long as a message is in flight the server is told so,
-well before it would give it to somebody else; what is still in flight at the end is given back.
+well before it would give it to another process; what is still in flight at the end is given back.
 Several partitions are several processes on the same consumer.
 
 Messages arrive, are handed on and are acknowledged in bulk. The source asks ahead: while the vertex
@@ -57,8 +57,6 @@ _EXPIRES = 5.0
 # Asked for at once, and in flight at once: the read-ahead of a vertex is counted in messages only.
 _MANY, _AHEAD = 100, 4_000
 _MOST_IN_FLIGHT = 40_000
-_MOST_BYTES = 128 * 1024 * 1024
-_ANSWER_BYTES = 16 * 1024 * 1024
 # Calls of ``ack`` and ``nack`` that may wait for the server before the next one waits for them.
 _UNCONFIRMED = 16
 _BOUNDS = {"batch": "max_batch", "expires": "max_expires", "max_bytes": "max_bytes"}
@@ -67,16 +65,19 @@ _BOUNDS = {"batch": "max_batch", "expires": "max_expires", "max_bytes": "max_byt
 
 @dataclass(frozen=True, slots=True)
 class JetStreamSettings:
-    """Where the stream is, and its consumer."""
+    """Where the stream is, its consumer, and the most bytes in flight and of one answer."""
 
     server: Addresses
     durable: Durable
+    most_bytes: int = 128 * 1024 * 1024
+    answer_bytes: int = 16 * 1024 * 1024
 
 
 class JetStreamSource(Source):
     """Reads a stream. Offsets are the stream's sequences, in all partitions alike."""
 
     def __init__(self, settings: JetStreamSettings) -> None:
+        self._settings = settings
         self._server = settings.server
         self._durable = settings.durable
         self._is_open = False
@@ -133,7 +134,7 @@ class JetStreamSource(Source):
         self._answer([nack.offset for nack in nacks], words, at_once=True)
 
     def pending(self) -> int | None:
-        """Returns how many messages nobody has read yet."""
+        """Returns how many messages are not read yet."""
         try:
             return int(self._run(self._read_info)["num_pending"]) + self._unread
         except JetStreamUnavailable:
@@ -171,7 +172,7 @@ class JetStreamSource(Source):
             self.open()
 
     def _raise_failure(self) -> None:
-        # Before a lost consumer is made anew: somebody has to hear of it.
+        # Before a lost consumer is made anew: the vertex has to hear of it.
         if self._failure is not None and not self._arrived:
             failure, self._failure = self._failure, None
             raise not_allowed(failure) if isinstance(failure, AccessError) else failure
@@ -216,7 +217,7 @@ class JetStreamSource(Source):
                 f"consumer {self._durable.name} has max_ack_pending {most}: messages that wait for "
                 "a delay count, and hold up the others when there are so many; -1 is better"
             )
-        self._answer_bytes = max(_ANSWER_BYTES, 2 * client.max_payload)
+        self._answer_bytes = max(self._settings.answer_bytes, 2 * client.max_payload)
         self._bounds = {ours: config.get(theirs) or sys.maxsize for ours, theirs in _BOUNDS.items()}
         stream, name = self._durable.stream, self._durable.name
         # Other processes are given deliveries in between, so their numbers are not in step.
@@ -275,7 +276,7 @@ class JetStreamSource(Source):
 
     def _room_for(self) -> int:
         """Returns how many messages may be asked for."""
-        if self._in_flight.size >= _MOST_BYTES:
+        if self._in_flight.size >= self._settings.most_bytes:
             return 0
         return min(self._wanted - self._unread, _MOST_IN_FLIGHT - len(self._in_flight))
 

@@ -137,7 +137,7 @@ class PublishSettings:
     ack_wait: float
 
     def outgoing(self, rows: pa.RecordBatch, largest: int) -> Outbound:
-        """Returns what is sent; rows that NATS could never take stand beside it."""
+        """Returns what is sent; rows that NATS could never take are listed with it."""
         if self.subject_header is None and _carry_nothing(rows):
             return self._without_headers(rows, largest)
         return self._one_by_one(rows, largest)

@@ -1,6 +1,6 @@
 """A subject of NATS as a source, without JetStream: what is published there is taken in.
 
-Nobody keeps these messages but whoever listens. From the moment one is stored in the vertex's
+Only whoever listens keeps these messages. From the moment one is stored in the vertex's
 buffer nothing is lost; before that it is in the memory of the driver only. That memory is bounded:
 while the buffer takes nothing and the bound is reached, what comes is dropped, counted and told.
 Nothing is answered to a message that asks for an answer.
@@ -32,7 +32,7 @@ from ebbflow.streams.feed import Spot
 MOST_WAITING = 64 * 1024 * 1024
 """The bytes that may wait in memory for room in the buffer."""
 
-# What one message takes beside its value and headers.
+# What one message takes next to its value and headers.
 _OVERHEAD = 512
 _ROWS, _BYTES = 1_000, 256 * 1024
 _STORE_WITHIN = 5.0
@@ -51,8 +51,8 @@ class NatsSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Came:
-    """Messages in memory that came together and fit into one frame; ``first`` numbers them."""
+class _Received:
+    """Messages in memory that arrived together and fit into one frame; ``first`` numbers them."""
 
     first: int
     at: datetime
@@ -72,7 +72,7 @@ class NatsFeed:
         self._spot = spot
         self._run = secrets.token_hex(6)
         self._number = 0
-        self._waiting: deque[_Came] = deque()
+        self._waiting: deque[_Received] = deque()
         self._bytes = 0
         self._dropped = self._too_large = 0
         self._told_at = -_TELL_EVERY
@@ -100,7 +100,7 @@ class NatsFeed:
 
     async def _begin(self) -> None:
         settings = self._settings
-        self._came, self._stopping = asyncio.Event(), False
+        self._arrival, self._stopping = asyncio.Event(), False
         self._client = await outside_client(settings.server, f"source {self._spot.vertex}")
         try:
             self._subscription = await self._client.listen(
@@ -122,10 +122,10 @@ class NatsFeed:
         with contextlib.suppress(nats.errors.Error, OSError):
             await self._subscription.drain()  # type: ignore[no-untyped-call]
         self._stopping = True
-        self._came.set()
+        self._arrival.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._storing, _STOP_WITHIN)
-        if left := sum(len(came.parcel) for came in self._waiting):
+        if left := sum(len(part.parcel) for part in self._waiting):
             self._spot.tell(
                 f"{self._spot.vertex}: {left:,} messages could not be stored, and are lost"
             )
@@ -141,10 +141,10 @@ class NatsFeed:
         if max(sizes) > self._spot.largest or self._bytes + sum(sizes) > MOST_WAITING:
             parcel, sizes = self._drop(parcel, sizes)
         for part, size in _cut_frames(parcel, sizes):
-            self._waiting.append(_Came(self._number + 1, datetime.now(UTC), part, size))
+            self._waiting.append(_Received(self._number + 1, datetime.now(UTC), part, size))
             self._number += len(part)
             self._bytes += size
-        self._came.set()
+        self._arrival.set()
 
     def _drop(self, parcel: Parcel, sizes: list[int]) -> tuple[Parcel, list[int]]:
         """Returns the messages that can be stored and for which there is room."""
@@ -176,27 +176,27 @@ class NatsFeed:
         """Stores what waits, frame after frame, until told to stop and all is stored."""
         while not (self._stopping and not self._waiting):
             if not self._waiting:
-                self._came.clear()
-                await self._came.wait()
+                self._arrival.clear()
+                await self._arrival.wait()
             else:
                 chunk = self._chunk()
                 await self._put(chunk)
-                for came in chunk:
+                for part in chunk:
                     self._waiting.popleft()
-                    self._bytes -= came.size
+                    self._bytes -= part.size
 
-    def _chunk(self) -> list[_Came]:
+    def _chunk(self) -> list[_Received]:
         """Returns what goes into the next frame: whatever has come, up to the size of a frame."""
         chunk = [self._waiting[0]]
         rows, size = len(chunk[0].parcel), chunk[0].size
-        for came in islice(self._waiting, 1, _ROWS):
-            rows, size = rows + len(came.parcel), size + came.size
+        for part in islice(self._waiting, 1, _ROWS):
+            rows, size = rows + len(part.parcel), size + part.size
             if rows > _ROWS or size > _BYTES:
                 break
-            chunk.append(came)
+            chunk.append(part)
         return chunk
 
-    async def _put(self, chunk: list[_Came]) -> None:
+    async def _put(self, chunk: list[_Received]) -> None:
         rows, buffers = self._rows(chunk), self._spot.buffers
         while True:
             try:
@@ -218,10 +218,10 @@ class NatsFeed:
     def _name(self, number: int) -> str:
         return f"{self._spot.vertex}-{self._run}-{number}"
 
-    def _rows(self, chunk: list[_Came]) -> pa.RecordBatch:
+    def _rows(self, chunk: list[_Received]) -> pa.RecordBatch:
         ids = [self._name(c.first + row) for c in chunk for row in range(len(c.parcel))]
-        times = [came.at for came in chunk for _ in range(len(came.parcel))]
-        columns = to_source_columns(Parcel.join([came.parcel for came in chunk]))
+        times = [part.at for part in chunk for _ in range(len(part.parcel))]
+        columns = to_source_columns(Parcel.join([part.parcel for part in chunk]))
         facts = {"id": ids, "event_time": times, "first_seen": times}
         return frames.batch_of({**columns, **facts}, len(ids))
 

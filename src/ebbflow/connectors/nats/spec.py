@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,7 +14,7 @@ from ebbflow.connectors.base import ConnectorSection, SinkSection, SourceSection
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
-from ebbflow.connectors.schema.secret import SecretRef, Tls
+from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ebbflow.streams.feed import FeedPlan
 
 _ANY_NAME = re.compile(r"(?:(?<=\.)|^)\*(?=\.|$)|(?:(?<=\.)|^)>$")
-_HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _KINDS = ("basic", "token", "nkey", "creds")
 
 
@@ -60,12 +59,6 @@ def _checked(value: str, names: str, what: str) -> str:
     return value
 
 
-def _header(value: str) -> str:
-    if _HEADER.fullmatch(value) is None:
-        raise PydanticCustomError("EB104", "{value} is not a header", {"value": shown(value)})
-    return value
-
-
 Url = Annotated[StrictStr, AfterValidator(_url)]
 """A NATS URL, or several with commas in between."""
 
@@ -75,7 +68,10 @@ Subject = Annotated[StrictStr, AfterValidator(_subject)]
 Pattern = Annotated[StrictStr, AfterValidator(_pattern)]
 """A subject to subscribe to, perhaps with ``*`` and ``>``."""
 
-HeaderName = Annotated[StrictStr, AfterValidator(_header)]
+HeaderName = Annotated[
+    StrictStr,
+    fields.matching(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", "EB104", "{value} is not a header"),
+]
 """The name of a header."""
 
 
@@ -167,11 +163,13 @@ class NatsSourceSpec(NatsAccess, SourceSection):
         return FeedPlan(NatsFeed, settings)
 
 
-class NatsTarget(NatsAccess):
+class NatsTarget(NatsAccess, SinkSection):
     """Where a sink publishes to: to the subject that the header ``subjectHeader`` of a message
     says, if it has that header, and otherwise to ``subject``. ``ackWait`` is how long to wait at
     most until the server has it.
     """
+
+    SINK: ClassVar[str]
 
     subject: Subject | None = Field(default=None, description="where to publish to")
     subject_header: HeaderName | None = Field(
@@ -194,50 +192,44 @@ class NatsTarget(NatsAccess):
         where = "a NATS sink"
         return self.freeze(where, PublishSettings, server=self.addresses(where))
 
-
-@sink("nats")
-class NatsSinkSpec(NatsTarget, SinkSection):
-    """Publishes each message to whoever listens; whether anybody does is not known."""
-
     def plan(self) -> UserSink:
         """Returns the sink, with all secrets read."""
-        from ebbflow.connectors.nats.sinks import NatsSink
+        from ebbflow.connectors.nats import sinks
 
-        code = partial(NatsSink, self.settings())
+        code = partial(getattr(sinks, self.SINK), self.settings())
         return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)
 
 
-_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
-_POLICY = re.compile(r"all|new|last|last_per_subject|by_start_sequence [1-9]\d*|by_start_time \d+")
+@sink("nats")
+class NatsSinkSpec(NatsTarget):
+    """Publishes each message to whoever listens; whether anybody does is not known."""
+
+    SINK = "NatsSink"
+
+
 # Numaflow writes these two otherwise than the rest.
 _SPELLED = {"deliver_policy": "deliverPolicy", "filter_subjects": "filterSubjects"}
 
 
-def _name(value: str) -> str:
-    if _NAME.fullmatch(value) is None:
-        raise PydanticCustomError(
-            "EB104",
-            "{value} is not a name of JetStream: it has no spaces, dots, slashes, * and >",
-            {"value": shown(value)},
-        )
-    return value
-
-
-def _policy(value: str) -> str:
-    if _POLICY.fullmatch(value) is None:
-        raise PydanticCustomError(
-            "EB104",
-            "must be all, new, last, last_per_subject, 'by_start_sequence NUMBER' or "
-            "'by_start_time MILLISECONDS', not {value}",
-            {"value": shown(value)},
-        )
-    return value
-
-
-Name = Annotated[StrictStr, AfterValidator(_name)]
+Name = Annotated[
+    StrictStr,
+    fields.matching(
+        r"[^\s.*>/\\\x00-\x1f\x7f]+",
+        "EB104",
+        "{value} is not a name of JetStream: it has no spaces, dots, slashes, * and >",
+    ),
+]
 """The name of a stream or a consumer."""
 
-Policy = Annotated[StrictStr, AfterValidator(_policy)]
+Policy = Annotated[
+    StrictStr,
+    fields.matching(
+        r"all|new|last|last_per_subject|by_start_sequence [1-9]\d*|by_start_time \d+",
+        "EB104",
+        "must be all, new, last, last_per_subject, 'by_start_sequence NUMBER' or "
+        "'by_start_time MILLISECONDS', not {value}",
+    ),
+]
 """Where in a stream a consumer begins; a time is in milliseconds since 1970."""
 
 
@@ -294,12 +286,7 @@ class JetStreamSourceSpec(NatsAccess, SourceSection):
 
 
 @sink("jetstream")
-class JetStreamSinkSpec(NatsTarget, SinkSection):
+class JetStreamSinkSpec(NatsTarget):
     """Publishes each message to the stream that has the subject, and waits until it is stored."""
 
-    def plan(self) -> UserSink:
-        """Returns the sink, with all secrets read."""
-        from ebbflow.connectors.nats.sinks import JetStreamSink
-
-        code = partial(JetStreamSink, self.settings())
-        return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)
+    SINK = "JetStreamSink"

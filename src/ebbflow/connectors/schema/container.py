@@ -24,18 +24,16 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.schema import fields
-from ebbflow.connectors.schema.cluster_values import (
+from ebbflow.connectors.schema.fields import Section, matching, shown
+from ebbflow.connectors.schema.secrets import (
     ClusterSection,
     ConfigMapKeyRef,
     ResourceName,
     SecretKeyRef,
     ValueKind,
 )
-from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.domain.errors import SetupError
 from ebbflow.usercode.variables import Variables, literal
-
-_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
 POD_FIELDS = {
     "metadata.name": "$(NUMAFLOW_POD)",
@@ -44,16 +42,6 @@ POD_FIELDS = {
     "metadata.labels['numaflow.numaproj.io/vertex-name']": "$(NUMAFLOW_VERTEX_NAME)",
 }
 """The fields of a pod that a run knows: those that variables of Numaflow hold as well."""
-
-
-def _variable(name: str) -> str:
-    if _VARIABLE.fullmatch(name) is None:
-        raise PydanticCustomError(
-            "EB104",
-            "{name} is not the name of a variable: use letters, digits, '_', '-' and '.'",
-            {"name": shown(name)},
-        )
-    return name
 
 
 def _pod_field(path: str) -> str:
@@ -66,7 +54,14 @@ def _pod_field(path: str) -> str:
     return path
 
 
-VariableName = Annotated[StrictStr, AfterValidator(_variable)]
+VariableName = Annotated[
+    StrictStr,
+    matching(
+        r"[-._a-zA-Z][-._a-zA-Z0-9]*",
+        "EB104",
+        "{value} is not the name of a variable: use letters, digits, '_', '-' and '.'",
+    ),
+]
 """The name of a variable of the environment."""
 
 
@@ -163,20 +158,13 @@ _UNITS = {
     **{unit: Decimal(1000) ** power for power, unit in enumerate(("", "k", "M", "G", "T", "P"))},
     **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTP", 1)},
 }
-_QUANTITY = re.compile(rf"(\d+(?:\.\d*)?(?:[eE]-?\d+)?)({'|'.join(_UNITS)})")
+_QUANTITY = rf"(\d+(?:\.\d*)?(?:[eE]-?\d+)?)({'|'.join(_UNITS)})"
 
-
-def _quantity(value: str | int | float) -> str:
-    if _QUANTITY.fullmatch(str(value)) is None:
-        raise PydanticCustomError(
-            "EB104",
-            "{value} is not an amount; write for example 500m, 2 or 1Gi",
-            {"value": shown(value)},
-        )
-    return str(value)
-
-
-Quantity = Annotated[StrictStr | StrictInt | StrictFloat, AfterValidator(_quantity)]
+Quantity = Annotated[
+    StrictStr | StrictInt | StrictFloat,
+    matching(_QUANTITY, "EB104", "{value} is not an amount; write for example 500m, 2 or 1Gi"),
+    AfterValidator(str),
+]
 """An amount as Kubernetes writes it: ``500m``, ``1Gi``."""
 
 
@@ -200,7 +188,7 @@ class Resources(Section):
 
 
 def _amount(quantity: str | int | float) -> str:
-    match = _QUANTITY.fullmatch(str(quantity))
+    match = re.fullmatch(_QUANTITY, str(quantity))
     assert match is not None
     return str(ceil(Decimal(match[1]) * _UNITS[match[2]]))
 

@@ -11,7 +11,7 @@ import binascii
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, LiteralString, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -35,9 +35,6 @@ from ebbflow.usercode.targets import is_code
 
 MOST_PARTITIONS = 1_000
 """Each partition is a Spark task, a Python process and streams of its own."""
-
-_ERROR_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.<>]*")
-_BUCKET = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Section(BaseModel):
@@ -82,6 +79,18 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def matching(pattern: str, code: LiteralString, why: LiteralString) -> AfterValidator:
+    """Returns a check that a whole text fits a pattern; ``why`` it does not quotes ``{value}``."""
+    fits = re.compile(pattern).fullmatch
+
+    def check(value: Any) -> Any:
+        if fits(str(value)) is None:
+            raise PydanticCustomError(code, why, {"value": shown(value)})
+        return value
+
+    return AfterValidator(check)
+
+
 def _duration(value: Any) -> int:
     if not isinstance(value, str | timedelta):
         raise PydanticCustomError(
@@ -105,26 +114,6 @@ def _base64(value: str) -> str:
         base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise PydanticCustomError("EB106", "not base64: {why}", {"why": str(error)}) from None
-    return value
-
-
-def _bucket(value: str) -> str:
-    if _BUCKET.fullmatch(value) is None:
-        raise PydanticCustomError(
-            "EB108",
-            "{value} is not a bucket's name: use letters, digits, '_' and '-'",
-            {"value": shown(value)},
-        )
-    return value
-
-
-def _error_class(value: str) -> str:
-    if _ERROR_CLASS.fullmatch(value) is None:
-        raise PydanticCustomError(
-            "EB108",
-            "{value} is not the name of an exception; write for example psycopg:OperationalError",
-            {"value": shown(value)},
-        )
     return value
 
 
@@ -184,13 +173,27 @@ Base64 = Annotated[StrictStr, AfterValidator(_base64)]
 LEFT_OUT_IF_EMPTY = BeforeValidator(_leave_out_empty)
 """For a field where Numaflow takes an empty text, list or mapping as if the field were left out."""
 
-Bucket = Annotated[StrictStr, AfterValidator(_bucket)]
+Bucket = Annotated[
+    StrictStr,
+    matching(
+        r"[A-Za-z0-9_-]+",
+        "EB108",
+        "{value} is not a bucket's name: use letters, digits, '_' and '-'",
+    ),
+]
 """The name of a key-value bucket in NATS."""
 
 Code = Annotated[words.Code, PlainValidator(_code, json_schema_input_type=str)]
 """User code: ``module:attribute``, or the function or class itself."""
 
-ErrorClass = Annotated[StrictStr, AfterValidator(_error_class)]
+ErrorClass = Annotated[
+    StrictStr,
+    matching(
+        r"[A-Za-z_][\w.]*:[A-Za-z_][\w.<>]*",
+        "EB108",
+        "{value} is not the name of an exception; write for example psycopg:OperationalError",
+    ),
+]
 """The name of an exception, as ``module:Class``; it is never imported."""
 
 Text = Annotated[StrictStr, AfterValidator(_some_text)]

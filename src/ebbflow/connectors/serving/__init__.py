@@ -1,1 +1,5 @@
-"""The serving source: requests over HTTP, and their answers."""
+"""The serving source and its sink: requests over HTTP, and their answers.
+
+The registry of connectors loads ``spec``; what shows people requests and answers imports the rest.
+Start with ``book``, which knows every open request.
+"""

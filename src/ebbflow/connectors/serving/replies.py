@@ -63,7 +63,6 @@ BINARY = "application/octet-stream"
 _BRACKETS = {b"{": b"}", b"[": b"]"}
 _NUMBER = re.compile(r"\d{1,18}")
 _MOST_BYTES = 64 * 1024 * 1024
-_NOBODY_KNOWS = "nobody knows a request of this id; it may be too old"
 
 AskedWork = Callable[[RequestEnvelope, bytes, Exchange], Coroutine[Any, Any, None]]
 """Does what a request with a body asks for."""
@@ -110,9 +109,9 @@ class Endpoints:
         """The paths, and who takes requests there."""
         return [
             Route((b"POST",), "/v1/process/sync", self._open_sync),
-            Route((b"POST",), "/v1/process/async", self._open_async),
-            Route((b"GET",), "/v1/process/fetch", self._open_fetch),
-            Route((b"GET",), "/v1/process/status", self._open_status),
+            Route((b"POST",), "/v1/process/async", partial(self._take, self._answer_async)),
+            Route((b"GET",), "/v1/process/fetch", partial(self._look_up, self._answer_fetch)),
+            Route((b"GET",), "/v1/process/status", partial(self._look_up, self._answer_status)),
             Route((b"GET",), "/v1/process/sse", self._open_following),
             Route((b"POST",), "/v1/process/sse", self._open_stream),
         ]
@@ -125,7 +124,7 @@ class Endpoints:
 
     def _open_sync(self, asked: HttpRequest, exchange: Exchange) -> Receiver:
         wait = min(read_timeout(asked) or self._longest_wait, self._longest_wait)
-        return self._take(asked, exchange, partial(self._answer_sync, wait=wait))
+        return self._take(partial(self._answer_sync, wait=wait), asked, exchange)
 
     async def _answer_sync(
         self, envelope: RequestEnvelope, body: bytes, exchange: Exchange, wait: float
@@ -136,9 +135,6 @@ class Endpoints:
             raise _late(wait) from None
         reply_with(request).send(exchange)
 
-    def _open_async(self, asked: HttpRequest, exchange: Exchange) -> Receiver:
-        return self._take(asked, exchange, self._answer_async)
-
     async def _answer_async(
         self, envelope: RequestEnvelope, body: bytes, exchange: Exchange
     ) -> None:
@@ -146,9 +142,8 @@ class Endpoints:
         reply_accepted(envelope.id).send(exchange)
 
     def _open_stream(self, asked: HttpRequest, exchange: Exchange) -> Receiver:
-        return self._take(
-            asked, exchange, partial(self._submit_and_stream, wait=read_timeout(asked))
-        )
+        work = partial(self._submit_and_stream, wait=read_timeout(asked))
+        return self._take(work, asked, exchange)
 
     async def _submit_and_stream(
         self, envelope: RequestEnvelope, body: bytes, exchange: Exchange, wait: float | None
@@ -156,7 +151,7 @@ class Endpoints:
         await self._book.submit(envelope, body)
         await self._stream(envelope.id, exchange, -1, wait)
 
-    def _take(self, asked: HttpRequest, exchange: Exchange, work: AskedWork) -> Receiver:
+    def _take(self, work: AskedWork, asked: HttpRequest, exchange: Exchange) -> Receiver:
         """Returns who takes the body, if there is room for it."""
         envelope = RequestEnvelope(asked.headers, time.time_ns() // 1000, self._id_name)
         self._name(exchange, envelope.id)
@@ -167,25 +162,15 @@ class Endpoints:
 
     # --- requests by id -------------------------------------------------------------------------
 
-    def _open_fetch(self, asked: HttpRequest, exchange: Exchange) -> Receiver:
-        return self._look_up(asked, exchange, self._answer_fetch)
-
     async def _answer_fetch(self, request_id: str, exchange: Exchange) -> None:
-        request = await self._book.find(request_id)
-        if request is None:
-            raise Refusal(404, _NOBODY_KNOWS)
+        request = _known(await self._book.find(request_id))
         if request.status == "in-progress":
             HttpReply.json({"status": "in-progress"}).send(exchange)
         else:
             reply_with(request).send(exchange)
 
-    def _open_status(self, asked: HttpRequest, exchange: Exchange) -> Receiver:
-        return self._look_up(asked, exchange, self._answer_status)
-
     async def _answer_status(self, request_id: str, exchange: Exchange) -> None:
-        request = await self._book.status(request_id)
-        if request is None:
-            raise Refusal(404, _NOBODY_KNOWS)
+        request = _known(await self._book.status(request_id))
         HttpReply.json(request.describe()).send(exchange)
 
     def _open_following(self, asked: HttpRequest, exchange: Exchange) -> Receiver:
@@ -193,13 +178,12 @@ class Endpoints:
         if "id" not in asked.query and _has_body(asked):
             return self._open_stream(asked, exchange)
         after, wait = read_last_event(asked), read_timeout(asked)
-        return self._look_up(asked, exchange, partial(self._follow, after=after, wait=wait))
+        return self._look_up(partial(self._follow, after=after, wait=wait), asked, exchange)
 
     async def _follow(
         self, request_id: str, exchange: Exchange, after: int, wait: float | None
     ) -> None:
-        if await self._book.status(request_id) is None:
-            raise Refusal(404, _NOBODY_KNOWS)
+        _known(await self._book.status(request_id))
         await self._stream(request_id, exchange, after, wait)
 
     async def _stream(
@@ -213,7 +197,7 @@ class Endpoints:
                 assert wait is not None
                 exchange.put(format_event(exchange.error_body(_late(wait)), b"error"))
 
-    def _look_up(self, asked: HttpRequest, exchange: Exchange, work: LookUp) -> Receiver:
+    def _look_up(self, work: LookUp, asked: HttpRequest, exchange: Exchange) -> Receiver:
         request_id = read_id(asked)
         self._name(exchange, request_id)
         return self._tasks.take(self._looked_up, exchange, partial(work, request_id, exchange))
@@ -232,6 +216,12 @@ def _explain_failure(error: BaseException) -> Refusal:
         return unavailable(str(error) or "NATS did not answer in time")
     assert isinstance(error, Exception)
     return refusal_of(error)
+
+
+def _known(request: ServedRequest | None) -> ServedRequest:
+    if request is None:
+        raise Refusal(404, "nobody knows a request of this id; it may be too old")
+    return request
 
 
 def _late(wait: float) -> Refusal:

@@ -7,14 +7,15 @@ those of its http sources.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from typing_extensions import override
+
+from ebbflow.connectors.listening.feed import ListeningFeed
 from ebbflow.connectors.listening.posts import KEYS, TIME
-from ebbflow.connectors.listening.server import Listeners
 from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers, OwnStoreAnswers
 from ebbflow.connectors.serving.book import RequestBook
 from ebbflow.connectors.serving.openapi import PAGE_HEADERS, make_document, make_page
@@ -33,25 +34,24 @@ from ebbflow.web.exchange import Exchange, HttpRequest, Opener, Receiver, unavai
 from ebbflow.web.guard import Cors
 
 _GRACE = 5.0
-_END = 15.0
 
 
-class ServingFeed:
-    """One vertex that takes requests in. Started and stopped by the run's thread."""
+class ServingFeed(ListeningFeed):
+    """One vertex that takes requests in and answers them."""
 
-    on_spark = False
+    kind, purpose = "serving", "answers requests"
+    advice = "name their origin in cors, or give the source a token"
 
     def __init__(self, settings: ServingSettings, spot: Spot) -> None:
-        self._settings = settings
-        self._spot = spot
-        self._listeners = Listeners(
-            "serving",
+        super().__init__(
             spot,
+            "/v1/process",
             settings.endpoints,
             settings.token,
+            settings.read_timeout,
             settings.cors,
-            "name their origin in cors, or give the source a token",
         )
+        self._settings = settings
         self._cors = Cors(
             settings.cors,
             ("authorization", "content-type", settings.id_header, KEYS, TIME, "last-event-id"),
@@ -59,59 +59,33 @@ class ServingFeed:
         )
         self._book: RequestBook | None = None
         self._endpoints: Endpoints
-        self._stopping = False
         self._has_frozen = False
 
-    # --- as the run sees it ---------------------------------------------------------------------
-
     @property
-    def exhausted(self) -> bool:
-        """Never: somebody may ask something."""
-        return False
-
-    @property
+    @override
     def failure(self) -> str | None:
-        """The reason why it takes in nothing at the moment; ``None`` while it does."""
-        if self._stopping:
-            return "the run is stopping"
-        if self._book is None:
+        if not self._stopping and self._book is None:
             return "the run is starting"
-        return self._listeners.failure or self._book.failure
+        return super().failure or (self._book.failure if self._book else None)
 
-    def start(self) -> None:
-        """Listens; ``SetupError`` when that is not possible, or not safe."""
-        try:
-            self._listeners.acquire(self._settings.read_timeout)
-            # On the listeners' loop: a request changes threads for nothing.
-            self._listeners.link.run(self._prepare(self._listeners.link))
-            self._freeze()
-            self._listeners.open(
-                self._routes(), lambda: self.failure, "answers requests", "/v1/process"
-            )
-        except BaseException:
-            self.stop()
-            raise
+    @override
+    def stop(self) -> None:
+        super().stop()
+        if self._has_frozen:
+            gc.unfreeze()
+            self._has_frozen = False
 
     async def _prepare(self, link: Link) -> None:
         book = await self._open_book(link)
         self._endpoints = Endpoints(book, self._settings, self._spot.largest)
         self._book = book
+        self._freeze()
 
     async def _open_book(self, link: Link) -> RequestBook:
         answers = open_answers(link, self._spot.store)
         book = RequestBook(link, self._spot, answers, self._settings.ack_wait)
         await book.open()
         return book
-
-    def stop(self) -> None:
-        """Refuses what comes, answers what is here, then stops listening."""
-        self._stopping = True
-        if self._listeners.ports:
-            with contextlib.suppress(TimeoutError):
-                self._listeners.link.run(self._end(), timeout=_END)
-            self._listeners.release()
-            if self._has_frozen:
-                gc.unfreeze()
 
     def _freeze(self) -> None:
         """Has the garbage collector pass over all that was imported.
@@ -128,8 +102,6 @@ class ServingFeed:
         if self._book is not None:
             await self._endpoints.end(_GRACE)
             await self._book.close()
-
-    # --- as the listener sees it ----------------------------------------------------------------
 
     def _routes(self) -> list[Route]:
         document = make_document(self._spot.pipeline, self._settings)
@@ -156,9 +128,9 @@ class ServingFeed:
 
     def _open(self, open: Opener, request: HttpRequest, exchange: Exchange) -> Receiver:
         """Returns who takes the body of a request; ``Refusal`` if it is not wanted."""
-        self._listeners.guard.check_site(request)
+        self._guard.check_site(request)
         self._cors.allow(request, exchange)
-        self._listeners.guard.check_token(request)
+        self._guard.check_token(request)
         if failure := self.failure:
             raise unavailable(failure)
         return open(request, exchange)
@@ -167,7 +139,7 @@ class ServingFeed:
         self, methods: tuple[bytes, ...], request: HttpRequest, exchange: Exchange
     ) -> Receiver:
         """Answers what a browser asks before a request: it cannot have the token."""
-        self._listeners.guard.check_site(request)
+        self._guard.check_site(request)
         self._cors.allow(request, exchange)
         self._cors.answer_preflight(exchange, (*methods, b"OPTIONS"))
         return BodilessRequest(lambda: None)

@@ -78,15 +78,12 @@ class ServingSourceSpec(ServingFields):
         """Returns how requests are served; ``where`` says whose the secrets are."""
         from ebbflow.connectors.serving.replies import ServingSettings
 
-        return ServingSettings(
-            self.endpoints(where),
-            self.read_token(where),
-            self.msg_id_header_key,
-            self.request_timeout_seconds,
-            self.cors,
-            self.read_timeout / 1000,
-            self.ack_wait / 1000,
-            self.max_in_flight,
+        return self.freeze(
+            where,
+            ServingSettings,
+            id_header=self.msg_id_header_key,
+            request_timeout=self.request_timeout_seconds,
+            **self.listening(where),
         )
 
 

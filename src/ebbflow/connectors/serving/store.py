@@ -19,13 +19,14 @@ import json
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
 import nats.errors
 
 from ebbflow.accounts.trail import RequestFailure, RequestStep, ToldRow
+from ebbflow.domain import records
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine import frames
 from ebbflow.engine.answers import Answer, answer_key
@@ -66,7 +67,7 @@ class ServedRequest:
     ended: datetime | None = None
     failure: RequestFailure | None = None
     answer_count: int = 0
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[Answer, ...] = field(default=(), metadata=records.stored_as(None))
     steps: tuple[RequestStep, ...] = ()
     steps_left_out: int = 0
 
@@ -75,57 +76,18 @@ class ServedRequest:
         return json.dumps(self.describe()).encode()
 
     def describe(self) -> dict[str, Any]:
-        """Returns everything but the answers, in types that JSON has; times are ISO 8601."""
-        return {
-            "id": self.id,
-            "status": self.status,
-            "accepted": self.accepted.isoformat(),
-            "ended": self.ended.isoformat() if self.ended else None,
-            "failure": asdict(self.failure) if self.failure else None,
-            "answer_count": self.answer_count,
-            "steps": [describe_step(step) for step in self.steps],
-            "steps_left_out": self.steps_left_out,
-        }
+        """Returns all but the answers as JSON has it; what is unknown of a step is left out."""
+        plain = records.to_plain(self)
+        plain["steps"] = [
+            {name: fact for name, fact in step.items() if fact is not None}
+            for step in plain["steps"]
+        ]
+        return plain
 
     @classmethod
     def from_json(cls, raw: bytes) -> ServedRequest:
         """Returns the request from what was stored."""
-        facts: dict[str, Any] = json.loads(raw)
-        failure = facts["failure"]
-        return cls(
-            id=facts["id"],
-            status=facts["status"],
-            accepted=datetime.fromisoformat(facts["accepted"]),
-            ended=_read_time(facts["ended"]),
-            failure=RequestFailure(**failure) if failure else None,
-            answer_count=facts["answer_count"],
-            steps=tuple(map(_read_step, facts["steps"])),
-            steps_left_out=facts["steps_left_out"],
-        )
-
-
-def describe_step(step: RequestStep) -> dict[str, Any]:
-    """Returns a step in types that JSON has; what is unknown of it is left out."""
-    facts: dict[str, Any] = {
-        "vertex": step.vertex,
-        "message": step.message,
-        "deliveries": step.deliveries,
-        "outcome": step.outcome,
-        "at": step.at.isoformat(),
-        "reason": step.reason,
-        "error": step.error,
-        "due": step.due.isoformat() if step.due else None,
-    }
-    return {name: fact for name, fact in facts.items() if fact is not None}
-
-
-def _read_step(facts: dict[str, Any]) -> RequestStep:
-    at, due = datetime.fromisoformat(facts["at"]), _read_time(facts.get("due"))
-    return RequestStep(**{**facts, "at": at, "due": due})
-
-
-def _read_time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
+        return records.from_json(cls, raw)
 
 
 # --- what is written down -------------------------------------------------------------------------
@@ -216,8 +178,8 @@ class RequestRecords:
 
     async def write_checkpoint(self, vertex: str, checkpoint: Checkpoint) -> None:
         """Replaces the checkpoint; returns when that is confirmed."""
-        subject, payload = self._checkpoint_subject(vertex), json.dumps(asdict(checkpoint)).encode()
-        await publish(self._client, subject, payload, retry=BUFFER)
+        subject = self._checkpoint_subject(vertex)
+        await publish(self._client, subject, records.to_json(checkpoint), retry=BUFFER)
 
     def _checkpoint_subject(self, vertex: str) -> str:
         return f"{self._prefix}{_CHECKPOINT}.{self._pipeline}.{vertex}"
@@ -227,7 +189,7 @@ class RequestRecords:
 
 
 def _read_checkpoint(raw: bytes, life: str) -> Checkpoint:
-    written = Checkpoint(**json.loads(raw))
+    written = records.from_json(Checkpoint, raw)
     # The bucket may outlive the trail. Sequences of another one would have this one unread.
     return written if written.life == life else Checkpoint(life=life)
 

@@ -239,7 +239,7 @@ class Table:
 
 
 def open_table(spark: SparkSession, settings: SparkSourceSettings, vertex: str) -> Table:
-    """Returns the table, streamed if it can and should be; ``SetupError`` if nobody can read it."""
+    """Returns the table, streamed if it can and should be; ``SetupError`` if it cannot be read."""
     known = _PARSED.match(find_format(spark, settings.format, vertex))
     cannot = f"{vertex} cannot read {settings.format.name}"
     try:

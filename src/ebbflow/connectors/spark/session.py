@@ -39,8 +39,7 @@ def leaving_active(spark: SparkSession) -> Iterator[None]:
 def clone_session(spark: SparkSession, settings: Mapping[str, tuple[str, str]]) -> SparkSession:
     """Returns a session that knows what the given one knows, views and functions, and adds its own.
 
-    ``settings`` have what Spark has if nobody says anything, and what is better; whatever somebody
-    has said stays.
+    ``settings`` have Spark's default, and what is better; what was set to another value stays.
     """
     own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, (usual, better) in settings.items():

@@ -152,10 +152,10 @@ class _Task:
         return f"{vertex}-{given[:_LONGEST_ID]}-{digest}"
 
     async def _put_all(self, rows: pa.RecordBatch, first: int) -> None:
-        gate = asyncio.Semaphore(_IN_FLIGHT)
+        room = asyncio.Semaphore(_IN_FLIGHT)
 
         async def put(frame: pa.RecordBatch, start: int) -> None:
-            async with gate:
+            async with room:
                 msg_id = f"{self._place}:{start}:{_content(frame, self._given)}"
                 await self._buffers.put(frame, msg_id, room=WaitForRoom.FOREVER)
 
@@ -213,7 +213,7 @@ def _content(frame: pa.RecordBatch, given: Collection[str]) -> str:
 
 
 def _bytes_of(column: pa.Array) -> Iterator[bytes | pa.Buffer | memoryview]:
-    """Yields what tells the column from any other; nothing of what lies in memory beside it."""
+    """Yields what tells the column from any other; nothing of what lies in memory next to it."""
     if column.null_count == len(column):
         yield b"null"
     elif pa.types.is_binary(column.type) or pa.types.is_string(column.type):
@@ -242,20 +242,12 @@ class SparkFeed:
         self._settings = settings
         self._spot = spot
         self._stopping = threading.Event()
-        self._exhausted = False
-        self._failure: str | None = None
+        self.exhausted = False
+        """True when the query has ended by itself."""
+        self.failure: str | None = None
+        """The last failure of the query, until it works again."""
         self._thread = InheritableThread(target=self._run, name=f"source-{spot.vertex}")
         self._thread.daemon = True
-
-    @property
-    def exhausted(self) -> bool:
-        """True when the query has ended by itself."""
-        return self._exhausted
-
-    @property
-    def failure(self) -> str | None:
-        """The last failure of the query, until it works again."""
-        return self._failure
 
     def start(self) -> None:
         """Begins; ``SetupError`` when there is nothing to read or an expression does not work."""
@@ -286,14 +278,14 @@ class SparkFeed:
                     self._stream()
                 else:
                     self._read()
-                self._failure, self._exhausted = None, not self._stopping.is_set()
+                self.failure, self.exhausted = None, not self._stopping.is_set()
                 return
             except Exception as error:
                 if self._stopping.is_set():
                     return
                 cause = root_cause(error)
                 text = self._settings.format.without_secrets(cause.text)
-                self._failure = f"{cause.kind}: {text}"
+                self.failure = f"{cause.kind}: {text}"
                 failures = 1 if time.monotonic() - began > _STEADY else failures + 1
                 self._stopping.wait(_WAITS.seconds(failures))
 
@@ -315,8 +307,8 @@ class SparkFeed:
     def _watch(self, query: StreamingQuery) -> None:
         """Returns when the query has ended, or is to end; raises why it failed."""
         while query.isActive and not self._stopping.wait(_LOOK):
-            if self._failure is not None and query.lastProgress is not None:
-                self._failure = None
+            if self.failure is not None and query.lastProgress is not None:
+                self.failure = None
         if not query.isActive:
             query.awaitTermination(1)
 

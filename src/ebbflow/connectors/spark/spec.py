@@ -12,7 +12,7 @@ from ebbflow.connectors.base import SinkSection, SourceSection, sink, source
 from ebbflow.connectors.plans import Format, SparkSink, SparkSinkSettings, SparkSourceSettings
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
-from ebbflow.connectors.schema.secret import SecretRef
+from ebbflow.connectors.schema.secrets import SecretRef
 
 if TYPE_CHECKING:
     from ebbflow.streams.feed import FeedPlan

@@ -134,7 +134,7 @@ def _begin(self: Any, facts: RowFacts, index: int, value: bytes, id: str | None 
 
 
 def _look_up(self: Any, name: str) -> Any:
-    """Fills in a slot of pynumaflow's that is empty: nobody has asked for it before."""
+    """Fills in a slot of pynumaflow's that is empty: it was not asked for before."""
     if name not in _LOOK_UP:
         raise AttributeError(f"'Datum' object has no attribute {name!r}")
     fact = _LOOK_UP[name](self._facts, self._index)

@@ -84,7 +84,7 @@ class ServedFunction:
         self.handler.wait_for(conversation)
 
     async def reply_to_one(self, request: Request) -> Replies:
-        """Calls an ``async`` function with one request, beside others; part of a conversation."""
+        """Calls an ``async`` function with one request, next to others; part of a conversation."""
         reply = Replies(RequestRows([request]), self._rules)
         await calling.map_side_by_side(self.handler, reply, concurrency=1)
         return reply
@@ -101,28 +101,15 @@ class ServedFunction:
             self.handler.blame.acquit()
 
     def _decide(self, reply: Replies) -> None:
-        handler, size = self.handler, len(reply.rows)
-        match self._mode:
-            case "unary":
-                calling.run_map(handler, reply, concurrency=size)
-            case "stream":
-                calling.run_stream(handler, reply)
-            case "batch" if self._is_sink:
-                calling.run_sink(handler, reply, batch_size=size)
-            case "batch":
-                calling.run_batch_map(handler, reply, batch_size=size)
-            case "columnar" | "pandas" if self._is_sink:
-                pandas = self._mode == "pandas"
-                calling.run_columnar_sink(handler, reply, batch_size=size, pandas=pandas)
-            case "columnar" | "pandas":
-                pandas = self._mode == "pandas"
-                calling.run_columnar(handler, reply, batch_size=size, pandas=pandas)
+        assert self._mode is not None, "sources and stores are called by their methods"
+        call = calling.sink_in_mode if self._is_sink else calling.map_in_mode
+        call(self.handler, self._mode, len(reply.rows))(reply)
 
     def failure_in(self, reply: Replies) -> FunctionFailure | None:
         """Returns why some of the requests stay without an answer, if any do."""
         for error in reply.errors.values():
             return FunctionFailure.of(self.container, error)
-        for what in reply.away.values():
+        for what in reply.unavailable.values():
             outage = self.handler.blame.outage
             return FunctionFailure.of_outage(
                 self.container, what, outage.retry_after if outage else None
@@ -131,7 +118,7 @@ class ServedFunction:
 
     def failure_of(self, error: BaseException) -> FunctionFailure:
         """Returns the failure of a method of the user's object that has raised."""
-        away = self.handler.blame.means_away(error)
-        if away:
+        unavailable = self.handler.blame.means_away(error)
+        if unavailable:
             self.handler.blame.is_the_systems(error, [""], blamed=False)
-        return FunctionFailure.of(self.container, error, away)
+        return FunctionFailure.of(self.container, error, unavailable)

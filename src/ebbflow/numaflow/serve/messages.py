@@ -52,10 +52,11 @@ from ebbflow.numaflow.services import (
     RETRY_COUNT,
     SINK_GROUP,
     Service,
+    pack,
 )
 
 EPOCH = datetime.fromtimestamp(0, UTC)
-# Room beside the value for keys, tags and ids.
+# Room next to the value for keys, tags and ids.
 _RESERVED = 64 * 1024
 _FAILED = DeadLetter("failed")
 # A response may have 64 MB; answers that are served can be large.
@@ -87,7 +88,7 @@ def read_time(timestamp: Any) -> datetime:
     return EPOCH + timedelta(seconds=timestamp.seconds, microseconds=timestamp.nanos // 1_000)
 
 
-def read_metadata(metadata: metadata_pb2.Metadata) -> dict[str, dict[str, bytes]]:
+def read_metadata(metadata: Any) -> dict[str, dict[str, bytes]]:
     """Returns what functions before this one have set."""
     return {group: dict(entries.key_value) for group, entries in metadata.user_metadata.items()}
 
@@ -130,7 +131,7 @@ _IN_BATCH = [name for name in _READ if name != "watermark"]
 
 
 class RequestRows(Rows):
-    """Requests as the rows of a chunk. The record batch is made only if somebody wants columns."""
+    """Requests as the rows of a chunk. The record batch is made only if columns are wanted."""
 
     __slots__ = ("_made", "requests")
 
@@ -197,7 +198,7 @@ class Replies(Verdict):
     """The replies to the requests of one call.
 
     ``nacked`` has the options of the inputs to be redelivered, ``errors`` what the function raised
-    on an input, ``away`` the name of the system that was away for an input. An input in none of
+    on an input, ``unavailable`` the name of the system that was down for it. An input in none of
     these, and with no entry in ``decisions``, is done.
     """
 
@@ -207,7 +208,7 @@ class Replies(Verdict):
         self.requests = rows.requests
         self.nacked: dict[int, NackOptions | None] = {}
         self.errors: dict[int, BaseException] = {}
-        self.away: dict[int, str] = {}
+        self.unavailable: dict[int, str] = {}
 
     @property
     def times(self) -> dict[int, datetime]:
@@ -239,9 +240,9 @@ class Replies(Verdict):
             self.decisions.finish(index, _FAILED)
 
     def postpone(self, index: int, delay: int, why: str) -> None:
-        """Leaves the input unanswered, because a system that the function needs is away."""
+        """Leaves the input unanswered, because a system that the function needs is down."""
         self.errors.pop(index, None)
-        self.away[index] = why
+        self.unavailable[index] = why
         self.decisions.finish(index, Retry(delay, why, 0, 0))
 
 
@@ -306,7 +307,7 @@ class MapResults:
         """Yields a response for each request that the function has answered."""
         results = self._gather(reply)
         for index, request in enumerate(reply.requests):
-            if index not in reply.errors and index not in reply.away:
+            if index not in reply.errors and index not in reply.unavailable:
                 yield self._pack(request.id, results.get(index, []))
 
     def pieces(self, requests: Sequence[Request], outputs: AnyOutputs | None) -> list[bytes]:
@@ -331,8 +332,7 @@ class MapResults:
         return results
 
     def _pack(self, id: str, results: list[Any]) -> bytes:
-        packed: bytes = self._response(id=id, results=results).SerializeToString()
-        return packed
+        return pack(self._response, id=id, results=results)
 
     def _result(self, request: Request, out: Output) -> Any:
         return self._response.Result(
@@ -365,7 +365,7 @@ def sink_responses(reply: Replies) -> Iterator[bytes]:
     """Yields the answers of a sink, many in one response."""
     response, size = sink_pb2.SinkResponse(), 0
     for index, request in enumerate(reply.requests):
-        if index in reply.errors or index in reply.away:
+        if index in reply.errors or index in reply.unavailable:
             continue
         result = _sink_result(reply, index, request)
         response.results.append(result)
@@ -377,7 +377,7 @@ def sink_responses(reply: Replies) -> Iterator[bytes]:
         yield response.SerializeToString()
 
 
-def _sink_result(reply: Replies, index: int, request: Request) -> sink_pb2.SinkResponse.Result:
+def _sink_result(reply: Replies, index: int, request: Request) -> Any:
     decisions, result = reply.decisions, sink_pb2.SinkResponse.Result(id=request.id)
     if index in reply.nacked:
         result.status = sink_pb2.NACK
@@ -396,7 +396,7 @@ def _sink_result(reply: Replies, index: int, request: Request) -> sink_pb2.SinkR
     return result
 
 
-def _handed_on(request: Request, message: Message) -> sink_pb2.SinkResponse.Result.Message:
+def _handed_on(request: Request, message: Message) -> Any:
     return sink_pb2.SinkResponse.Result.Message(
         value=message.value,
         keys=request.message.keys if message.keys is None else message.keys,
@@ -411,17 +411,13 @@ def write_time(time: datetime) -> dict[str, int]:
     return {"seconds": seconds, "nanos": rest * 1_000}
 
 
-def write_metadata(metadata: Mapping[str, Mapping[str, bytes]]) -> metadata_pb2.Metadata:
+def write_metadata(metadata: Mapping[str, Mapping[str, bytes]]) -> Any:
     """Returns metadata of the user's as the protocol has it."""
-    groups = {
-        group: metadata_pb2.KeyValueGroup(key_value=entries) for group, entries in metadata.items()
-    }
+    groups = {group: {"key_value": entries} for group, entries in metadata.items()}
     return metadata_pb2.Metadata(user_metadata=groups)
 
 
-def _metadata_of(
-    request: Request, own: Mapping[str, Mapping[str, bytes]] | None
-) -> metadata_pb2.Metadata | None:
+def _metadata_of(request: Request, own: Mapping[str, Mapping[str, bytes]] | None) -> Any:
     if own is not None:
         return write_metadata(own)
     if not request.message.HasField("metadata"):
@@ -438,15 +434,15 @@ class FunctionFailure:
 
     text: str
     stack: str
-    away: bool = False
+    unavailable: bool = False
     wait: int | None = None
 
     @classmethod
-    def of(cls, container: str, error: BaseException, away: bool = False) -> FunctionFailure:
-        """Returns the failure that an exception is; ``away`` if it is a system's."""
+    def of(cls, container: str, error: BaseException, unavailable: bool = False) -> FunctionFailure:
+        """Returns the failure that an exception is; ``unavailable`` if it is a system's."""
         stack = "".join(traceback.format_exception(error))
         text = f"UDF_EXECUTION_ERROR({container}): {describe(error)}"
-        return cls(text, stack, away, retry_after(error) if away else None)
+        return cls(text, stack, unavailable, retry_after(error) if unavailable else None)
 
     @classmethod
     def of_outage(cls, container: str, what: str, wait: int | None) -> FunctionFailure:
@@ -456,7 +452,7 @@ class FunctionFailure:
     @property
     def code(self) -> grpc.StatusCode:
         """The status of the stream."""
-        return grpc.StatusCode.UNAVAILABLE if self.away else grpc.StatusCode.INTERNAL
+        return grpc.StatusCode.UNAVAILABLE if self.unavailable else grpc.StatusCode.INTERNAL
 
     @property
     def details(self) -> str:

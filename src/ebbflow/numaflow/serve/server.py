@@ -1,7 +1,7 @@
 """The server of one function: its socket, its services and its end.
 
 ``serve`` opens the function, listens, and only then writes the server-info file that the runtime
-waits for. On SIGTERM no new stream is taken; those that are open may go on until the runtime has
+waits for. On SIGTERM no new stream is taken; those that are open may continue until the runtime has
 ended them, or a grace period is over. When the function has raised on a message, its stream ends
 with the error and the process ends as well, as with Numaflow's SDKs: a new one starts clean.
 """
@@ -29,7 +29,7 @@ from ebbflow.numaflow.serve.messages import FunctionFailure
 from ebbflow.numaflow.serve.sources import ServedSource, ServedStore
 from ebbflow.numaflow.serve.streams import Fail, InBatches, InPieces, OneByOne, SideBySide
 from ebbflow.numaflow.server_info import write_server_info
-from ebbflow.numaflow.services import LARGEST, READY, Service
+from ebbflow.numaflow.services import LARGEST, READY, Service, pack
 
 _OPTIONS = (
     ("grpc.max_send_message_length", LARGEST),
@@ -37,7 +37,7 @@ _OPTIONS = (
 )
 # The address of a unix socket has room for so many bytes.
 _LONGEST_PATH = 107
-_READY = map_pb2.ReadyResponse(ready=True).SerializeToString()  # the same in every service
+_READY = pack(map_pb2.ReadyResponse, ready=True)  # the same in every service
 _HANDLERS = {
     True: grpc.stream_stream_rpc_method_handler,
     False: grpc.unary_unary_rpc_method_handler,
@@ -97,7 +97,7 @@ def _prepare(serving: Serving) -> None:
         )
     try:
         serving.folder.mkdir(parents=True, exist_ok=True)
-        _clean(serving)  # of a process that was killed: nobody must find it before we listen
+        _clean(serving)  # a process that was killed must not be found before we listen
     except OSError as error:
         raise SetupError(
             f"The folder {serving.folder} cannot be used: {error.strerror}.",
@@ -132,7 +132,7 @@ class FunctionServer:
 
     @property
     def is_ending(self) -> bool:
-        """Whether somebody has ended it."""
+        """Whether it was told to end."""
         return self._ended.is_set()
 
     def end(self) -> None:
@@ -168,9 +168,9 @@ class FunctionServer:
         return server
 
     async def _fail(self, context: Any, failure: FunctionFailure) -> None:
-        """Ends a stream, or a call, with a failure; unless a system is away, the server too."""
+        """Ends a stream, or a call, with a failure; unless a system is down, the server too."""
         _print(failure)
-        if not failure.away and self._failure is None:
+        if not failure.unavailable and self._failure is None:
             self._failure, self._grace = failure, _FAREWELL
             # Before the runtime hears of it: it looks at once for the one that starts next.
             _clean(self._serving)

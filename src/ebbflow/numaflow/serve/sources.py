@@ -23,29 +23,41 @@ from ebbflow.numaflow.proto import source_pb2, store_pb2
 from ebbflow.numaflow.serve.function import ServedFunction
 from ebbflow.numaflow.serve.messages import write_metadata, write_time
 from ebbflow.numaflow.serve.streams import EOF, Fail, greet, write_all
-from ebbflow.numaflow.services import SERVICES
+from ebbflow.numaflow.services import SERVICES, pack
 
 _METHODS = SERVICES["source"].methods
-_GREETING = source_pb2.ReadResponse(handshake={"sot": True}, status={}).SerializeToString()
-_ACK_GREETING = source_pb2.AckResponse(
-    handshake={"sot": True}, result={"success": {}}
-).SerializeToString()
-_ACKED = source_pb2.AckResponse(result={"success": {}}).SerializeToString()
-_NACKED = source_pb2.NackResponse(result={"success": {}}).SerializeToString()
+_HEARD: dict[str, Any] = {"success": {}}
+_GREETING = pack(source_pb2.ReadResponse, handshake={"sot": True}, status={})
+_ACK_GREETING = pack(source_pb2.AckResponse, handshake={"sot": True}, result=_HEARD)
+_ACKED = pack(source_pb2.AckResponse, result=_HEARD)
+_NACKED = pack(source_pb2.NackResponse, result=_HEARD)
 _END = _METHODS["ReadFn"].end_of_responses
-_STORED = store_pb2.PutResponse(success=True).SerializeToString()
+_STORED = pack(store_pb2.PutResponse, success=True)
 # While something is unsettled the runtime may want to say so soon: all calls share one thread.
 _SETTLE_SOON = 0.25
 # Not zero, which some clients take for "for ever".
 _AT_HAND = 0.001
 
 
-class ServedSource:
-    """The calls of a source; everything but ``read_stream`` and its like runs on its thread."""
+class ServedObject:
+    """An object of the user's whose methods are called. What one raises fails the call."""
 
     def __init__(self, function: ServedFunction, fail: Fail) -> None:
         self._function = function
         self._fail = fail
+
+    async def _try(self, context: Any, call: Any, *arguments: Any) -> Any:
+        try:
+            return await self._function.run(call, *arguments)
+        except (Exception, SystemExit) as error:
+            await self._fail(context, self._function.failure_of(error))
+
+
+class ServedSource(ServedObject):
+    """The calls of a source; everything but ``read_stream`` and its like runs on its thread."""
+
+    def __init__(self, function: ServedFunction, fail: Fail) -> None:
+        super().__init__(function, fail)
         self._partition = int(os.environ.get("NUMAFLOW_REPLICA", "0") or 0)
         self._unsettled: dict[bytes, bytes] = {}
         self._again = HeldNacks()
@@ -89,20 +101,13 @@ class ServedSource:
     async def pending(self, _: bytes, context: Any) -> bytes:
         """Returns how many messages wait to be read; a negative number if that is not known."""
         count = await self._try(context, self._call, "pending")
-        response = source_pb2.PendingResponse(result={"count": -1 if count is None else count})
-        return response.SerializeToString()
+        return pack(source_pb2.PendingResponse, result={"count": -1 if count is None else count})
 
     async def partitions(self, _: bytes, context: Any) -> bytes:
         """Returns the partitions of the outside system, or else the number of this replica."""
         partitions = list(await self._try(context, self._call, "partitions") or ())
         result = {"partitions": partitions or [self._partition]}
-        return source_pb2.PartitionsResponse(result=result).SerializeToString()
-
-    async def _try(self, context: Any, call: Any, *arguments: Any) -> Any:
-        try:
-            return await self._function.run(call, *arguments)
-        except (Exception, SystemExit) as error:
-            await self._fail(context, self._function.failure_of(error))
+        return pack(source_pb2.PartitionsResponse, result=result)
 
     # --- on the source's thread -----------------------------------------------------------------
 
@@ -144,7 +149,7 @@ class ServedSource:
             "headers": message.headers,
             "metadata": write_metadata(message.metadata) if message.metadata else None,
         }
-        return source_pb2.ReadResponse(result=result, status={}).SerializeToString()
+        return pack(source_pb2.ReadResponse, result=result, status={})
 
     def _ack(self, offsets: Sequence[bytes]) -> None:
         if hasattr(self._function.handler.instance, "ack_columns"):
@@ -198,12 +203,8 @@ def _list_given(given: Any) -> Iterator[SourceMessage]:
 # --- stores ---------------------------------------------------------------------------------------
 
 
-class ServedStore:
-    """The calls of a store. What it raises fails the call, which the runtime repeats."""
-
-    def __init__(self, function: ServedFunction, fail: Fail) -> None:
-        self._function = function
-        self._fail = fail
+class ServedStore(ServedObject):
+    """The calls of a store; the runtime repeats one that failed."""
 
     @property
     def handlers(self) -> dict[str, Any]:
@@ -214,20 +215,12 @@ class ServedStore:
         """Stores the answers to one request."""
         asked = store_pb2.PutRequest.FromString(raw)
         payloads = [payload.value for payload in asked.payloads]
-        await self._try(context, "put", asked.id, payloads)
+        await self._try(context, self._function.call, "put", asked.id, payloads)
         return _STORED
 
     async def get(self, raw: bytes, context: Any) -> bytes:
         """Returns the answers to one request."""
         asked = store_pb2.GetRequest.FromString(raw)
-        answers = await self._try(context, "get", asked.id)
-        response = store_pb2.GetResponse(
-            id=asked.id, payloads=[{"value": answer} for answer in answers]
-        )
-        return response.SerializeToString()
-
-    async def _try(self, context: Any, *call: Any) -> Any:
-        try:
-            return await self._function.run(self._function.call, *call)
-        except (Exception, SystemExit) as error:
-            await self._fail(context, self._function.failure_of(error))
+        answers = await self._try(context, self._function.call, "get", asked.id)
+        payloads = [{"value": answer} for answer in answers]
+        return pack(store_pb2.GetResponse, id=asked.id, payloads=payloads)

@@ -25,7 +25,7 @@ from ebbflow.engine.blame import USER_ERRORS
 from ebbflow.engine.verdict import Verdict
 from ebbflow.numaflow.serve.function import ServedFunction
 from ebbflow.numaflow.serve.messages import FunctionFailure, MapResults, Request, responses_of
-from ebbflow.numaflow.services import Method, Service
+from ebbflow.numaflow.services import Method, Service, pack
 
 Fail = Callable[[Any, FunctionFailure], Awaitable[None]]
 """Ends a stream with a failure, by an exception; it never returns."""
@@ -198,8 +198,8 @@ class InPieces(ServedStream):
     ) -> tuple[list[bytes], FunctionFailure | None]:
         reply = self._function.reply_to([request], pieces)
         response = self._method.response
-        nothing = response(id=request.id).SerializeToString()
-        end = response(id=request.id, status={"eot": True}).SerializeToString()
+        nothing = pack(response, id=request.id)
+        end = pack(response, id=request.id, status={"eot": True})
         rest = [packed for packed in self._respond(reply) if packed != nothing]
         return [*rest, end], self._function.failure_in(reply)
 
@@ -239,7 +239,7 @@ class Mailbox(Generic[T]):
         self._woken = False
 
     def put(self, thing: T) -> None:
-        """Sends it; nothing happens if the loop is closed, for nobody takes it any more."""
+        """Sends it; nothing happens if the loop is closed, for it is not read any more."""
         self._put.append(thing)
         if not self._woken and not self._loop.is_closed():
             self._woken = True

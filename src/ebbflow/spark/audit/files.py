@@ -9,11 +9,11 @@ put in its place in one step::
 
 **A file of the table never changes**, and is only ever deleted when it expires. So whoever reads
 the folder sees each row once at any moment: nothing is replaced, nothing has to be swapped. A file
-that waits counts until one that covers its batch is in the table; the names alone say so. Whoever
-crashes leaves names from which the next one goes on: files that wait are deleted only when the file
-that covers them is in its place, and that one is never written over, not even by itself.
+that waits counts until one that covers its batch is in the table; the names alone say so. A crash
+leaves names from which the next run continues: files that wait are deleted only when the file that
+covers them is in its place, and that one is never written over, not even by itself.
 
-A table that was begun without days has its files in the folder itself, and goes on like that:
+A table that was begun without days has its files in the folder itself, and stays so:
 Spark would not see both.
 
 Both the rows of a batch and merged files are written on a worker, as Spark tasks. Arrow writes the
@@ -27,17 +27,29 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from typing_extensions import override
 
+from ebbflow.connectors.plans import Format
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.pull import Deliveries
@@ -63,6 +75,8 @@ _COVERS = re.compile(r"(?P<life>.+-[0-9a-f]+)-(?P<first>\d{8})-(?P<last>\d{8})\.
 Merge = Callable[[Sequence[str], str], object]
 """Writes the rows of some files into another one; it is on disk when this returns."""
 _GROUP = 500_000
+_TRIES = 5
+_Made = TypeVar("_Made")
 # Ids have long beginnings in common. The other columns hold few values, and Arrow writes those as
 # what they are; statistics of ids that come in any order would let no reader leave anything out.
 _FORMAT = {
@@ -98,7 +112,14 @@ class WaitingFile:
     day: str
 
 
-class TableFiles:
+class AuditFolder(Protocol):
+    """A table in which the rows of messages are found."""
+
+    def find(self, batches: str, ids: Sequence[str], prefix: str) -> Iterable[Mapping[str, Any]]:
+        """Returns the rows of these ids, and of those that begin so, of batches named so."""
+
+
+class TableFiles(AuditFolder):
     """The files of one table. Several pipelines may share it; each has names of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -121,6 +142,35 @@ class TableFiles:
         files = [path for path in self.list_table() if path.name.startswith(life)]
         covers = [(path.parent.name, found) for path in files if (found := _span_of(path))]
         return files + [file.path for file in waiting if not _is_covered(file, covers)]
+
+    @override
+    def find(self, batches: str, ids: Sequence[str], prefix: str) -> Iterator[Mapping[str, Any]]:
+        import pyarrow.dataset as ds
+
+        field = ds.field("id")
+        wanted = field.isin(list(ids)) | pc.starts_with(field, prefix)
+
+        def read(files: Sequence[Path]) -> list[Mapping[str, Any]]:
+            # The ids of all, then the rows of the few files that have them.
+            ids_of = _open(map(str, files)).scanner(columns=["__filename"], filter=wanted)
+            found = ids_of.to_table().column(0).unique().to_pylist()
+            return list(_open(found).to_table(filter=wanted).to_pylist()) if found else []
+
+        def _open(files: Iterable[str]) -> ds.Dataset:
+            return ds.dataset([*files], schema=PLAIN_TABLE, format="parquet")
+
+        yield from self.read(read, batches)
+
+    def read(self, work: Callable[[Sequence[Path]], _Made], life: str = "") -> _Made:
+        """Returns what is made of the files that have each row once, as they are at one moment."""
+        if not self.folder.is_dir():
+            where = self.folder
+            raise SetupError(f"There is no folder {where}.", "Look on the driver's machine.")
+        for _ in range(_TRIES):
+            # A file that has waited may be in the table by now, under another name.
+            with contextlib.suppress(FileNotFoundError):
+                return work(self.list_rows(life))
+        return work(self.list_rows(life))
 
     def list_table(self) -> list[Path]:
         """Returns the files of the table, also those that people have put there."""
@@ -153,7 +203,7 @@ class TableFiles:
         sync_folder(self.aside)
 
     def publish(self, span: BatchSpan, merge: Merge) -> None:
-        """Puts what waits of some batches into the table; whoever crashed here before goes on."""
+        """Puts what waits of some batches into the table; it continues what crashed here before."""
         waiting: dict[Path, list[WaitingFile]] = {}
         for file in self.list_waiting():
             if file.life == span.life and span.first <= file.number < span.end:
@@ -260,6 +310,49 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# --- tables of pipelines, as they are looked up ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTables:
+    """The tables of pipelines by their names, and their dead letters if those are asked for."""
+
+    tables: Mapping[str, Mapping[str, Any]]
+    letters: Sequence[Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """The result of a query: the names of its columns, and a function that yields its rows.
+
+    Times have their zone. ``EbbflowError`` if the rows cannot be made.
+    """
+
+    columns: list[str]
+    rows: Callable[[], Iterator[tuple[Any, ...]]]
+
+
+def folder_of(format: Format) -> TableFiles | None:
+    """Returns the table if it is one of Parquet files in a folder of this machine."""
+    path = dict(format.options).get("path")
+    folder = None if path is None else local_folder(path)
+    if folder is None or format.name.lower() != "parquet":
+        return None
+    return TableFiles(folder)
+
+
+def read_format(table: Mapping[str, Any]) -> Format:
+    """Returns the format of a table, with its secrets read now."""
+    # Not at the top: workers, which write the files, need no pydantic.
+    from ebbflow.connectors.schema.secrets import SecretRef
+
+    secrets = {
+        name: SecretRef.model_validate(where).read(f"the option {name} of the audit table")
+        for name, where in table.get("secretOptions", {}).items()
+    }
+    return Format(table["format"], tuple(table["options"].items()), tuple(secrets.items()))
 
 
 # --- their rows, on a worker -------------------------------------------------------------------

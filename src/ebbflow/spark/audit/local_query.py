@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ebbflow.spark.audit.dialect import refusal, translate
-from ebbflow.spark.audit.files import DAY, WAITING, day_of
-from ebbflow.spark.audit.reading import AuditResult, ParquetFiles
+from ebbflow.spark.audit.files import DAY, WAITING, AuditResult, TableFiles, day_of
 from ebbflow.streams.audit_rows import PLAIN_TABLE, TIME
 
 _NEVER: dict[str, str | bool | int | float | list[str]] = {
@@ -50,7 +49,7 @@ _MANY = 1_000
 
 @contextmanager
 def open_local_query(
-    tables: Mapping[str, ParquetFiles], letters: Sequence[Mapping[str, Any]] | None
+    tables: Mapping[str, TableFiles], letters: Sequence[Mapping[str, Any]] | None
 ) -> Iterator[Callable[[str], AuditResult]]:
     """Opens DuckDB with the views of the tables of pipelines; what it gives runs a query."""
     with (
@@ -85,13 +84,11 @@ def _quote(text: str) -> str:
 # --- the views ----------------------------------------------------------------------------------
 
 
-def _snapshot(
-    tables: Mapping[str, ParquetFiles], scratch: Path
-) -> Iterator[tuple[Path, list[str]]]:
+def _snapshot(tables: Mapping[str, TableFiles], scratch: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yields each table, as folders of files that stay, with the pipelines that it is asked for."""
     shared: dict[Path, list[str]] = {}
     for pipeline, table in tables.items():
-        shared.setdefault(table.path, []).append(pipeline)
+        shared.setdefault(table.folder, []).append(pipeline)
     for names in shared.values():
         yield tables[names[0]].read(partial(_link_files, scratch)), names
 
@@ -184,6 +181,6 @@ def _explained() -> Iterator[None]:
 
 
 def _first_line(error: duckdb.Error) -> str:
-    """Returns what DuckDB says, without the place in a query that nobody has typed."""
+    """Returns what DuckDB says, without the place in a query that was not typed."""
     line = str(error).partition("\n")[0]
     return line.partition("Error: ")[2] or line

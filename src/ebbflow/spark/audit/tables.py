@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pyspark.errors import PySparkException
+from typing_extensions import override
 
 from ebbflow.connectors.plans import FILE_FORMATS, Format
 from ebbflow.connectors.spark.session import clone_session, find_format, root_cause
@@ -47,24 +48,32 @@ _MOST_WAITING = 32 * 1024 * 1024
 _SETTINGS = {"spark.sql.adaptive.enabled": ("true", "false")}
 
 
-class AuditTable(Protocol):
-    """A table that batches of audit rows are written to. Runs on the driver."""
+class AuditTable:
+    """A table that batches of audit rows are written to. Runs on the driver.
+
+    ``merges`` if batches wait until several of them are merged. Rows of a table that is no folder
+    of files are its owner's affair: they do not expire.
+    """
+
+    merges: ClassVar[bool] = False
 
     def check(self) -> None:
         """Raises ``SetupError`` if it can never be written."""
+        raise NotImplementedError
 
     def write(self, rows: BatchRows) -> None:
         """Writes a batch; ``SparkError`` says why it could not be."""
-
-    @property
-    def merges(self) -> bool:
-        """Whether batches wait until several of them are merged."""
+        raise NotImplementedError
 
     def is_merge_due(self, interval: float) -> bool:
-        """Returns whether some wait for longer than so many seconds, or are many."""
+        """Returns whether some wait for longer than so many seconds, are many or of another day."""
+        return False
 
     def merge(self, span: BatchSpan) -> None:
-        """Has batches that were written be in files that cover several; again, if it crashed."""
+        """Has batches that were written be in files that cover several; again, if it crashed.
+
+        What an earlier life of the pipeline has left waiting is merged as well.
+        """
 
     def expire(self, pipeline: str, before: datetime) -> None:
         """Deletes the files of a pipeline all of whose rows ended before a time."""
@@ -87,7 +96,7 @@ def _is_plain(format: Format) -> bool:
     return [name for name, _ in format.options] == ["path"] and not format.secrets
 
 
-class ParquetFolder:
+class ParquetFolder(AuditTable):
     """Parquet files in a folder of this machine, written by Arrow in a task of Spark's."""
 
     merges = True
@@ -97,8 +106,8 @@ class ParquetFolder:
         self._folder = folder
         self._files = TableFiles(folder)
 
+    @override
     def check(self) -> None:
-        """As in ``AuditTable``."""
         try:
             self._files.aside.mkdir(parents=True, exist_ok=True)
             if not os.access(self._folder, os.W_OK):
@@ -106,8 +115,8 @@ class ParquetFolder:
         except OSError as error:
             raise _unusable(str(self._folder), error.strerror or str(error)) from error
 
+    @override
     def write(self, rows: BatchRows) -> None:
-        """As in ``AuditTable``."""
         batch = rows.batch.name
         if self._files.has(batch):  # written batch by batch once, and lost before its record
             return
@@ -118,8 +127,8 @@ class ParquetFolder:
             raise SparkError(*_explain(error)) from error
         self._files.keep(batch, written)
 
+    @override
     def is_merge_due(self, interval: float) -> bool:
-        """As in ``AuditTable``: also when a day is over."""
         facts = [(file.day, file.path.stat()) for file in self._files.list_waiting()]
         if not facts:
             return False
@@ -129,8 +138,8 @@ class ParquetFolder:
         is_over = any(day < f"{now:%Y-%m-%d}" for day, _ in facts)
         return is_over or size > _MOST_WAITING or now.timestamp() - oldest >= interval
 
+    @override
     def merge(self, span: BatchSpan) -> None:
-        """As in ``AuditTable``, and for what an earlier life of the pipeline has left waiting."""
         try:
             for left in self._files.list_left(span):
                 self._files.publish(left, self._merge_on_worker)
@@ -138,8 +147,8 @@ class ParquetFolder:
         except PySparkException as error:
             raise SparkError(*_explain(error)) from error
 
+    @override
     def expire(self, pipeline: str, before: datetime) -> None:
-        """As in ``AuditTable``."""
         self._files.expire(pipeline, before)
 
     def _merge_on_worker(self, paths: Sequence[str], target: str) -> None:
@@ -149,32 +158,20 @@ class ParquetFolder:
         return self._spark.sparkContext.parallelize([path], 1).map(work).collect()
 
 
-class AppendedTable:
+class AppendedTable(AuditTable):
     """A table of any format, to which batches are appended."""
-
-    merges = False
 
     def __init__(self, spark: SparkSession, format: Format) -> None:
         self._spark = clone_session(spark, _SETTINGS)
         self._format = format
 
+    @override
     def check(self) -> None:
-        """As in ``AuditTable``."""
         find_format(self._spark, self._format, "the audit table")
 
+    @override
     def write(self, rows: BatchRows) -> None:
-        """As in ``AuditTable``."""
         self._save(self._rows(rows), self._format.reveal_options())
-
-    def is_merge_due(self, interval: float) -> bool:
-        """As in ``AuditTable``: never."""
-        return False
-
-    def merge(self, span: BatchSpan) -> None:
-        """As in ``AuditTable``: what was written is in the table."""
-
-    def expire(self, pipeline: str, before: datetime) -> None:
-        """As in ``AuditTable``: a table that is no folder of files is its owner's affair."""
 
     def _rows(self, rows: BatchRows) -> DataFrame:
         one = self._spark.range(0, 1, 1, 1)
@@ -195,8 +192,8 @@ class FileFolder(AppendedTable):
         super().__init__(spark, format)
         self._path = path.rstrip("/")
 
+    @override
     def write(self, rows: BatchRows) -> None:
-        """As in ``AuditTable``."""
         name = rows.batch.name
         files, folder = self._open(self._path)
         if self._has(files, folder, name):
@@ -216,8 +213,9 @@ class FileFolder(AppendedTable):
         finally:
             files.delete(self._java_path(aside), True)
 
+    @override
     def expire(self, pipeline: str, before: datetime) -> None:
-        """As in ``AuditTable``: a file is as old as its newest row at least."""
+        # A file is as old as its newest row at least.
         files, folder = self._open(self._path)
         own = re.compile(rf"{re.escape(pipeline)}-[0-9a-f]+-\d{{8}}\.")
         for status in files.listStatus(folder) if files.exists(folder) else ():

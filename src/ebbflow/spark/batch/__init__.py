@@ -1,1 +1,5 @@
-"""Batch vertices: SQL, DataFrame functions and Spark sinks, batch by batch."""
+"""Batch vertices: SQL, DataFrame functions and Spark sinks, batch by batch.
+
+Only ``spark`` imports it: the run checks such a vertex, then the supervisor runs it. Start with
+``vertex``.
+"""

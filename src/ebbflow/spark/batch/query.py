@@ -24,12 +24,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType
+from typing_extensions import override
 
 from ebbflow.connectors.plans import SparkSink
 from ebbflow.connectors.spark.session import find_format, root_cause
@@ -62,30 +63,37 @@ _LONG, _TELL_EVERY = 1.0, 2.0
 Tell = Callable[[float | None], None]
 """Told for how many seconds an attempt has been running once that is long; None when it ends."""
 _PLACE, _CORRUPT = "__place", "__corrupt"
+_ATTEMPTS = count()
 
 
-class BatchWork(Protocol):
-    """The work of one batch vertex. One thread uses it."""
+class BatchWork:
+    """The work of one batch vertex. One thread uses it.
 
-    @property
-    def traced(self) -> bool:
-        """True if each row of the result names the message that it was made from."""
+    ``traced`` if each row of the result names the message that it was made from.
+    """
+
+    traced = False
 
     @property
     def result(self) -> DataFrame | None:
         """The rows that all attempts since the last ``forget`` have made; ``None`` for no rows."""
+        return None
 
     def check(self) -> None:
         """Raises ``SetupError`` if the work cannot succeed, whatever the messages are."""
+        raise NotImplementedError
 
     def attempt(self, rows: DataFrame, call: BatchCall) -> None:
         """Works on some rows; raises what Spark, a database or user code raises."""
+        raise NotImplementedError
 
     def explain_failure(self, error: Exception) -> Trouble:
         """Returns what an attempt failed of, without any secret."""
+        return root_cause(error)
 
     def suspects(self, rows: DataFrame) -> list[int]:
         """Returns the places of rows that an attempt may have failed of, as far as it can tell."""
+        return []
 
     def forget(self) -> None:
         """Drops what the attempts have made: the batch is settled, or given up."""
@@ -111,7 +119,7 @@ def no_messages(spark: SparkSession) -> DataFrame:
     return spark.range(0).selectExpr(*nothing)
 
 
-class Query:
+class Query(BatchWork):
     """The query of one vertex, and what it made of the batch at hand."""
 
     def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
@@ -124,10 +132,9 @@ class Query:
         self._function: Callable[[DataFrame], Any] | None = None
         self._kept: list[DataFrame] = []
         self._filled: list[DataFrame] = []
-        self.traced = False
 
+    @override
     def check(self) -> None:
-        """Raises ``SetupError`` if the query cannot work, whatever the messages are."""
         try:
             self._apply(no_messages(self._spark))
         except ContractViolation as error:
@@ -146,8 +153,8 @@ class Query:
             "It was called with a DataFrame of no messages; have it return one without rows then.",
         )
 
+    @override
     def attempt(self, rows: DataFrame, call: BatchCall) -> None:
-        """Runs the query over some rows and keeps the result; raises what the query raises."""
         made = self._apply(rows)
         call.check_time()  # of a function that has returned at last
         kept = made.persist()
@@ -169,23 +176,13 @@ class Query:
         if not self.traced and longest > self._largest:
             raise MessageTooLarge(longest, self._largest)
 
-    @staticmethod
-    def explain_failure(error: Exception) -> Trouble:
-        """Returns what an attempt failed of."""
-        return root_cause(error)
-
-    @staticmethod
-    def suspects(rows: DataFrame) -> list[int]:
-        """Returns nothing: a query does not say which rows it failed of."""
-        return []
-
     @property
+    @override
     def result(self) -> DataFrame | None:
-        """The rows that all attempts have made; ``None`` for no rows."""
         return reduce(DataFrame.unionByName, self._filled) if self._filled else None
 
+    @override
     def forget(self) -> None:
-        """Drops what the attempts have made: the batch is settled, or given up."""
         for kept in self._kept:
             kept.unpersist()
         self._kept, self._filled = [], []
@@ -252,17 +249,8 @@ def _texts(name: str, kind: DataType) -> Column:
     return F.array_compact(column.cast("array<string>"))
 
 
-class Write:
+class Write(BatchWork):
     """Writes the batches of one sink; it makes nothing that is to be published."""
-
-    @property
-    def traced(self) -> bool:
-        """Always ``False``: there is no result."""
-        return False
-
-    @property
-    def result(self) -> None:
-        """Always ``None``: a write makes no rows."""
 
     def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
         assert isinstance(plan.role, SinksPlan)
@@ -272,8 +260,8 @@ class Write:
         self._most = plan.calls.batch_size
         self._settings = plan.role.primary.settings
 
+    @override
     def check(self) -> None:
-        """Raises ``SetupError`` if a column or the format can never work."""
         find_format(self._spark, self._settings.format, self._vertex)
         try:
             parsed = self._parse(messages(no_messages(self._spark)))
@@ -292,8 +280,8 @@ class Write:
                     "Correct it.",
                 ) from None
 
+    @override
     def attempt(self, rows: DataFrame, call: BatchCall) -> None:
-        """Writes some rows; raises what Spark raises."""
         settings = self._settings
         ordered = rows.coalesce(1).sortWithinPartitions(_PLACE)
         parsed = self._parse(messages(ordered))
@@ -309,13 +297,14 @@ class Write:
             options = {"batchsize": str(self._most), **options}
         return options
 
+    @override
     def explain_failure(self, error: Exception) -> Trouble:
-        """Returns what an attempt failed of, without the secrets of the format."""
         failure = root_cause(error)
         return replace(failure, text=self._settings.format.without_secrets(failure.text))
 
+    @override
     def suspects(self, rows: DataFrame) -> list[int]:
-        """Returns the places of rows whose values are not what the schema says."""
+        # Those whose values are not what the schema says.
         if self._settings.schema is None:
             return []
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
@@ -343,21 +332,21 @@ class Write:
             return [F.col("data.*")]
         return [F.col("value").cast("string").alias("value")]
 
-    def forget(self) -> None:
-        """Does nothing: a write keeps nothing."""
-
 
 class BatchCall:
-    """One attempt. ``tag`` is what its jobs are known by, and those of no other."""
+    """One attempt. ``tag`` is what its jobs are known by, and those of no other.
+
+    ``ended`` is set when it is over. ``told_at`` is when people last heard that it takes long.
+    """
 
     def __init__(self, context: SparkContext, tag: str, limit: float | None, tell: Tell) -> None:
         self._context = context
-        self._tag = tag
+        self.tag = tag
         self._limit = limit
         self._tell = tell
         self._began = time.monotonic()
-        self._ended = threading.Event()
-        self._told_at: float | None = None
+        self.ended = threading.Event()
+        self.told_at: float | None = None
         self._is_late = False
 
     def check_time(self) -> None:
@@ -369,22 +358,18 @@ class BatchCall:
     def watch(self) -> None:
         """Tells how long it lasts, and cancels its jobs when it is late, until it has ended."""
         every = _LOOK_EVERY if self._limit is None else min(_LOOK_EVERY, self._limit / _LOOKS)
-        while not self._ended.wait(every):
+        while not self.ended.wait(every):
             self._tell_length(time.monotonic())
             try:
                 self.check_time()
             except CallTimeout:  # again and again: a function may begin another job
-                self._context.cancelJobsWithTag(self._tag)
+                self._context.cancelJobsWithTag(self.tag)
 
     def _tell_length(self, now: float) -> None:
-        last = self._began + _LONG - _TELL_EVERY if self._told_at is None else self._told_at
+        last = self._began + _LONG - _TELL_EVERY if self.told_at is None else self.told_at
         if now - last >= _TELL_EVERY:
-            self._told_at = now
+            self.told_at = now
             self._tell(now - self._began)
-
-    def end(self) -> None:
-        """Ends the watch."""
-        self._ended.set()
 
     def explain(self, error: Exception) -> Exception:
         """Returns why it failed: because it was cancelled as too late, or the error itself."""
@@ -392,41 +377,27 @@ class BatchCall:
             return error
         return CallTimeout(self._limit)
 
-    @property
-    def was_told(self) -> bool:
-        """Whether people have heard that it takes long."""
-        return self._told_at is not None
 
-
-class BatchCalls:
-    """The attempts of one partition, one after another."""
-
-    def __init__(self, context: SparkContext, name: str, limit: float | None, tell: Tell) -> None:
-        self._context = context
-        self._name = name
-        self._limit = limit
-        self._tell = tell
-        self._numbers = count()
-
-    @contextmanager
-    def call(self) -> Iterator[BatchCall]:
-        """Watches an attempt; ``CallTimeout`` in place of what it raises when it is late."""
-        # A tag of its own: Spark cancels a little later, which must not hit the next attempt.
-        tag = f"{self._name}-{next(self._numbers)}"
-        call = BatchCall(self._context, tag, self._limit, self._tell)
-        thread = threading.Thread(target=call.watch, name="batch-call", daemon=True)
-        self._context.addJobTag(tag)
-        thread.start()
-        try:
-            yield call
-        except Exception as error:
-            explained = call.explain(error)
-            if explained is error:
-                raise
-            raise explained from error
-        finally:
-            call.end()
-            thread.join()
-            self._context.removeJobTag(tag)
-            if call.was_told:
-                self._tell(None)
+@contextmanager
+def watch_call(
+    context: SparkContext, name: str, limit: float | None, tell: Tell
+) -> Iterator[BatchCall]:
+    """Watches an attempt; ``CallTimeout`` in place of what it raises when it is late."""
+    # Each has its own tag: Spark cancels a little later, which must not hit the next attempt.
+    call = BatchCall(context, f"{name}-{next(_ATTEMPTS)}", limit, tell)
+    thread = threading.Thread(target=call.watch, name="batch-call", daemon=True)
+    context.addJobTag(call.tag)
+    thread.start()
+    try:
+        yield call
+    except Exception as error:
+        explained = call.explain(error)
+        if explained is error:
+            raise
+        raise explained from error
+    finally:
+        call.ended.set()
+        thread.join()
+        context.removeJobTag(call.tag)
+        if call.told_at is not None:
+            tell(None)

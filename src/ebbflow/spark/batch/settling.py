@@ -107,15 +107,6 @@ class Settled:
             raised.add(Raised(**error))
         return raised
 
-    @classmethod
-    def from_json(cls, text: str) -> Settled:
-        """From what the worker told."""
-        return records.from_json(cls, text)
-
-    def to_json(self) -> str:
-        """Returns the text that goes to the driver."""
-        return records.to_json(self).decode()
-
 
 def settle_on_worker(
     batches: Iterator[pa.RecordBatch], plan: VertexPlan, partition: int, decided: Decided
@@ -124,7 +115,7 @@ def settle_on_worker(
     results = list(batches)
     result = pa.Table.from_batches(results) if decided.has_result else None
     settled = _Settling(plan, partition, decided).run(result)
-    yield pa.RecordBatch.from_pydict({"settled": [settled.to_json()]})
+    yield pa.RecordBatch.from_pydict({"settled": [records.to_json(settled).decode()]})
 
 
 class _Settling:

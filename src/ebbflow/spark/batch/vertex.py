@@ -22,6 +22,7 @@ from pyspark import InheritableThread
 from ebbflow.accounts.events import Events
 from ebbflow.connectors.plans import BlackholeSink
 from ebbflow.connectors.spark.session import clone_session, leaving_active, silence_pyspark_loggers
+from ebbflow.domain import records
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import SparkError, Unavailable
 from ebbflow.domain.outcome import Counts
@@ -37,7 +38,7 @@ from ebbflow.runtime.control import Handlers, PauseWatch, listening
 from ebbflow.runtime.nats_task import clear_overdue_redeliveries, open_journal
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
 from ebbflow.runtime.worker import WORKER
-from ebbflow.spark.batch.query import BatchCalls, BatchWork, Query, Write
+from ebbflow.spark.batch.query import BatchWork, Query, Write, watch_call
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
 from ebbflow.spark.batch.window import Pending, Window, frame_ranges
 from ebbflow.streams.names import Names
@@ -45,7 +46,7 @@ from ebbflow.streams.names import Names
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# How long a job may go on after a stop before it is cancelled; its batch is then replayed.
+# How long a job may continue after a stop before it is cancelled; its batch is then replayed.
 _GRACE = 15.0
 # How long to look for the rows that make a batch fail before what is known is settled.
 _SEARCH = 5.0
@@ -161,7 +162,7 @@ class BatchPartition:
         self._work = _work(spark, plan)
         name = f"{_group(plan)}/{partition}/{id(self)}"
         limit, tell = plan.calls.timeout, self._events.in_call
-        self._calls = BatchCalls(spark.sparkContext, name, limit, tell)
+        self._call = partial(watch_call, spark.sparkContext, name, limit, tell)
         resident = WORKER.vertex(plan.whose)
         self._breaker = resident.breaker(plan.policy.breaker, partition)
         self._resumed = False
@@ -310,7 +311,7 @@ class BatchPartition:
             raise _stopped()
         rows = window.rows(low, high)
         try:
-            with self._calls.call() as call:
+            with self._call() as call:
                 self._work.attempt(rows, call)
             return None
         except Exception as error:
@@ -374,7 +375,7 @@ class BatchPartition:
             decided=decided,
         )
         (row,) = rows.mapInArrow(settling, SCHEMA).collect()
-        settled = Settled.from_json(row[0])
+        settled = records.from_json(Settled, row[0])
         self._tally.add(settled.tally)
         self._breaker.restore(settled.breaker)
         self._events.nacked(settled.reasons)

@@ -283,24 +283,14 @@ def frame_ranges(
     copies: frozenset[tuple[int, int]] = frozenset(),
 ) -> list[FrameRange]:
     """Returns the ranges of frames that hold the rows between two spans, in their order."""
-    names, vertex = Names(plan.pipeline), plan.vertex
-    redelivered = FrameRange(
-        REDELIVERED,
-        names.redelivery(vertex, partition),
-        names.due_subject(vertex, partition),
-        start.redelivery,
-        end.redelivery,
-        copies,
+    names, place = Names(plan.pipeline), (plan.vertex, partition)
+    redelivered = (REDELIVERED, names.redelivery(*place), names.due_subject(*place))
+    fresh = (FRESH, names.buffer(*place), names.buffer_subject(*place))
+    ranges = (
+        FrameRange(*redelivered, start.redelivery, end.redelivery, copies),
+        FrameRange(*fresh, start.inlet, end.inlet, copies),
     )
-    fresh = FrameRange(
-        FRESH,
-        names.buffer(vertex, partition),
-        names.buffer_subject(vertex, partition),
-        start.inlet,
-        end.inlet,
-        copies,
-    )
-    return [reading for reading in (redelivered, fresh) if reading.after != reading.until]
+    return [reading for reading in ranges if reading.after != reading.until]
 
 
 def _split(whole: Sequence[FrameRange], size: int, tasks: int) -> list[FrameRange]:
@@ -314,10 +304,7 @@ def _split(whole: Sequence[FrameRange], size: int, tasks: int) -> list[FrameRang
             continue
         cuts = [reading.after.seq + frames * number // count for number in range(1, count)]
         marks = [reading.after, *map(Mark, cuts), reading.until]
-        parts += [
-            FrameRange(reading.kind, reading.stream, reading.subject, after, until)
-            for after, until in pairwise(marks)
-        ]
+        parts += [replace(reading, after=one, until=other) for one, other in pairwise(marks)]
     return parts
 
 

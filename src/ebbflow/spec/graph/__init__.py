@@ -2,6 +2,7 @@
 
 ``PipelineShape`` is the vertices and edges, with the few words that a drawing has of each. It is
 pure data, without anything of a run, and without secrets: it may be stored and shown.
+``runtime`` stores it; operations, the web UI and the command line show it. Start with ``layout``.
 """
 
 from __future__ import annotations

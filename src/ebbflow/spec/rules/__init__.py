@@ -6,4 +6,6 @@ graph      edges, the conditions on them, and the graph that they make
 serving    sinks that answer, their store, and pipelines that answer requests
 spark      what works on whole batches: SQL, DataFrame functions, Spark sinks; the audit table
 functions  user code that is missing, or cannot be called with what its place gives
+
+Only ``lint`` imports it. Start with ``vertices``.
 """

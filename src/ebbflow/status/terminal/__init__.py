@@ -1,9 +1,9 @@
-"""The display of a run while it goes on, and of its end.
+"""The display of a run while it lasts, and of its end.
 
 A live table on a terminal, plain lines elsewhere, JSON lines for those who ask for them: all of
 them views of one ``PipelineStatus``. Vertices print through the NATS thread and the run speaks from
 the main thread; both may call at any time. A terminal that is closed meanwhile does not keep a run
-from ending in good order.
+from ending in good order. Builders and the command line import it. Start with ``lines``.
 """
 
 from __future__ import annotations
@@ -11,37 +11,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from rich.console import Console
 
+from ebbflow.status.run_report import Watcher
 from ebbflow.status.terminal.lines import JsonLines, PlainLines
 from ebbflow.status.terminal.table import LiveTable
 from ebbflow.status.terminal.terminal import console_for, one_line
 
-if TYPE_CHECKING:
-    from ebbflow.status.model import PipelineStatus
-    from ebbflow.streams.logs import LogEntry
-
 LogFormat = Literal["plain", "json"]
 
 
-class Display(Protocol):
+class Display(Watcher, Protocol):
     """A ``Watcher`` that can be closed. Results are printed to its ``console`` afterwards."""
 
     console: Console
-
-    def stage(self, text: str) -> None:
-        """Shows that the run starts or stops something."""
-
-    def line(self, text: str) -> None:
-        """Shows messages that a ``log`` sink has printed; called from another thread."""
-
-    def log(self, entry: LogEntry) -> None:
-        """Shows what user code has printed or logged; called from another thread."""
-
-    def look(self, status: PipelineStatus) -> None:
-        """Shows the state of all vertices."""
 
     def close(self) -> None:
         """Leaves the terminal as it was."""

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from typing_extensions import override
+
 from ebbflow.domain.durations import format_duration
 from ebbflow.domain.outcome import Counts
 from ebbflow.domain.records import to_plain
@@ -139,11 +141,13 @@ def _plain(at: datetime, level: str, vertex: str, text: str) -> str:
 class JsonLines(PlainLines):
     """A display of JSON objects, one a line, for those who collect logs."""
 
+    @override
     def line(self, text: str) -> None:
         """Writes each message of a ``log`` sink as an object to standard output."""
         for line in text.split("\n"):
             super().line(_json(self._now(), "info", "message", "", line))
 
+    @override
     def log(self, entry: LogEntry) -> None:
         """Writes prints to standard output, the rest to standard error."""
         text = json.dumps(entry.as_dict(), ensure_ascii=False)
@@ -152,6 +156,7 @@ class JsonLines(PlainLines):
         else:
             self._write(text)
 
+    @override
     def tell(self, item: NewsItem) -> None:
         """Prints one object about the run."""
         facts = item.facts

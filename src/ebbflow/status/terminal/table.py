@@ -47,7 +47,7 @@ _STYLES = {"error": "red", "warning": "yellow", "info": ""}
 _MOST_ERRORS = 3
 _FRAME = 3
 _LINES_EACH, _BROKEN = 3, 30
-_LINKS = {"ui": "page", "spark_ui": "Spark's own pages", "metrics": "metrics"}
+_LINKS = {"ui": "web UI", "spark_ui": "Spark's own pages", "metrics": "metrics"}
 _CALM = ("running", "busy", "exhausted", "ended")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TextIO, cast
 
@@ -90,11 +90,6 @@ def number(count: float) -> str:
 def plural(count: int, noun: str) -> str:
     """Returns a number with its noun: 1 message, 2 messages."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def listed(words: Sequence[str]) -> str:
-    """Returns words as a sentence lists them: a, b and c."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def nonzero(counts: Counts) -> dict[str, int]:

@@ -143,7 +143,7 @@ class SinkUnderTest(UnderTest, ABC):
 
     @abstractmethod
     def landed(self) -> Sequence[Sample] | None:
-        """Returns all that has landed so far, on a running pipeline; ``None`` if nobody knows."""
+        """Returns all that has landed so far, on a running pipeline; ``None`` if it is unknown."""
 
     def heard(self, line: str) -> None:
         """Hears a line that the run has printed; for sinks that print."""

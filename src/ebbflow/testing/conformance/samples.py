@@ -1,9 +1,172 @@
-"""The messages that the suite puts into a source: the first word says what becomes of each."""
+"""The messages of the suite, and its own user code, which decides about each of them on a worker.
+
+A message's value begins with a word that says what is done with it. Each call and each arrival is
+written down in a ``Journal``, so that a rule can look at all of them while the pipeline runs. Every
+process appends to a file of its own. A line that was written stays, whatever is killed afterwards;
+a line that is half written when its process dies is not read.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ebbflow.domain.message import Datum, Message, NackOptions, Response
 from ebbflow.testing.conformance.rules import Sample, SourceUnderTest, UnderTest
-from ebbflow.testing.conformance.user_code import DELIVERIES, text_of
+
+
+class Journal:
+    """A folder of files. Pickled to a worker it writes there; the test's own object reads."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._read: dict[str, int] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Journal, (self._folder,)
+
+    def write(self, *entries: Any) -> None:
+        """Append entries, each anything that JSON can hold; complete on disk when this returns."""
+        lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+        with open(self._folder / str(os.getpid()), "a", encoding="utf-8") as file:
+            file.write(lines)
+
+    def new(self) -> list[Any]:
+        """The entries since this was last called; those of one process are in their order."""
+        entries: list[Any] = []
+        for path in sorted(self._folder.iterdir()):
+            start = self._read.get(path.name, 0)
+            with open(path, "rb") as file:
+                file.seek(start)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._read[path.name] = start + len(whole) + len(newline)
+            entries += map(json.loads, whole.splitlines())
+        return entries
+
+
+DELAY = 0.4
+"""Seconds that a delayed nack of the suite asks for."""
+LONG_DELAY = 2.5
+"""Seconds that a message waits which is nacked before a restart."""
+DELIVERIES = 2
+"""The ``max_deliveries`` of a message that is never accepted."""
+
+_SLOW = 0.01
+_LONGEST_BLOCK = 30.0
+_BRIEF = 64
+# Larger than any message can be; a dead letter keeps only the beginning of such a value.
+_LARGEST = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the transformer with a message."""
+
+    name: str
+    at: float
+    deliveries: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One message at the end of the pipeline."""
+
+    name: str
+    keys: list[str]
+    headers: dict[str, str]
+    at: float
+
+
+def text_of(value: bytes) -> str:
+    """Returns the name of a message: its value, or a hash where that is long or no text."""
+    if len(value) <= _BRIEF and value.isascii() and value.decode().isprintable():
+        return value.decode()
+    if len(value) > _LARGEST:
+        return f"{len(value)} bytes"
+    return f"{len(value)} bytes, {hashlib.blake2b(value, digest_size=8).hexdigest()}"
+
+
+class ScriptedTransformer:
+    """The transformer: does what the first word of a message's value says.
+
+    ``blocked`` is a file: as long as it is there, a ``flood`` message blocks. ``killed`` is made by
+    the first ``kill`` message, which takes its worker with it.
+    """
+
+    def __init__(self, calls: Journal, blocked: Path, killed: Path) -> None:
+        self._calls = calls
+        self._blocked = blocked
+        self._killed = killed
+
+    def __call__(self, datum: Datum) -> Message:
+        """Writes the call down and decides."""
+        name = text_of(datum.value)
+        self._calls.write((name, time.time(), datum.deliveries, datum.nack_reason))
+        options = self._decided(name.partition(" ")[0], datum.deliveries)
+        return Message(datum.value) if options is None else Message.to_nack(options)
+
+    def _decided(self, fate: str, deliveries: int) -> NackOptions | None:
+        match fate:
+            case "once" if deliveries == 1:
+                return NackOptions(reason="once")
+            case "later" if deliveries < 3:
+                return NackOptions(round(DELAY * 1000), reason=f"later {deliveries}")
+            case "held" if deliveries == 1:
+                return NackOptions(round(LONG_DELAY * 1000), reason="held")
+            case "limited":
+                return NackOptions(max_deliveries=DELIVERIES, reason="limited")
+            case "never":
+                return NackOptions(max_deliveries=0, reason="never")
+            case "flood":
+                self._block()
+            case "slow":
+                time.sleep(_SLOW)
+            case "kill":
+                self._kill()
+        return None
+
+    def _block(self) -> None:
+        deadline = time.monotonic() + _LONGEST_BLOCK
+        while self._blocked.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _kill(self) -> None:
+        if not self._killed.exists():
+            self._killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def pass_slowly(datum: Datum) -> Message:
+    """A transformer that takes its time with slow messages, so that a stop comes in between."""
+    if datum.value.startswith(b"slow "):
+        time.sleep(_SLOW / 4)
+    return Message(datum.value)
+
+
+class RecordingSink:
+    """The sink at the end: writes down what arrives."""
+
+    def __init__(self, arrivals: Journal) -> None:
+        self._arrivals = arrivals
+
+    def __call__(self, data: list[Datum]) -> list[Response]:
+        """Writes all down and accepts them."""
+        now = time.time()
+        self._arrivals.write(
+            *((text_of(datum.value), datum.keys, datum.headers, now) for datum in data)
+        )
+        return [Response.ok(datum.id) for datum in data]
+
+
+# --- messages -----------------------------------------------------------------------------------
 
 _COUNT = 300
 
@@ -32,7 +195,7 @@ FLOW = [
 HELD = _some("held", 10, "restart")
 """Are nacked with a long delay before the pipeline is stopped."""
 SLOW = _some("slow", 200, "restart")
-"""Are in hand, or about to be, when the pipeline is stopped."""
+"""Are in flight, or about to be, when the pipeline is stopped."""
 MEANWHILE = _some("plain", 20, "meanwhile")
 """Are put while the pipeline is down."""
 
@@ -47,7 +210,7 @@ CRASH = [
 ]
 
 SLOW_CRASH = _some("slow", 60, "crash")
-"""Are in hand when the process of the source is killed."""
+"""Are in flight when the process of the source is killed."""
 
 CALLS = DELIVERIES + 1
 """How often a limited message is given to user code."""
@@ -80,10 +243,6 @@ def flood(under_test: SourceUnderTest) -> list[Sample]:
     return _some("flood", under_test.flood, "blocked")
 
 
-TOO_LARGE = b"large" * 1_800_000
-"""More than any message can hold."""
-
-
 def odd_values(empty_values: bool, largest: int) -> list[bytes]:
     """Returns values that a connector may stumble over."""
     values = [
@@ -105,7 +264,7 @@ def odd(under_test: UnderTest) -> list[Sample]:
     """Returns odd values, and odd keys and headers as far as the connector keeps them."""
     odd_samples = [Sample(v) for v in odd_values(under_test.empty_values, under_test.largest)]
     if isinstance(under_test, SourceUnderTest):
-        odd_samples.append(Sample(TOO_LARGE))
+        odd_samples.append(Sample(b"large" * 1_800_000))  # more than any message can hold
     if under_test.keeps_keys:
         odd_samples += [
             Sample(b"keys %d" % number, keys=keys) for number, keys in enumerate(ODD_KEYS)

@@ -1,7 +1,7 @@
 """A sink tried out: two runs of a pipeline that writes to it, and all that has landed.
 
 In the first run all is well, then the target refuses some messages, then it is down for a while.
-The run is stopped while messages are on their way, and the second goes on from there. Stages are
+The run is stopped while messages are in flight, and the second continues there. Stages are
 gone through in order, each once, when a rule asks for them. The trial judges nothing; the rules do.
 """
 
@@ -23,12 +23,12 @@ from ebbflow.testing.conformance.rules import (
     RuleBroken,
     Sample,
     SinkUnderTest,
+    check_all,
     expect_none,
     rule,
 )
-from ebbflow.testing.conformance.samples import name_of
+from ebbflow.testing.conformance.samples import name_of, pass_slowly, text_of
 from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns
-from ebbflow.testing.conformance.user_code import pass_slowly, text_of
 from ebbflow.testing.memory import MemorySource
 
 _DOWN_FOR = 4.0
@@ -99,7 +99,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
     # --- what has landed ------------------------------------------------------------------------
 
     def landed(self) -> dict[str, list[Sample]] | None:
-        """Returns what has landed, by the names of the messages; ``None`` if nobody can know."""
+        """Returns what has landed, by the names of the messages; ``None`` if that is unknown."""
         if (samples := self.under_test.landed()) is None:
             return None
         by_name: dict[str, list[Sample]] = {}
@@ -108,7 +108,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         return by_name
 
     def times_landed(self, group: Iterable[Sample]) -> dict[str, int]:
-        """Returns how often each message of a group has landed; as counted where nobody can see."""
+        """Returns how often each message of a group has landed; as counted where nothing shows."""
         landed = self.landed()
         if landed is None:
             missing = self._put - self.counts.done
@@ -306,3 +306,9 @@ def a_stop_in_the_middle_loses_nothing(trial: SinkTrial) -> None:
 def nothing_is_left_behind(trial: SinkTrial) -> None:
     """After a stop there is no process, thread, listening socket or connection left."""
     expect_none(trial.left, trial.left, "things are still there")
+
+
+def check_sink(under_test: SinkUnderTest, state: Path, patience: float = 30.0) -> None:
+    """Checks every rule for sinks, as for sources."""
+    with SinkTrial(under_test, state, patience) as trial:
+        check_all(SINK_RULES, trial)

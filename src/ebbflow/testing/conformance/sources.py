@@ -1,7 +1,7 @@
 """A source tried out: two runs of a pipeline that reads from it, and all that was seen in them.
 
 The first run has parallel producers, nacks, odd input and a blocked pipeline, and is stopped while
-messages wait and others are in hand. The second goes on from there; its worker is killed, and the
+messages wait and others are in flight. The second continues there; its worker is killed, and the
 process of the source. Stages are gone through in order, each once, when a rule asks for them.
 ``Observations`` are every call of the transformer and every arrival at the pipeline's end. The
 trial judges nothing, the rules do; a stage that waited in vain leaves less to be seen.
@@ -33,20 +33,23 @@ from ebbflow.testing.conformance.rules import (
     RuleBroken,
     Sample,
     SourceUnderTest,
+    check_all,
     expect_none,
     rule,
 )
-from ebbflow.testing.conformance.samples import CALLS, calls_wanted, name_of
-from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns, processes_of
-from ebbflow.testing.conformance.user_code import (
+from ebbflow.testing.conformance.samples import (
+    CALLS,
     DELAY,
-    HELD,
+    LONG_DELAY,
     Arrival,
     Call,
     Journal,
     RecordingSink,
     ScriptedTransformer,
+    calls_wanted,
+    name_of,
 )
+from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns, processes_of
 
 PRODUCERS = 4
 _AT_ONCE = 20
@@ -63,7 +66,7 @@ _MARGIN = 1_000
 
 
 class Observations:
-    """Calls and arrivals so far, by the names of their messages."""
+    """Calls and arrivals up to the last look, by the names of their messages."""
 
     def __init__(self, calls: Path, arrivals: Path) -> None:
         self.calls_journal = Journal(calls)
@@ -71,22 +74,22 @@ class Observations:
         self._calls: defaultdict[str, list[Call]] = defaultdict(list)
         self._arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)
 
-    def _look(self) -> None:
-        for entry in self.calls_journal.new():
-            call = Call(*entry)
+    def look(self) -> set[str]:
+        """Adds what was written down since the last look; returns the names it is about."""
+        calls = [Call(*entry) for entry in self.calls_journal.new()]
+        arrivals = [Arrival(*entry) for entry in self.arrivals_journal.new()]
+        for call in calls:
             self._calls[call.name].append(call)
-        for entry in self.arrivals_journal.new():
-            arrival = Arrival(*entry)
+        for arrival in arrivals:
             self._arrivals[arrival.name].append(arrival)
+        return {call.name for call in calls} | {arrival.name for arrival in arrivals}
 
     def calls(self, name: str) -> list[Call]:
         """Returns the calls with one message, in the order of their times."""
-        self._look()
         return sorted(self._calls.get(name, ()), key=lambda call: call.at)
 
     def arrivals(self, name: str) -> list[Arrival]:
         """Returns the arrivals of one message at the end of the pipeline."""
-        self._look()
         return self._arrivals.get(name, [])
 
     def slowest_passage(self, group: Iterable[Sample]) -> float:
@@ -100,16 +103,12 @@ class Observations:
         return max(passages, default=0.0)
 
     def uncalled(self, group: Iterable[Sample]) -> int:
-        """Returns how many the transformer has not got yet."""
-        self._look()
+        """Returns how many the transformer has not got yet, by a look of this moment."""
+        self.look()
         return sum(name_of(sample) not in self._calls for sample in group)
 
-    def left(self, group: Iterable[Sample]) -> int:
-        """Returns how many have not ended: they have neither arrived nor had their last call."""
-        self._look()
-        return sum(not self._is_over(name_of(sample)) for sample in group)
-
-    def _is_over(self, name: str) -> bool:
+    def has_ended(self, name: str) -> bool:
+        """Returns whether a message has arrived or had its last call."""
         if (wanted := calls_wanted(name)) is None:
             return name in self._arrivals
         return any(call.deliveries >= wanted for call in self._calls.get(name, ()))
@@ -139,7 +138,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         self.held_back: int | None = None
         self.was_full = False
         self.unsettled: int | None = None
-        self._gate = self.state / "gate"
+        self._blocked = self.state / "blocked"
 
     def stages(self) -> Sequence[Callable[[], None]]:
         """Returns the work of each stage."""
@@ -152,9 +151,14 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
             self._end,
         )
 
+    def reach(self, stage: IntEnum) -> None:
+        """Goes through the stages up to this one, and looks at what has been seen so far."""
+        super().reach(stage)
+        self.seen.look()
+
     def release(self) -> None:
-        """Opens the gate, so that a pipeline that is still blocked can stop."""
-        self._gate.unlink(missing_ok=True)
+        """Unblocks, so that a pipeline that is still blocked can stop."""
+        self._blocked.unlink(missing_ok=True)
 
     def pipeline(self) -> Pipeline:
         """Returns the pipeline: the source, the suite's transformer, the suite's sink."""
@@ -162,7 +166,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         code = None if isinstance(source, Mapping) else source
         kinds = dict(source) if isinstance(source, Mapping) else {}
         deciding = partial(
-            ScriptedTransformer, self.seen.calls_journal, self._gate, self.state / "killed"
+            ScriptedTransformer, self.seen.calls_journal, self._blocked, self.state / "killed"
         )
         pipeline = Pipeline(self.name).source(
             "in", code, transformer=deciding, limits=_LIMITS, on_error=_ON_ERROR, **kinds
@@ -193,6 +197,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         until(lambda: not self._unaccounted(names), self.patience, every=0.2)
 
     def _unaccounted(self, names: set[str]) -> set[str]:
+        self.seen.look()
         missing = {name for name in names if not self.seen.arrivals(name)}
         return missing - self.letters().keys() if missing else missing
 
@@ -201,14 +206,14 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         if self.waives("a_blocked_pipeline_stops_reading", "a_blocked_pipeline_loses_nothing"):
             return
         flood = samples.flood(self.under_test)
-        self._gate.touch()
+        self._blocked.touch()
         producers = threading.Thread(
             target=self._put_in_parallel, args=(flood, _FLOOD_AT_ONCE), name="producers"
         )
         producers.start()
         self._wait_until_steady(producers)
         self.held_back = self.under_test.waiting()
-        self._gate.unlink()
+        self._blocked.unlink()
         producers.join()
         self._wait_for(flood)
 
@@ -224,10 +229,10 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
                 seen, since = now, time.monotonic()
 
     def _restart(self) -> None:
-        """Stops the pipeline while some messages wait and others are in hand, and goes on."""
+        """Stops the pipeline while some messages wait and others are in flight, and continues."""
         self._put(samples.HELD)
         until(lambda: not self.seen.uncalled(samples.HELD), self.patience)
-        self._have_some_in_hand(samples.SLOW)
+        self._have_some_in_flight(samples.SLOW)
         self.stop()
         if self.under_test.keeps_waiting:
             self._put(samples.MEANWHILE)
@@ -236,7 +241,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
             self._put(samples.MEANWHILE)
         self._wait_for([*samples.HELD, *samples.SLOW, *samples.MEANWHILE], STARTED_WITHIN)
 
-    def _have_some_in_hand(self, group: Sequence[Sample]) -> None:
+    def _have_some_in_flight(self, group: Sequence[Sample]) -> None:
         """Puts messages, and waits until some are being worked on; the others are read ahead."""
         self._put(group[:_AT_ONCE])
         until(lambda: self.seen.uncalled(group) < len(group), self.patience)
@@ -249,7 +254,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
             return
         self._put_in_parallel(samples.CRASH, _AT_ONCE)
         self._wait_for(samples.CRASH, STARTED_WITHIN)
-        self._have_some_in_hand(samples.SLOW_CRASH)
+        self._have_some_in_flight(samples.SLOW_CRASH)
         for pid in processes_of(self.name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -295,7 +300,15 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
                 time.sleep(_FULL_WAIT)
 
     def _wait_for(self, group: Sequence[Sample], first: float = 0.0) -> None:
-        until_none(lambda: self.seen.left(group), self.patience, first)
+        """Waits until all have ended; a flood is large, so each look checks only what is new."""
+        self.seen.look()
+        waiting = {name for name in _names(group) if not self.seen.has_ended(name)}
+
+        def left() -> int:
+            waiting.difference_update({*filter(self.seen.has_ended, self.seen.look())})
+            return len(waiting)
+
+        until_none(left, self.patience, first)
 
 
 # --- rules --------------------------------------------------------------------------------------
@@ -373,7 +386,9 @@ def max_deliveries_is_exact(trial: SourceTrial) -> None:
 
 def _expect_letters(trial: SourceTrial, group: Sequence[Sample], once: bool = True) -> None:
     """A letter for each; after a crash there may be more, as of everything that is written."""
-    until(lambda: all(name in trial.letters() for name in _names(group)), trial.patience, every=0.2)
+    names = set(_names(group))
+    until(lambda: names <= trial.letters().keys(), trial.patience, every=0.2)
+    trial.seen.look()
     letters = trial.letters()
     wrong = [
         f"{name} ({len(letters.get(name, ()))} letters)"
@@ -427,7 +442,7 @@ def _changed(trial: SourceTrial, odd: Sequence[Sample]) -> list[str]:
 
 @rule(SourceStage.BLOCKED, SOURCE_RULES)
 def a_blocked_pipeline_stops_reading(trial: SourceTrial) -> None:
-    """When the pipeline does not go on, the source reads no further than its window."""
+    """When the pipeline is blocked, the source reads no further than its window."""
     if trial.was_full:
         return
     if trial.held_back is None:
@@ -442,7 +457,7 @@ def a_blocked_pipeline_stops_reading(trial: SourceTrial) -> None:
 
 @rule(SourceStage.BLOCKED, SOURCE_RULES)
 def a_blocked_pipeline_loses_nothing(trial: SourceTrial) -> None:
-    """When it goes on, all that was put meanwhile arrives, and nothing twice."""
+    """When it continues, all that was put meanwhile arrives, and nothing twice."""
     _expect_arrival(trial, samples.flood(trial.under_test), once=True)
 
 
@@ -452,8 +467,8 @@ def nacked_messages_survive_a_restart(trial: SourceTrial) -> None:
     _expect_deliveries(trial, samples.HELD, 2)
     _expect_arrival(trial, samples.HELD, once=True)
     calls = [trial.seen.calls(name) for name in _names(samples.HELD)]
-    early = [f"{c[0].name} after {_gap(c):.3f} s" for c in calls if _gap(c) < HELD]
-    expect_none(early, calls, f"redeliveries came before the delay of {HELD} s was over")
+    early = [f"{c[0].name} after {_gap(c):.3f} s" for c in calls if _gap(c) < LONG_DELAY]
+    expect_none(early, calls, f"redeliveries came before the delay of {LONG_DELAY} s was over")
     forgotten = [c[1].name for c in calls if c[1].reason != "held"]
     expect_none(forgotten, calls, "messages have forgotten why they were nacked")
 
@@ -464,7 +479,7 @@ def _gap(calls: Sequence[Call]) -> float:
 
 @rule(SourceStage.RESTARTED, SOURCE_RULES)
 def a_stop_loses_nothing(trial: SourceTrial) -> None:
-    """The source gives again what is in hand when the pipeline stops, and not what is done."""
+    """The source redelivers what is in flight when the pipeline stops, and not what is done."""
     _expect_arrival(trial, [*samples.SLOW, *samples.MEANWHILE], once=True)
 
 
@@ -498,3 +513,12 @@ def everything_is_settled_in_the_end(trial: SourceTrial) -> None:
 def nothing_is_left_behind(trial: SourceTrial) -> None:
     """After a stop there is no process, thread, listening socket or connection left."""
     expect_none(trial.left, trial.left, "things are still there")
+
+
+def check_source(under_test: SourceUnderTest, state: Path, patience: float = 30.0) -> None:
+    """Checks every rule for sources; raises one ``RuleBroken`` about all that are broken.
+
+    ``state`` is an empty folder for what the pipelines keep.
+    """
+    with SourceTrial(under_test, state, patience) as trial:
+        check_all(SOURCE_RULES, trial)

@@ -32,7 +32,7 @@ from ebbflow.status.model import VertexStatus
 from ebbflow.status.run_report import Summary
 from ebbflow.testing.background_run import BackgroundRun, local_spark
 from ebbflow.testing.conformance.rules import UnderTest
-from ebbflow.testing.conformance.user_code import text_of
+from ebbflow.testing.conformance.samples import text_of
 
 
 def processes_of(pipeline: str) -> list[int]:
@@ -87,8 +87,8 @@ class Before:
 
 _PIPELINE = "NUMAFLOW_PIPELINE_NAME"
 _GONE_WITHIN = 3.0
-STARTED_WITHIN = 30.0
-"""Seconds until a pipeline that was started has given the first message to somebody."""
+STARTED_WITHIN = 60.0
+"""Seconds until a pipeline that was started has given its first message."""
 
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class TrialRuns(Generic[Tested]):
         raise NotImplementedError
 
     def release(self) -> None:
-        """Lets a pipeline go on that is made to wait."""
+        """Lets a pipeline continue that is made to wait."""
 
     def __enter__(self) -> Self:
         self.enter(local_spark())

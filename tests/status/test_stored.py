@@ -19,8 +19,13 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.status.backlog import LetterCauses
 from ebbflow.status.model import ChunkTimes, ErrorGroup, PipelineStatus, VertexStatus
-from ebbflow.status.publishing import StatusPublisher
-from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
+from ebbflow.status.stored import (
+    StatusPublisher,
+    follow_status,
+    read_chunks,
+    read_history,
+    read_status,
+)
 from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore

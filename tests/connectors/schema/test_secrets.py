@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.connectors.schema.cluster_values import (
+from ebbflow.connectors.schema.secrets import (
     ClusterValues,
     ConfigMapKeyRef,
     SecretKeyRef,
+    SecretRef,
     variable_of,
 )
-from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 

@@ -15,7 +15,7 @@ import pytest
 from ebbflow.domain.errors import SetupError
 from ebbflow.status.model import Concern
 from ebbflow.ui import pipelines
-from ebbflow.ui.server import UiAddress, open_socket, parse_address
+from ebbflow.ui.web_ui import UiAddress, open_socket, parse_address
 from ebbflow.web.server import make_certificate
 from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown
@@ -123,7 +123,7 @@ def test_the_page_and_its_files_are_served_and_nothing_else_is(page: Asking):
     assert (same.status, same.raw) == (304, b"")
     script = page.get("/static/app.js")
     assert script.headers["content-type"] == "text/javascript; charset=utf-8"
-    for path in ("/static/", "/static/..%2fserver.py", "/static/../server.py", "/static/vendor",
+    for path in ("/static/", "/static/..%2fweb_ui.py", "/static/../web_ui.py", "/static/vendor",
                  "/static/%00.js", "/static/.js", "/nothing", "/api"):  # fmt: skip
         assert page.get(path).status == 404, path
 
@@ -272,7 +272,7 @@ def test_what_is_no_address_is_told_with_an_example(text):
     with pytest.raises(SetupError) as raised:
         parse_address(text, 8321)
     assert str(raised.value) == (
-        f"{text!r} is no address for a page to listen on. "
+        f"{text!r} is no address for the web UI to listen on. "
         "Write it as HOST:PORT, such as 127.0.0.1:8321; port 0 is any that is free."
     )
 
@@ -286,7 +286,7 @@ def test_the_usual_port_gives_way_and_one_that_was_named_does_not():
         with pytest.raises(SetupError) as raised:
             open_socket(UiAddress("127.0.0.1", port))
     assert str(raised.value) == (
-        f"The page cannot listen on 127.0.0.1:{port}: Address already in use. "
+        f"The web UI cannot listen on 127.0.0.1:{port}: Address already in use. "
         "Stop what listens there, or name another port; 0 is any that is free."
     )
 
@@ -296,15 +296,15 @@ def test_beyond_this_machine_a_token_is_needed(monkeypatch):
     with pytest.raises(SetupError) as raised:
         open_socket(UiAddress("0.0.0.0", 0))
     assert str(raised.value) == (
-        "The page would show everything to anybody who can reach 0.0.0.0. "
-        "Choose a token and set EBBFLOW_UI_TOKEN to it, or have the page listen on 127.0.0.1."
+        "The web UI would show everything to anybody who can reach 0.0.0.0. "
+        "Choose a token and set EBBFLOW_UI_TOKEN to it, or have the web UI listen on 127.0.0.1."
     )
     monkeypatch.setenv("EBBFLOW_UI_TOKEN", "chosen")
     entrance = open_socket(UiAddress("0.0.0.0", 0))
     with entrance.bound:
         assert entrance.token.reveal() == "chosen"
         assert announced(entrance) == [
-            f"page at {entrance.url}",
+            f"web UI at {entrance.url}",
             "it is reached without TLS: its token and what it shows can be read on their way",
         ]
         assert "chosen" not in entrance.url + repr(entrance)
@@ -312,7 +312,7 @@ def test_beyond_this_machine_a_token_is_needed(monkeypatch):
 
 def announced(entrance):
     lines = []
-    entrance.announce(lines.append, "page at")
+    entrance.announce(lines.append, "web UI at")
     return lines
 
 
@@ -362,7 +362,7 @@ def test_a_certificate_that_cannot_be_read_is_named_without_its_content(certific
     with pytest.raises(SetupError) as raised:
         open_socket(UiAddress("127.0.0.1", 0))
     assert str(raised.value) == (
-        "The page cannot read the file that EBBFLOW_UI_KEY_FILE names: it is not set. "
+        "The web UI cannot read the file that EBBFLOW_UI_KEY_FILE names: it is not set. "
         "Set EBBFLOW_UI_CERT_FILE and EBBFLOW_UI_KEY_FILE to a certificate and its key, in PEM "
         "form."
     )

@@ -19,7 +19,7 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.spark.audit.reading import AuditResult, AuditTables, folder_of, read_format
+from ebbflow.spark.audit.files import AuditResult, AuditTables, folder_of, read_format
 from ebbflow.streams.catalogue import AUDIT_TABLE
 from ebbflow.streams.names import AUDIT, PREFIX, Names, list_pipelines
 from ebbflow.streams.provision import explain_unknown
@@ -57,7 +57,7 @@ def _open_engine(
     folders = {name: folder_of(read_format(table)) for name, table in audit.tables.items()}
     local = {name: folder for name, folder in folders.items() if folder is not None}
     if spark or len(local) < len(folders):
-        from ebbflow.spark.audit.query import open_query
+        from ebbflow.spark.audit.spark_query import open_query
 
         return open_query(audit)
     from ebbflow.spark.audit.local_query import open_local_query

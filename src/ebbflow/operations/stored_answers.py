@@ -16,6 +16,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ebbflow.builders import Builder
 from ebbflow.connectors.serving.answers import OwnStore
 from ebbflow.domain.durations import Duration, milliseconds
@@ -126,9 +128,11 @@ class _InBucket(StoredAnswers):
         self._link = link
         self._bucket = AnswerBucket(link.client, bucket)
 
+    @override
     def get(self, request: str) -> tuple[Answer, ...]:
         return tuple(self._link.run(self._bucket.get(request)))
 
+    @override
     def list(self, limit: int | None = None) -> Iterator[Answer]:
         return islice(self._read_all(), limit)
 
@@ -144,6 +148,7 @@ class _InBucket(StoredAnswers):
         finally:
             self._end(batches.aclose())
 
+    @override
     def watch(
         self, request: str | None = None, *, timeout: Duration | None = None
     ) -> Iterator[Answer]:
@@ -184,12 +189,15 @@ class _InOwnStore(StoredAnswers):
         self._store = store
         self._pipeline = pipeline
 
+    @override
     def get(self, request: str) -> tuple[Answer, ...]:
         return tuple(self._store.get(request))
 
+    @override
     def list(self, limit: int | None = None) -> Iterator[Answer]:
         raise self._refuse("list its answers")
 
+    @override
     def watch(
         self, request: str | None = None, *, timeout: Duration | None = None
     ) -> Iterator[Answer]:

@@ -5,7 +5,7 @@ at it and however slow they are, cannot hold up messages.
 
 It listens on this machine, unless somebody says otherwise, and then with a token: the one of
 ``EBBFLOW_UI_TOKEN``. Where a person looks on, at a terminal, one is made up if there is none. It is
-written to nothing but that terminal: no log, no file and no page has it. ``https://`` has the web
+written to nothing but that terminal: no log, no file and no answer has it. ``https://`` has the web
 UI speak TLS, with the certificate of ``EBBFLOW_UI_CERT_FILE`` and ``EBBFLOW_UI_KEY_FILE`` or with
 one that it makes for itself.
 """
@@ -35,7 +35,7 @@ from ebbflow.ui.app import FilesApi, UiRoute, WebUiApp
 from ebbflow.ui.jobs import Jobs
 from ebbflow.ui.letters import LettersApi
 from ebbflow.ui.links import ServerLink, UiLink
-from ebbflow.ui.pipelines import PipelineApi, Pipelines, ProbesApi, StatusApi
+from ebbflow.ui.pipelines import Pipelines, PipelinesApi, ProbesApi
 from ebbflow.web.guard import WebUiGuard
 from ebbflow.web.server import Certificate, Endpoint, WebServer, bind, is_loopback, make_tls, url_of
 
@@ -48,7 +48,7 @@ _PLACE = re.compile(
     r"(?P<scheme>https?://)?"
     r"(?:(?:(?P<host>\[[^\]]+\]|[^:/]*):)?(?P<port>\d{1,5})|(?P<alone>\[[^\]]+\]|[^:/]*[^:/\d][^:/]*))"
 )
-_WHO = "page"
+_WHO = "web UI"
 _READ_TIMEOUT = 10.0
 _END = 10.0
 
@@ -80,7 +80,7 @@ def parse_address(text: str | bool, usual_port: int) -> UiAddress:
     port = int(match["port"] or usual_port) if match else -1
     if match is None or not 0 <= port <= 65_535:
         raise SetupError(
-            f"{str(text)!r} is no address for a page to listen on.",
+            f"{str(text)!r} is no address for the web UI to listen on.",
             f"Write it as HOST:PORT, such as {LOOPBACK}:{usual_port}; port 0 is any that is free.",
         )
     host = (match["alone"] or match["host"] or LOOPBACK).strip("[]")
@@ -146,7 +146,7 @@ def _make_tls(address: UiAddress) -> ssl.SSLContext | None:
     if not secured:
         return None
     if certificate is None:
-        require_extra("A page that makes a certificate for itself", "http", "cryptography")
+        require_extra("A web UI that makes a certificate for itself", "http", "cryptography")
     place = Endpoint(address.host, address.port, certificate, self_signed=certificate is None)
     return make_tls(place, _WHO)
 
@@ -161,7 +161,7 @@ def _read_certificate() -> Certificate | None:
             texts.append(Path(path).read_text("utf-8"))
         except (OSError, ValueError):
             raise SetupError(
-                f"The page cannot read the file that {name} names: {path or 'it is not set'}.",
+                f"The web UI cannot read the file that {name} names: {path or 'it is not set'}.",
                 f"Set {CERTIFICATE} and {KEY} to a certificate and its key, in PEM form.",
             ) from None
     return Certificate(texts[0], Secret(texts[1]))
@@ -173,8 +173,8 @@ def _find_terminal(host: str) -> TextIO:
         if stream is not None and stream.isatty():
             return stream
     raise SetupError(
-        f"The page would show everything to anybody who can reach {host}.",
-        f"Choose a token and set {TOKEN} to it, or have the page listen on {LOOPBACK}.",
+        f"The web UI would show everything to anybody who can reach {host}.",
+        f"Choose a token and set {TOKEN} to it, or have the web UI listen on {LOOPBACK}.",
     )
 
 
@@ -197,7 +197,7 @@ class WebUiServer:
     def __init__(
         self, listening: UiSocket, link: UiLink, only: Collection[str], whole: bool
     ) -> None:
-        self._thread = LoopThread("page")
+        self._thread = LoopThread("web-ui")
         self._link = link
         self._server = WebServer(listening.bound, self._thread, listening.tls, _READ_TIMEOUT)
         port = listening.bound.getsockname()[1]
@@ -232,8 +232,7 @@ class WebUiServer:
         return [
             *probes,
             *FilesApi(self._guard).routes,
-            *StatusApi(self._pipelines).routes,
-            *PipelineApi(self._pipelines).routes,
+            *PipelinesApi(self._pipelines).routes,
             *LettersApi(self._pipelines, self._jobs).routes,
         ]
 
@@ -294,7 +293,7 @@ def _attach(
     is_page = name == "ui"
     with open_web_ui(address, ServerLink(server), [pipeline], whole=is_page) as listening:
         if is_page:
-            listening.announce(tell, "page at")
+            listening.announce(tell, "web UI at")
         else:
             listening.announce(tell, "metrics at", "metrics")
         yield {name: listening.url if is_page else f"{listening.url}metrics"}
