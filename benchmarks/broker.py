@@ -143,6 +143,13 @@ def spark_processes() -> list[psutil.Process]:
     return [jvm(), *spark_workers()]
 
 
+def command_of(process: psutil.Process) -> list[str]:
+    """Returns the words of its command; none of one that has ended meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
     """Returns the seconds of CPU that these have used so far."""
     total = 0.0

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from benchmarks import contest
-from benchmarks.broker import Ground, cpu_seconds, spark_processes, wait_until
+from benchmarks.broker import Ground, command_of, cpu_seconds, spark_processes, wait_until
 from benchmarks.contest import Contestant, Round, Watched, watched
 from benchmarks.ours import NAMES, counts, lay_out, planned, running
 from benchmarks.peers import process_of
@@ -103,7 +103,7 @@ class Remote:
     def _process(self) -> psutil.Process:
         """The function's own process, not the one that watches it."""
         command = list(self.command)
-        return next(one for one in spark_processes() if one.cmdline() == command)
+        return next(one for one in spark_processes() if command_of(one) == command)
 
 
 @dataclass

@@ -80,9 +80,15 @@ class Topics:
         return self._end(self.source) - lag[0]
 
     def _end(self, topic: str) -> int:
-        from confluent_kafka import TopicPartition
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-        end: int = self._reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
+        try:
+            end: int = self._reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
+        except KafkaException as error:
+            # A topic that was just made is not known everywhere at once.
+            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+                raise
+            return 0
         return end
 
     def check(self) -> float:

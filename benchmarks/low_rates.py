@@ -75,7 +75,8 @@ def at(folder: Path, rate: int, seconds: float) -> LowRate:
         time.sleep(_SETTLED)
         began = time.time()
         shares = used_in(process, seconds)
-        ended = time.time()
+    # To look at all processes takes a while on a busy machine; what comes meanwhile does not count.
+    ended = began + seconds
     took = [
         milliseconds
         for at, milliseconds in (map(float, line.split()) for line in notes.open(encoding="ascii"))

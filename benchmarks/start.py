@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,10 +71,10 @@ def idle(folder: Path, seconds: float) -> Shares:
 
 def used_in(process: psutil.Process, seconds: float) -> Shares:
     """Measures for so many seconds what a run takes, with everything that it has started."""
-    before = used_by(process)
+    before, began = used_by(process), time.monotonic()
     time.sleep(seconds)
-    after = used_by(process)
-    shares = {who: (after[who] - before[who]) / seconds for who in before}
+    after, elapsed = used_by(process), time.monotonic() - began
+    shares = {who: (after[who] - before[who]) / elapsed for who in before}
     return Shares(sum(shares.values()), **shares)
 
 
@@ -82,8 +82,9 @@ def used_by(process: psutil.Process) -> dict[str, float]:
     """Seconds of CPU so far, of a run and everything that it has started."""
     used = {"driver": cpu_seconds([process]), "jvm": 0.0, "workers": 0.0, "nats": 0.0}
     for child in process.children(recursive=True):
-        kind = {"java": "jvm", "nats-server": "nats"}.get(child.name(), "workers")
-        used[kind] += cpu_seconds([child])
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            kind = {"java": "jvm", "nats-server": "nats"}.get(child.name(), "workers")
+            used[kind] += cpu_seconds([child])
     return used
 
 

@@ -17,7 +17,7 @@ from tests import disk, environments
 from tests.connectors.kafka import fixture
 from tests.connectors.kafka.fixture import kafka
 from tests.disk import small_disk
-from tests.long_tests import skip_long_tests
+from tests.long_tests import languages_to_compile, skip_long_tests
 from tests.nats.fixtures import authority, ensure, link, names
 from tests.nats.outside import outside
 from tests.numaflow.functions import fixture as functions
@@ -93,6 +93,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         shuffle(items, random.Random(seed))
     slow = {item.path for item in items if _is_slow(item)}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the functions that the chosen tests want."""
+    if not session.config.option.collectonly:
+        functions.build_ahead(languages_to_compile(session.items))
 
 
 def shuffle(items: list[pytest.Item], chance: random.Random) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import pytest
 
-_COMPILED = ("go", "rust", "java")
+_COMPILED = frozenset({"go", "rust", "java"})
 SKIPPED_BECAUSE = "takes long; make long runs it, or EBBFLOW_TEST_LONG=1"
 
 
@@ -24,7 +24,7 @@ def are_long_tests_wanted() -> bool:
 def skip_long_tests(items: Iterable[pytest.Item]) -> None:
     """Leaves out what is marked as long, unless it was asked for."""
     for item in items:
-        if _has_to_be_compiled(item):
+        if _compiled_in(item):
             item.add_marker(pytest.mark.long)
     if are_long_tests_wanted():
         return
@@ -33,8 +33,15 @@ def skip_long_tests(items: Iterable[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=SKIPPED_BECAUSE))
 
 
-def _has_to_be_compiled(item: pytest.Item) -> bool:
-    """Returns whether its parameters ask for a function in a language with a compiler."""
+def languages_to_compile(items: Iterable[pytest.Item]) -> list[str]:
+    """Returns the languages with a compiler in which tests that are not skipped want functions."""
+    wanted = [item for item in items if item.get_closest_marker("skip") is None]
+    return sorted({language for item in wanted for language in _compiled_in(item)})
+
+
+def _compiled_in(item: pytest.Item) -> set[str]:
+    """Returns the languages with a compiler that its parameters ask for functions in."""
     parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
     wants_functions = "function_in" in getattr(item, "fixturenames", ())
-    return wants_functions and any(value in _COMPILED for value in parameters)
+    named = {value for value in parameters if isinstance(value, str)}
+    return named & _COMPILED if wants_functions else set()

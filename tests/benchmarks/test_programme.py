@@ -126,8 +126,9 @@ def test_kafka_is_measured_beside_a_bare_loop(spark, kafka, monkeypatch):
 
 @every_part
 @pytest.mark.slow
-def test_functions_are_measured_over_the_wire_and_in_process(spark, function_in):
-    function_in("go")
+@pytest.mark.parametrize("language", ["go"])
+def test_functions_are_measured_over_the_wire_and_in_process(spark, function_in, language):
+    function_in(language)
     some = replace(TINY, who=(functions.GO, "handler"))
 
     figures = measured(some, ["functions"], seed=1, say=lambda _: None)

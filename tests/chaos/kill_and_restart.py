@@ -52,6 +52,7 @@ class Chaos:
         self._random = random.Random(seed)
         self._victims = VICTIMS if hit == "any" else (hit,)
         self._spec = write_pipeline(folder, form, messages, rate)
+        self._exact = form == "storm"
         self._process: subprocess.Popen[bytes] | None = None
         self.hits: Counter[str] = Counter()
 
@@ -62,7 +63,7 @@ class Chaos:
             done += 1
         self._started().wait(600)
         with start_embedded(self._folder / ".ebbflow") as server, open_link(server) as link:
-            return count(self._folder, self._messages, done, link)
+            return count(self._folder, self._messages, done, link, exact=self._exact)
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Return the run, which is started where the last hit has ended it or it failed."""

@@ -12,12 +12,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("language", ["go"])
 def test_nothing_is_lost_when_the_process_of_a_function_is_killed_again_and_again(
-    function_in, tmp_path
+    function_in, tmp_path, language
 ):
     seed = int(time.time())
     print(f"seed {seed}")
-    kills = FunctionKills(tmp_path, function_in("go"), messages=3_000, rate=600, seed=seed)
+    kills = FunctionKills(tmp_path, function_in(language), messages=3_000, rate=600, seed=seed)
 
     tally = kills.run(4)
 

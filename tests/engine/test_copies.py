@@ -13,7 +13,9 @@ from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import (
+    AWAITED,
     MOST,
+    MOST_AWAITED,
     NOTHING,
     LastChunk,
     Mark,
@@ -23,8 +25,10 @@ from ebbflow.engine.position import (
     chunk_key,
     dump_known,
     is_copy,
-    known_of_moved,
+    known_of_redeliveries,
+    known_of_writers,
     load_known,
+    with_awaited,
     with_frame,
 )
 from ebbflow.engine.publications import FROM, Chunk, Place
@@ -123,11 +127,68 @@ def test_a_frame_of_an_earlier_chunk_was_late():
 def test_redeliveries_that_were_moved_are_known_for_a_while():
     known = NOTHING
     for second in range(0, 200, 10):
-        known = with_frame(known, Stamp.of_moved(f"later.{second:016d}", second))
-    assert is_copy(known, Stamp.of_moved("later." + f"{190:016d}", 500)), "whenever it comes again"
-    assert is_copy(known, Stamp.of_moved("later." + f"{150:016d}", 200))
-    assert not is_copy(known, Stamp.of_moved("later." + f"{20:016d}", 200)), "long ago"
+        known = with_frame(known, moved(second, second))
+    assert is_copy(known, moved(190, 500)), "whenever it comes again"
+    assert is_copy(known, moved(150, 200))
+    assert not is_copy(known, moved(20, 200)), "long ago"
     assert load_known(dump_known(known)) == known
-    assert known_of_moved(known) == known
+    assert known_of_redeliveries(known) == known
     other = with_frame(NOTHING, Stamp("v.0", "l", (1, 2), "a" * 16))
-    assert known_of_moved({**known, **other}) == known
+    assert known_of_redeliveries({**known, **other}) == known
+
+
+def moved(number: int, at: float, sent_by: str | None = None) -> Stamp:
+    stamp = Stamp.of_redelivery(f"later.{number:016d}", at, sent_by)
+    assert stamp is not None
+    return stamp
+
+
+def tokens(*numbers: int) -> list[str]:
+    return [f"{number:016d}" for number in numbers]
+
+
+def test_a_redelivery_that_is_not_awaited_is_a_copy_however_late_it_comes():
+    known = with_awaited(NOTHING, "life", 7, tokens(1, 2))
+    assert not is_copy(known, moved(1, 0, "life:7"))
+    known = with_frame(known, moved(1, 0, "life:7"))
+    assert is_copy(known, moved(1, 10**6, "life:7"))
+    assert not is_copy(known, moved(2, 10**6, "life:7")), "it may be as late as it likes, too"
+    assert is_copy(known, moved(3, 0, "life:7")), "an attempt that was not repeated sent it"
+    assert load_known(dump_known(known)) == known
+    known = with_frame(known, moved(2, 10**6, "life:7"))
+    assert known == {AWAITED: LastChunk("life", (6,))}
+    assert is_copy(known, moved(2, 10**6, "life:7"))
+
+
+def test_redeliveries_of_which_nothing_is_known_are_no_copies():
+    known = with_awaited(NOTHING, "life", 7, tokens(1))
+    assert not is_copy(NOTHING, moved(9, 0, "life:7"))
+    assert not is_copy(known, moved(9, 0, "life:6")), "sent before they were listed"
+    assert not is_copy(known, moved(9, 0, "other:8")), "in another life"
+    assert not is_copy(known, moved(9, 0)), "by an earlier version, or a replay of dead letters"
+    assert not is_copy(with_awaited(known, "other", 1, tokens(2)), moved(1, 0, "life:7"))
+
+
+def test_an_awaited_frame_is_found_whatever_chunk_it_names():
+    known = with_awaited(with_awaited(NOTHING, "life", 7, tokens(1)), "life", 8, tokens(2))
+    assert not is_copy(known, moved(1, 0, "life:8"))
+    known = with_frame(known, moved(1, 0, "life:8"))
+    assert is_copy(known, moved(1, 0, "life:7"))
+
+
+def test_of_too_many_redeliveries_the_newest_are_listed():
+    known = with_awaited(NOTHING, "life", 1, tokens(1))
+    known = with_awaited(known, "life", 2, tokens(2))
+    known = with_awaited(known, "life", 3, tokens(*range(10, 10 + MOST_AWAITED - 1)))
+    assert not is_copy(known, moved(1, 0, "life:1"))
+    assert not is_copy(known, moved(5, 0, "life:1")), "nothing is known of that chunk any more"
+    assert is_copy(with_frame(known, moved(1, 0, "life:1")), moved(1, 20, "life:1"))
+    assert is_copy(known, moved(5, 0, "life:2"))
+    assert not is_copy(known, moved(2, 0, "life:2"))
+
+
+def test_what_is_known_is_either_of_writers_or_of_redeliveries():
+    known = with_frame(with_awaited(NOTHING, "life", 1, tokens(1)), moved(5, 5))
+    known = with_frame(known, Stamp("v.0", "l", (1, 2), "a" * 16))
+    assert known_of_writers(known).keys() == {"v.0"}
+    assert {**known_of_writers(known), **known_of_redeliveries(known)} == known

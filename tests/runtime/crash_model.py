@@ -30,13 +30,13 @@ from ebbflow.engine.position import (
     Span,
     Stamp,
     is_copy,
-    known_of_moved,
+    known_of_redeliveries,
     with_frame,
 )
 from ebbflow.engine.publications import Place, Publication, Stage
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.settlement import Settlement
-from tests.runtime.memory_server import Server
+from tests.runtime.memory_server import Moved, Server
 
 PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], 1_000_000, "answers")
 RETRIES = RetryStrategy(Backoff(interval=5_000, steps=2, jitter=0.01), "drop")
@@ -251,16 +251,16 @@ class DueReader(StampedReader):
     def __init__(
         self,
         stream: list[pa.RecordBatch],
-        parked_on: list[str | None],
+        moved: list[Moved],
         done: Span,
         random: Random,
         recorded: Callable[[], Mark],
     ) -> None:
         def stamps(seq: int) -> Sequence[Stamp]:
-            stamp = Stamp.of_moved(parked_on[seq], 0)
+            stamp = moved[seq].stamp
             return [] if stamp is None else [stamp]
 
-        known = known_of_moved(done.known)
+        known = known_of_redeliveries(done.known)
         super().__init__(stream, stamps, done.redelivery, known, random, recorded)
 
 

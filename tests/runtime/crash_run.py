@@ -179,7 +179,7 @@ class ModelTask:
         server, random = self.server, self.chances.random
         self.redeliveries = DueReader(
             server.due,
-            server.parked_on,
+            server.moved,
             done,
             random,
             lambda: server.position.done.redelivery,

@@ -23,7 +23,6 @@ from ebbflow.engine.inlet import Intake
 from ebbflow.engine.outage import Breaker, OutageGate, Patience
 from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import (
-    NOTHING,
     Mark,
     Position,
     Span,
@@ -31,8 +30,9 @@ from ebbflow.engine.position import (
     add_counts,
     is_copy,
     known_of_redeliveries,
+    known_of_writers,
 )
-from ebbflow.engine.publications import FRAME, FROM, Place, Publication, Stage
+from ebbflow.engine.publications import FRAME, FROM, REDELIVERED_BY, Place, Publication, Stage
 from ebbflow.runtime.deciding import ChunkDecider, DecisionRules
 from ebbflow.runtime.inline import InlineVertex, InlineVertices
 from ebbflow.runtime.loop import ChunkLoop, Epoch, TaskParts
@@ -76,8 +76,11 @@ class Vertex:
     buffer: list[Frame] = field(default_factory=list)
     due: list[Frame] = field(default_factory=list)
     waiting: list[tuple[int, int, Frame]] = field(default_factory=list)
-    stored: bytes = Position("lineage").to_json()
     revision: int = 1
+
+    def __post_init__(self) -> None:
+        # Each partition has a lineage of its own.
+        self.stored = Position(f"life of {self.name}").to_json()
 
     @property
     def position(self) -> Position:
@@ -130,12 +133,16 @@ class World:
         vertex, headers = self.vertices[publication.target], publication.headers
         written = Stamp.of_inline(headers.get(FROM), headers.get(FRAME))
         if publication.due is None:
-            vertex.due.append(_frame(publication, written))
+            vertex.due.append(_frame(publication, self._moved_stamp(publication), written))
             return
-        moved = Stamp.of_moved(f"later.{frames.fingerprint([publication.msg_id])}", 0)
+        moved = self._moved_stamp(publication)
         self._published += 1
         waits = (publication.due, self._published, _frame(publication, moved, written))
         vertex.waiting.append(waits)
+
+    def _moved_stamp(self, publication: Publication) -> Stamp | None:
+        sender = publication.headers.get(REDELIVERED_BY)
+        return Stamp.of_redelivery(publication.token, self.now / 1000, sender)
 
     def record(self, position: Position) -> bytes:
         """What is stored of a position."""
@@ -337,8 +344,8 @@ class GraphTask:
 
     def _open(self, done: Span) -> Intake:
         vertex, random = self._vertex, self.chances.random
-        of_tasks = {writer: last for writer, last in done.known.items() if " " not in writer}
-        inlet = _Frames(vertex.buffer, done.inlet, of_tasks or NOTHING, random, vertex, "inlet")
+        of_tasks = known_of_writers(done.known)
+        inlet = _Frames(vertex.buffer, done.inlet, of_tasks, random, vertex, "inlet")
         known = known_of_redeliveries(done.known)
         again = _Frames(vertex.due, done.redelivery, known, random, vertex, "redelivery")
         self.read = Intake(inlet, again)

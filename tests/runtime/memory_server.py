@@ -6,16 +6,33 @@ and those who read what the task writes go on, record and crash at any time.
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from ebbflow.domain.errors import Fenced
 from ebbflow.engine import frames
-from ebbflow.engine.position import Mark, Position
-from ebbflow.engine.publications import Publication, Stage
+from ebbflow.engine.position import Mark, Position, Stamp
+from ebbflow.engine.publications import REDELIVERED_BY, Publication, Stage
 from ebbflow.streams.audit_rows import CHUNK, AuditStamp, ToldFrame
 from ebbflow.streams.trail_rows import TrailRow, read_trail
 from tests.runtime.following import Follower
+
+
+class Moved(NamedTuple):
+    """What is known of a redelivery: its token, the chunk that it comes from, and when it came.
+
+    ``at`` is in seconds, as the server's own times are.
+    """
+
+    token: str
+    sent_by: str
+    at: float
+
+    @property
+    def stamp(self) -> Stamp | None:
+        """By which its reader knows it."""
+        return Stamp.of_redelivery(self.token, self.at, self.sent_by)
 
 
 @dataclass
@@ -28,13 +45,13 @@ class Server:
     followers: dict[tuple[str, int], Follower] = field(default_factory=dict)
     due: list[pa.RecordBatch] = field(default_factory=list)
     due_ids: list[str] = field(default_factory=list)
-    parked_on: list[str | None] = field(default_factory=list)
-    """Where each of those that are due was parked, if it was."""
+    moved: list[Moved] = field(default_factory=list)
+    """What is known of each of those that are due."""
     dies: float = 0.1
     """How likely it is to be killed before it has confirmed what it has stored."""
     moved_twice: int = 0
     """The rows of frames that it has moved once more."""
-    waiting: list[tuple[int, bytes, str]] = field(default_factory=list)
+    waiting: list[tuple[int, bytes, str, str]] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     letters: list[str] = field(default_factory=list)
     letter_ids: list[str] = field(default_factory=list)
@@ -81,9 +98,11 @@ class Server:
             told = ToldFrame(len(self.audit) + 1, "v", 0, stamp)
             self.audit.append((told, publication.payload))
         elif publication.due is None:
-            self._came_due(publication.payload, publication.msg_id, None)
+            moved = Moved(publication.token, _sender_of(publication), self.now / 1000)
+            self._came_due(publication.payload, publication.msg_id, moved)
         else:
-            self.waiting.append((publication.due, publication.payload, publication.msg_id))
+            due, payload, msg_id = publication.due, publication.payload, publication.msg_id
+            self.waiting.append((due, payload, msg_id, _sender_of(publication)))
 
     def _hear(self, rows: list[TrailRow]) -> None:
         self.trail += rows
@@ -100,20 +119,20 @@ class Server:
                 there = not row.answers or row.request in self.answers
         return there and all((output.to, output.id) in self._stored for output in row.sent)
 
-    def _came_due(self, payload: bytes, msg_id: str, parked_on: str | None) -> None:
+    def _came_due(self, payload: bytes, msg_id: str, moved: Moved) -> None:
         self.due.append(frames.decode(payload))
         self.due_ids.append(msg_id)
-        self.parked_on.append(parked_on)
+        self.moved.append(moved)
 
     def move_again(self, chance: Random) -> None:
-        """It died after it had moved a frame, and before it deleted the one that was parked."""
-        moved = [place for place, subject in enumerate(self.parked_on) if subject is not None]
+        """It was killed and has forgotten that it deleted a frame, however long ago that was."""
+        moved = [(place, one) for place, one in enumerate(self.moved) if "later" in one.token]
         if moved:
-            place = chance.choice(moved[-4:])
+            place, one = chance.choice(moved)
             self.due.append(self.due[place])
             self.moved_twice += self.due[place].num_rows
             self.due_ids.append(self.due_ids[place])
-            self.parked_on.append(self.parked_on[place])
+            self.moved.append(one._replace(at=self.now / 1000))
 
     def happen(self) -> None:
         """Whatever else goes on beside the task."""
@@ -143,7 +162,7 @@ class Server:
 
     def holds(self, publication: Publication, done: Mark) -> bool:
         """Whether it is found among the letters, or among what waits or is not read."""
-        waiting = [msg_id for _, _, msg_id in self.waiting]
+        waiting = [msg_id for _, _, msg_id, _ in self.waiting]
         return publication.msg_id in {*self.letter_ids, *waiting, *self.due_ids[done.seq :]}
 
     def read(self) -> list[str]:
@@ -155,9 +174,10 @@ class Server:
     def pass_time(self, ms: int) -> None:
         """Move what has become due."""
         self.now += ms
-        for due, payload, msg_id in sorted(self.waiting):
+        for due, payload, msg_id, sent_by in sorted(self.waiting):
             if due <= self.now:
-                self._came_due(payload, msg_id, f"v.later.{frames.fingerprint([msg_id])}")
+                subject = f"v.later.{frames.fingerprint([msg_id])}"
+                self._came_due(payload, msg_id, Moved(subject, sent_by, self.now / 1000))
         self.waiting = [one for one in self.waiting if one[0] > self.now]
 
     def write(self, position: Position, revision: int) -> int:
@@ -179,5 +199,10 @@ class Server:
 
     def coming_back(self) -> set[str]:
         """The inputs that some redelivery holds."""
-        held = [*self.due, *(frames.decode(payload) for _, payload, _ in self.waiting)]
+        held = [*self.due, *(frames.decode(payload) for _, payload, *_ in self.waiting)]
         return {i for batch in held for i in batch.column("id").to_pylist()}
+
+
+def _sender_of(publication: Publication) -> str:
+    """The chunk that a redelivery comes from."""
+    return publication.headers[REDELIVERED_BY]

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from ebbflow.engine import frames
-from ebbflow.engine.position import NOTHING, Known, Mark, known_of_moved
+from ebbflow.engine.position import NOTHING, Known, Mark, known_of_redeliveries
 from ebbflow.engine.publications import FROM
 from ebbflow.nats import api, pull
 from ebbflow.nats.publish import BUFFER, publish
@@ -345,7 +345,7 @@ def test_a_redelivery_that_the_server_has_moved_twice_is_read_once(link, names, 
     assert first.mark == Mark(8), "each was parked before it was moved"
     first.close()
     move("c", "d", "d")
-    second = start(first.mark, known_of_moved(first.known))
+    second = start(first.mark, known_of_redeliveries(first.known))
     assert take(second, 1) == ["d"]
     assert take(second, 1, seconds=1) == []
     assert (second.mark, second.passed) == (Mark(14), Mark(12)), "it moves behind copies"

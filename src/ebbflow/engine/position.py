@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -39,6 +39,12 @@ Also the most redeliveries that are known of a chunk whose task ran the vertex i
 # A server that is killed may have forgotten what it deleted last, and moves that again when it is
 # back. Seen up to 10 seconds after the first time; time stands still for a server that is down.
 _MOVED_SPAN, _MOVED_SPANS = 15, 4
+
+AWAITED = "awaited"
+"""The redeliveries that the vertex has published and not read, by the number of their chunk."""
+
+MOST_AWAITED = 4_096
+"""So many of those are known at most; copies of older ones are known by when they were moved."""
 
 _LENGTH = 16
 _MARK = r"(\d+)(?:\.(\d+))?"
@@ -77,17 +83,19 @@ class Stamp:
         return None if stamp is None else replace(stamp, writer=f"{INLINE} {stamp.writer}")
 
     @classmethod
-    def of_moved(cls, parked_on: str | None, stored: float) -> Stamp | None:
-        """Returns the stamp of a redelivery by the subject that it was parked on, if it was.
+    def of_redelivery(cls, token: str | None, stored: float, sent_by: str | None) -> Stamp | None:
+        """Returns the stamp of a redelivery: by the token of its id, or the subject that ends so.
 
-        A server that dies between moving a frame and deleting it where it was parked moves it again
-        when it is back. The subject is made of the frame's id, which the server leaves out.
-        ``stored`` is when the server moved it, in seconds since 1970.
+        A server that is killed may move a parked frame again when it is back. What it moves is
+        without an id, but the subject on which it was parked ends with the token. ``stored`` is
+        when the server stored it, in seconds since 1970; ``sent_by`` names the chunk it comes from
+        (``name_sender``).
         """
-        if not parked_on:
+        if not token:
             return None
-        span = int(stored // _MOVED_SPAN)
-        return cls(MOVED, "", (span,), parked_on.rpartition(".")[2][:_LENGTH])
+        lineage, _, number = (sent_by or ":0").rpartition(":")
+        begins = (int(number), int(stored // _MOVED_SPAN))
+        return cls(MOVED, lineage, begins, token.rpartition(".")[2][:_LENGTH])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +119,10 @@ NOTHING: Known = {}
 
 def is_copy(known: Known, stamp: Stamp) -> bool:
     """Returns whether a frame was read before."""
+    if stamp.writer == MOVED and _is_tracked(known, stamp):
+        return _find_awaited(known, stamp) is None
     if stamp.writer == MOVED:
-        return any(stamp.rows in last.rows for last in known_of_moved(known).values())
+        return any(stamp.rows in known[writer].rows for writer in known if _is_span(writer))
     last = known.get(stamp.writer)
     if stamp.writer.startswith(f"{INLINE} "):
         # What is older is no copy: redeliveries come in the order in which they are due.
@@ -129,6 +139,8 @@ def with_frame(known: Known, stamp: Stamp) -> Known:
 
     Not before the last row: a frame of which some rows are unread is no copy when it comes again.
     """
+    if stamp.writer == MOVED and _is_tracked(known, stamp):
+        return _without_awaited(known, stamp)
     if stamp.writer == MOVED:
         return _with_moved(known, stamp)
     last, most = known.get(stamp.writer), MOST
@@ -145,32 +157,112 @@ def with_frame(known: Known, stamp: Stamp) -> Known:
 
 def _with_moved(known: Known, stamp: Stamp) -> Known:
     """Returns what is known with a moved frame, and without those of long ago."""
-    oldest = stamp.begins[0] - _MOVED_SPANS
+    span = stamp.begins[1]
+    oldest = span - _MOVED_SPANS
     kept = {
         writer: last
         for writer, last in known.items()
-        if not _is_moved(writer) or last.begins[0] > oldest
+        if not _is_span(writer) or last.begins[0] > oldest
     }
-    writer = f"{MOVED} {stamp.begins[0]}"
-    before = kept.get(writer, LastChunk("", stamp.begins)).rows
+    writer = f"{MOVED} {span}"
+    before = kept.get(writer, LastChunk("", (span,))).rows
     rows = (*before, stamp.rows)[-MOST_MOVED:]
-    return {**kept, writer: LastChunk("", stamp.begins, rows)}
+    return {**kept, writer: LastChunk("", (span,), rows)}
 
 
-def _is_moved(writer: str) -> bool:
+def _is_span(writer: str) -> bool:
     # Tasks have a dot in their names, and no space.
     return writer.startswith(f"{MOVED} ")
 
 
-def known_of_moved(known: Known) -> Known:
-    """Returns what is known of redeliveries that the server moved."""
-    return {writer: last for writer, last in known.items() if _is_moved(writer)}
+def name_sender(lineage: str, chunk: int) -> str:
+    """Returns what a redelivery says of the chunk that it comes from."""
+    return f"{lineage}:{chunk}"
+
+
+def with_awaited(known: Known, lineage: str, chunk: int, rows: Iterable[str]) -> Known:
+    """Returns what is known when a chunk has sent frames back, told apart by their tokens.
+
+    A frame is taken off when its last row is read. So one that comes again, however much later, is
+    a copy because it is not awaited; and so is one of an attempt that a replay has not repeated.
+    """
+    own = tuple(row[:_LENGTH] for row in rows)
+    before = known.get(AWAITED)
+    if before is None or before.lineage != lineage:
+        known = {writer: last for writer, last in known.items() if not _is_awaited(writer)}
+        known = {**known, AWAITED: LastChunk(lineage, (chunk - 1,))}
+    if not own:
+        return known
+    return _without_oldest({**known, f"{AWAITED} {chunk}": LastChunk("", (chunk,), own)})
+
+
+def _is_awaited(writer: str) -> bool:
+    return writer == AWAITED or writer.startswith(f"{AWAITED} ")
+
+
+def _list_awaited(known: Known) -> list[str]:
+    return [writer for writer in known if writer.startswith(f"{AWAITED} ")]
+
+
+def _without_oldest(known: Known) -> Known:
+    """Returns what is known of as many frames as a record may hold, of the newest chunks."""
+    chunks = _list_awaited(known)
+    most = sum(len(known[chunk].rows) for chunk in chunks)
+    if most <= MOST_AWAITED:
+        return known
+    kept = dict(known)
+    for chunk in sorted(chunks, key=lambda chunk: known[chunk].begins):
+        last = kept.pop(chunk)
+        most -= len(last.rows)
+        kept[AWAITED] = LastChunk(kept[AWAITED].lineage, last.begins)
+        if most <= MOST_AWAITED:
+            break
+    return kept
+
+
+def _is_tracked(known: Known, stamp: Stamp) -> bool:
+    """Returns whether it would be known if the frame was still awaited.
+
+    Not that of an earlier life of the pipeline, and not those that were too many: ``begins`` says
+    up to which chunk these are.
+    """
+    since = known.get(AWAITED)
+    if since is None or since.lineage != stamp.lineage:
+        return False
+    return stamp.begins[0] > since.begins[0]
+
+
+def _find_awaited(known: Known, stamp: Stamp) -> str | None:
+    """Returns what an awaited frame is listed with; ``None`` if it is not awaited."""
+    own = f"{AWAITED} {stamp.begins[0]}"
+    # With its own chunk, as a rule. To look at the others as well can only save it.
+    chunks = (own, *_list_awaited(known)) if own in known else _list_awaited(known)
+    return next((chunk for chunk in chunks if stamp.rows in known[chunk].rows), None)
+
+
+def _without_awaited(known: Known, stamp: Stamp) -> Known:
+    """Returns what is known when an awaited frame is read."""
+    chunk = _find_awaited(known, stamp)
+    if chunk is None:
+        return known
+    left = tuple(rows for rows in known[chunk].rows if rows != stamp.rows)
+    others = {writer: last for writer, last in known.items() if writer != chunk}
+    return {**others, chunk: replace(known[chunk], rows=left)} if left else others
 
 
 def known_of_redeliveries(known: Known) -> Known:
-    """Returns what is known of redeliveries: those that the server moved, or other tasks wrote."""
+    """Returns what is known of redeliveries."""
+    return {writer: last for writer, last in known.items() if _is_of_redeliveries(writer)}
+
+
+def known_of_writers(known: Known) -> Known:
+    """Returns what is known of those who write to the inlet."""
+    return {writer: last for writer, last in known.items() if not _is_of_redeliveries(writer)}
+
+
+def _is_of_redeliveries(writer: str) -> bool:
     # The names of tasks have no space.
-    return {writer: last for writer, last in known.items() if " " in writer}
+    return " " in writer or writer == AWAITED
 
 
 def dump_known(known: Known) -> dict[str, list[Any]]:

@@ -34,17 +34,22 @@ from ebbflow.engine.answers import answer_headers, answer_key
 from ebbflow.engine.dead_letter import MARK, Letter
 from ebbflow.engine.frames import Rows, request_id
 from ebbflow.engine.outputs import NOBODY, Edge, route
-from ebbflow.engine.redelivery import round_delay
+from ebbflow.engine.position import name_sender
+from ebbflow.engine.redelivery import due_after, round_delay
 from ebbflow.engine.verdict import Verdict
 
 FROM = "Ebbflow-From"
 MOVED_FROM = "Nats-Scheduler"
 """The header in which the server names the subject that a due frame was parked on."""
+PARKED_ON = "Ebbflow-Parked-On"
+"""The same of a frame that a task has moved in place of the server, which keeps its header."""
 FRAME = "Ebbflow-Frame"
 """The header that keeps the id of a redelivery whose writer is not the task that reads it.
 
 The server leaves out the message id of a redelivery when it moves it.
 """
+REDELIVERED_BY = "Ebbflow-Redelivered-By"
+"""The header that names the chunk that a redelivery comes from (``position.name_sender``)."""
 WATERMARK = "Ebbflow-Watermark"
 ROWS = "Ebbflow-Rows"
 """The header that says how many rows a frame holds, for those who only count them."""
@@ -66,8 +71,9 @@ _UNKNOWN: dict[str, Any] = {"value": b"", "event_time": None, "first_seen": None
 class Stage(IntEnum):
     """The order of publishing: everything of a stage is confirmed before the next one begins.
 
-    Redeliveries come before outputs as a second safeguard beside the hash in the ids: user code
-    that only improves from one try to the next would lose nothing even without the hash.
+    Redeliveries come before outputs as a second safeguard beside the hash in the ids, for those
+    that are not listed as awaited: user code that only improves from one try to the next would lose
+    nothing of these even without the hash.
     """
 
     REDELIVER = 1
@@ -103,6 +109,11 @@ class Publication:
     parents: tuple[int, ...] = ()
     via: str = ""
 
+    @property
+    def token(self) -> str:
+        """What tells it apart from all others, and is part of the subject that it is parked on."""
+        return token_of(self.msg_id)
+
     def check_size(self, max_payload: int) -> None:
         """Raises ``MessageTooLarge`` if the server would not take it; letters are cut to fit."""
         if self.stage is Stage.DEAD_LETTER:
@@ -110,6 +121,19 @@ class Publication:
         limit = max_payload - min(_HEADERS, max_payload // 4)
         if len(self.payload) > limit:
             raise MessageTooLarge(len(self.payload), limit)
+
+
+def redelivery_token(headers: Mapping[str, str]) -> str | None:
+    """Returns what a redelivery is known by: where it was parked, or the token of its id."""
+    if parked_on := headers.get(MOVED_FROM) or headers.get(PARKED_ON):
+        return parked_on
+    own = headers.get("Nats-Msg-Id") if REDELIVERED_BY in headers else None
+    return token_of(own) if own else None
+
+
+def token_of(msg_id: str) -> str:
+    """Returns a hash of an id."""
+    return frames.fingerprint([msg_id])
 
 
 class ChunkNumber(NamedTuple):
@@ -207,6 +231,7 @@ def build_redeliveries(
         # By the delay, never by the due time: a replay comes later and would group other rows.
         groups[round_delay(again[index].delay)].append(index)
     now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
+    sender = _sender_headers(chunk)
     for delay, indexes in sorted(groups.items()):
         for frame in _cut_again(chunk.rows.batch, indexes, again, place.max_payload):
             # Without the due time: a replay comes later, and would store the rows twice.
@@ -219,10 +244,16 @@ def build_redeliveries(
                 place.partition,
                 msg_id,
                 frames.encode(frame),
-                headers | {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
-                due=now_ms + delay if delay else None,
+                headers | sender | {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
+                due=due_after(now_ms, delay) if delay else None,
                 via=chunk.via,
             )
+
+
+def _sender_headers(chunk: Chunk) -> dict[str, str]:
+    """Returns what says which chunk a redelivery comes from; nothing of one without a number."""
+    lineage, number = chunk.key.partition(":")[0], chunk.number.number
+    return {REDELIVERED_BY: name_sender(lineage, number)} if number else {}
 
 
 def _cut_again(

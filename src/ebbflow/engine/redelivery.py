@@ -112,9 +112,22 @@ def round_delay(delay: int) -> int:
     return (delay + grid - 1) // grid * grid
 
 
+LAST_DUE = 9_214_646_400_000
+"""The latest time that a redelivery waits for: the end of 2261, in epoch milliseconds.
+
+NATS counts nanoseconds in 64 bits, and moves at once what is scheduled for a later time than they
+can hold, in 2262.
+"""
+
+
 def due_time(now_ms: int, delay: int) -> int:
     """Returns when a redelivery is due, in epoch milliseconds: never early, at most 1 s late."""
-    return now_ms + round_delay(delay)
+    return due_after(now_ms, round_delay(delay))
+
+
+def due_after(now_ms: int, rounded: int) -> int:
+    """Returns the same for a delay that is rounded."""
+    return min(now_ms + rounded, LAST_DUE)
 
 
 def draw_chance(message_id: str, tries: int) -> float:

@@ -92,6 +92,12 @@ class Settlement:
         """Returns the publications of one stage."""
         return [p for p in self.publications if p.stage is stage]
 
+    @property
+    def awaited(self) -> list[str]:
+        """The tokens of all redeliveries of the vertex itself."""
+        # Also of those without a delay: an earlier attempt may have parked the same frame.
+        return [p.token for p in self.of_stage(Stage.REDELIVER) if not p.via]
+
     def inline_paths(self) -> tuple[str, ...]:
         """Returns the chains of inline vertices that took outputs of the chunk."""
         return tuple(part.path for part in self._inline_parts())

@@ -6,18 +6,22 @@ The streams of the task are opened here, by what the plan says the vertex reads.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ebbflow.accounts.events import Events
 from ebbflow.accounts.taps import Taps
 from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
+from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.blame import Outage
 from ebbflow.engine.inlet import Inlet, Intake
 from ebbflow.engine.outage import OutageGate, VertexCode
-from ebbflow.engine.position import Span, known_of_redeliveries
+from ebbflow.engine.position import Position, Span, known_of_redeliveries, known_of_writers
+from ebbflow.nats.api import ApiError
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.control import Handlers, PauseWatch, listening
@@ -32,6 +36,7 @@ from ebbflow.runtime.vertex_parts import decision_rules, late_observers, open_sp
 from ebbflow.runtime.worker import WORKER
 from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
+from ebbflow.streams.overdue import RedeliveryPlace, clear_overdue
 from ebbflow.streams.publish_settlement import NatsJournal
 from ebbflow.streams.reader import FrameReader
 
@@ -142,6 +147,8 @@ class VertexTask:
 
     def _open_intake(self, done: Span) -> Intake:
         plan, partition, link, wake = self._plan, self._partition, self._link, self._epoch.wake
+        assert self._journal.claimed is not None
+        clear_overdue_redeliveries(plan, partition, link, self._journal.claimed)
         redeliveries = open_redeliveries(plan, partition, link, done, wake)
         ledger = self._journal.ledger = open_ledger(plan, partition, link)
         inlet = open_inlet(plan, partition, link, done, wake, ledger, self.events)
@@ -164,6 +171,17 @@ def _interval(plan: VertexPlan) -> float:
     if plan.streams.serves:
         return AT_REQUESTS
     return AT_SOURCE if plan.is_source else AT_BUFFER
+
+
+def clear_overdue_redeliveries(
+    plan: VertexPlan, partition: int, link: Link, position: Position
+) -> None:
+    """Sees to redeliveries that a server which was killed does not move any more."""
+    names, known = Names(plan.pipeline), position.done.known
+    place = RedeliveryPlace(names, plan.vertex, partition, known, position.chunks)
+    # The next task tries again; whatever is wrong with the server, this one will hear of it.
+    with suppress(EbbflowError, ApiError, TimeoutError):
+        link.run(clear_overdue(link.client, place, time.time()))
 
 
 def open_redeliveries(
@@ -206,4 +224,5 @@ def open_inlet(
         source = replace(source, systems=plan.policy.systems)
         return PulledInlet(source, vertex, partition, done.inlet, ledger, wake, events, patience)
     buffer, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
-    return FrameReader(link, buffer, subject, done.inlet, wake, done.known)
+    known = known_of_writers(done.known)
+    return FrameReader(link, buffer, subject, done.inlet, wake, known)

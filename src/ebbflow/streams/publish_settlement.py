@@ -33,9 +33,8 @@ import pyarrow as pa
 
 from ebbflow.domain.errors import BufferFull
 from ebbflow.domain.message import Ack
-from ebbflow.engine.frames import fingerprint
 from ebbflow.engine.position import Known, Mark, Position, Stamp, is_copy
-from ebbflow.engine.publications import FROM, MOVED_FROM, Publication, Stage
+from ebbflow.engine.publications import FROM, MOVED_FROM, PARKED_ON, Publication, Stage
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.bulk import publish_all, publish_lanes
 from ebbflow.nats.client import SecuredClient
@@ -60,6 +59,8 @@ from ebbflow.streams.positions import PositionStore, read_known
 T = TypeVar("T")
 
 IN_FLIGHT = 256
+# By any of these a redelivery that is stored is found.
+_MARKS = (MSG_ID, MOVED_FROM, PARKED_ON)
 FROM_THE_START = Mark()
 # Nothing deletes letters but people, so a server knows their ids for all of its window, restarted
 # or not. To look for them means to read all letters of the vertex.
@@ -176,8 +177,8 @@ def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]
         "Nats-Schedule-Target": due_subject,
     }
     # The subject must be this publication's own: a second schedule on it would replace the first.
-    token = fingerprint([publication.msg_id])
-    return names.later_subject(vertex, partition, token), publication.headers | schedule
+    subject = names.later_subject(vertex, partition, publication.token)
+    return subject, publication.headers | schedule
 
 
 def format_time(epoch_ms: int) -> str:
@@ -324,7 +325,7 @@ async def _find_in_stream(
 ) -> dict[str, Ack]:
     marks: dict[str, int] = {}
     for seq, headers in await _read_headers_after(client, stream, done):
-        marks |= {headers[name]: seq for name in (MSG_ID, MOVED_FROM) if name in headers}
+        marks |= {headers[name]: seq for name in _MARKS if name in headers}
     found = ((p.msg_id, {p.msg_id, address(names, p)[0]} & marks.keys()) for p in again)
     return {one: Ack(stream, marks[min(by)], True, 0) for one, by in found if by}
 
@@ -369,10 +370,12 @@ class NatsJournal:
         self._tally = tally
         self._store = PositionStore(link.client, names, vertex, partition, retry, tally)
         self.ledger: Ledger | None = None
+        self.claimed: Position | None = None
 
     async def claim(self) -> Position:
         """Takes the partition over: from now on the task that had it can write no more."""
-        return await self._store.claim(self._run)
+        self.claimed = await self._store.claim(self._run)
+        return self.claimed
 
     async def write(self, position: Position) -> None:
         """Replaces the record; ``Fenced`` when another task has claimed the partition."""

@@ -21,7 +21,13 @@ from ebbflow.domain.errors import AccessError, EbbflowError
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Inlet, Origin
 from ebbflow.engine.position import NOTHING, Known, Mark, Stamp, is_copy, with_frame
-from ebbflow.engine.publications import FRAME, FROM, MOVED_FROM, WATERMARK
+from ebbflow.engine.publications import (
+    FRAME,
+    FROM,
+    REDELIVERED_BY,
+    WATERMARK,
+    redelivery_token,
+)
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import MSG_ID
@@ -224,7 +230,9 @@ class FrameReader(Inlet):
 def _read_stamps(headers: Mapping[str, str], stored: float) -> Sequence[Stamp]:
     """Returns how a copy of a frame is known; a redelivery of another task may be in two ways."""
     writer, frame = headers.get(FROM), headers.get(FRAME)
-    moved = Stamp.of_moved(headers.get(MOVED_FROM), stored)
+    moved = Stamp.of_redelivery(redelivery_token(headers), stored, headers.get(REDELIVERED_BY))
+    if moved is not None and frame is None:
+        return [moved]
     written = Stamp.of_inline(writer, frame) if frame else Stamp.of(writer, headers.get(MSG_ID))
     return [stamp for stamp in (moved, written) if stamp is not None]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,6 +18,16 @@ _missing: dict[str, str] = {}
 def function_in() -> Callable[[str], tuple[str, ...]]:
     """Gives the command of a language; tests that ask for a missing one are skipped."""
     return _command
+
+
+def build_ahead(languages: Iterable[str]) -> None:
+    """Builds functions before any test begins: the time limits of tests do not allow for it.
+
+    What goes wrong is told by the tests that want them.
+    """
+    for language in languages:
+        with suppress(NotBuilt, subprocess.SubprocessError):
+            command(language)
 
 
 def _command(language: str) -> tuple[str, ...]:

@@ -88,7 +88,8 @@ class Decided:
 class Settled:
     """The result of settling: counts, nack reasons, the counts of publishing, and what was raised.
 
-    ``sent`` are the rows that went to each of the next vertices, ``breaker`` what it has counted.
+    ``sent`` are the rows that went to each of the next vertices, ``breaker`` what it has counted,
+    ``awaited`` the tokens of the redeliveries.
     """
 
     counts: Counts
@@ -97,6 +98,7 @@ class Settled:
     errors: list[dict[str, Any]] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
     breaker: dict[str, Any] = field(default_factory=dict)
+    awaited: list[str] = field(default_factory=list)
 
     @property
     def raised(self) -> RaisedErrors:
@@ -155,6 +157,7 @@ class _Settling:
             errors,
             settlement.account.parts[0].count_by_edge(),
             breaker.state,
+            settlement.awaited,
         )
 
     def _rules(self) -> Rules:

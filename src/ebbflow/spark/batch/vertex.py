@@ -35,7 +35,7 @@ from ebbflow.engine.publications import ChunkNumber
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.control import Handlers, PauseWatch, listening
-from ebbflow.runtime.nats_task import open_journal
+from ebbflow.runtime.nats_task import clear_overdue_redeliveries, open_journal
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
 from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.batch.query import BatchWork, Query, Write, watch_call
@@ -187,6 +187,7 @@ class BatchPartition:
 
     def _run(self) -> None:
         self._position: Position = self._link.run(self._journal.claim())
+        clear_overdue_redeliveries(self._plan, self._partition, self._link, self._position)
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         self._breaker.tripped = self._position.halted
         try:
@@ -334,10 +335,11 @@ class BatchPartition:
         else:
             self._intend(end)
             key = chunk_key(self._position.lineage, plan.vertex, self._partition, start, end)
-            counts = self._publish(
+            number = ChunkNumber(self._position.chunks + 1, self._position.epoch)
+            settled = self._publish(
                 Decided(
                     key,
-                    ChunkNumber(self._position.chunks + 1, self._position.epoch),
+                    number,
                     tuple(frame_ranges(plan, self._partition, start, end, window.copies)),
                     self._watermark.current,
                     {index - low: why for index, why in isolated.blamed.items()},
@@ -348,6 +350,9 @@ class BatchPartition:
                     self._breaker,
                 )
             )
+            counts = settled.counts
+            window.await_redeliveries(self._position.lineage, number.number, settled.awaited)
+            end = window.span(isolated.end)
         watermark = self._watermark.current
         self._record(self._position.settled(end, counts, watermark, chunks=1))
 
@@ -358,7 +363,7 @@ class BatchPartition:
             self._position = self._position.intending(end)
             self._link.run(self._journal.write(self._position))
 
-    def _publish(self, decided: Decided) -> Counts:
+    def _publish(self, decided: Decided) -> Settled:
         """Lets a worker publish the results of the batch; returns when all is confirmed."""
         result = self._work.result
         alone = self._spark.range(0, 1, 1, 1)
@@ -377,7 +382,7 @@ class BatchPartition:
         self._events.raised(settled.raised)
         if len(self._plan.edges) > 1:
             self._events.sent(settled.sent)
-        return settled.counts
+        return settled
 
     def _note_error(self, error: BaseException) -> None:
         errors = RaisedErrors()

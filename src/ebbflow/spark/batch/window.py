@@ -25,8 +25,8 @@ import pyarrow as pa
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Origin
-from ebbflow.engine.position import Mark, Span, Stamp, is_copy, with_frame
-from ebbflow.engine.publications import FROM, MOVED_FROM, WATERMARK
+from ebbflow.engine.position import Mark, Span, Stamp, is_copy, with_awaited, with_frame
+from ebbflow.engine.publications import FROM, REDELIVERED_BY, WATERMARK, redelivery_token
 from ebbflow.nats import api
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import MSG_ID
@@ -218,6 +218,12 @@ class Window:
         frame = self._frames[number]
         return self._ends[number] - frame.rows + row - frame.first
 
+    def await_redeliveries(self, lineage: str, chunk: int, tokens: Sequence[str]) -> None:
+        """Notes that a chunk has sent frames back; they come in a later window."""
+        sent = partial(with_awaited, lineage=lineage, chunk=chunk, rows=tokens)
+        self.start = replace(self.start, known=sent(self.start.known))
+        self.end = replace(self.end, known=sent(self.end.known))
+
     def span(self, count: int) -> Span:
         """Returns how far the partition is when the first ``count`` rows are done."""
         if count >= len(self):
@@ -253,16 +259,19 @@ def _key(frame: _Frame) -> tuple[int, int]:
     return frame.kind, frame.seq
 
 
-def _stamp_of_moved(mark: str | None) -> Stamp | None:
-    """Returns the stamp of a redelivery that was parked; the mark says when it was moved."""
-    stored, _, parked_on = (mark or "").partition(" ")
-    return Stamp.of_moved(parked_on, datetime.fromisoformat(stored).timestamp()) if mark else None
+def _stamp_of_redelivery(mark: str | None) -> Stamp | None:
+    """Returns the stamp of a redelivery; the mark says when it was stored."""
+    if not mark:
+        return None
+    stored, token, sent_by = mark.split(" ")
+    at = datetime.fromisoformat(stored).timestamp()
+    return Stamp.of_redelivery(token, at, sent_by or None)
 
 
 def _frame(row: Row) -> _Frame:
     kind, seq, last = place_parts(row[0])
     watermark = datetime.fromisoformat(row[3]) if row[3] else None
-    stamp = Stamp.of(row[2], row[4]) if kind == FRESH else _stamp_of_moved(row[4])
+    stamp = Stamp.of(row[2], row[4]) if kind == FRESH else _stamp_of_redelivery(row[4])
     return _Frame(kind, seq, last + 1 - row[1], row[1], (row[2], watermark), stamp)
 
 
@@ -409,12 +418,14 @@ def _to_columns(frame: Frame) -> pa.RecordBatch:
 
 
 def _mark_of(frame: Frame) -> str | None:
-    """Returns what a frame is known by: its id, or when and from where the server moved it."""
+    """Returns what a frame is known by: its id, or when a redelivery came, and its token."""
     headers = frame.message.headers
     if frame.kind == FRESH:
         return headers.get(MSG_ID)
-    parked_on = headers.get(MOVED_FROM)
-    return f"{frame.message.stored} {parked_on}" if parked_on else None
+    token = redelivery_token(headers)
+    if token is None:
+        return None
+    return f"{frame.message.stored} {token} {headers.get(REDELIVERED_BY, '')}"
 
 
 def _on_last_row(value: object, count: int, kind: pa.DataType) -> pa.Array:

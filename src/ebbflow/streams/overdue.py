@@ -1,0 +1,118 @@
+"""Parked redeliveries that the server does not move although their time is over.
+
+A server that was killed may have frames again that it had moved and deleted, and not know that they
+are scheduled: they would be parked for ever, and a pipeline with one of them never drains. So each
+task looks for them when it starts. A frame that is not awaited was read before, and is deleted. Any
+other is moved as the server should have done it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+
+from ebbflow.engine.position import Known, Stamp, is_copy
+from ebbflow.engine.publications import PARKED_ON, REDELIVERED_BY
+from ebbflow.nats import api
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.publish import MSG_ID, publish
+from ebbflow.nats.stored import read_after
+from ebbflow.streams.names import Names
+
+PATIENCE = 60.0
+"""Seconds that a server may be late. It is, when it has just been started and has many to move."""
+
+_MOST = 2_000
+_SCHEDULE, _AT = "Nats-Schedule", "@at "
+_OF_THE_SERVER = (_SCHEDULE, "Nats-Rollup", "Nats-Msg-Size", MSG_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class RedeliveryPlace:
+    """The redeliveries of one partition, as its task has them when it starts.
+
+    ``chunks`` is how many chunks are done, and ``known`` what is awaited then.
+    """
+
+    names: Names
+    vertex: str
+    partition: int
+    known: Known
+    chunks: int
+
+    @property
+    def stream(self) -> str:
+        """The stream of redeliveries."""
+        return self.names.redelivery(self.vertex, self.partition)
+
+
+async def clear_overdue(
+    client: SecuredClient, place: RedeliveryPlace, now: float
+) -> tuple[int, int]:
+    """Deletes overdue frames that were read, and moves the others; returns how many of each."""
+    deleted = moved = 0
+    overdue = [one async for one in _list_overdue(client, place, now - PATIENCE)]
+    for seq, headers, subject in overdue:
+        if _was_read(place, headers, subject):
+            deleted += 1
+        else:
+            await _move(client, place, seq, subject)
+            moved += 1
+        # After the copy is stored: a crash in between leaves both, and only one is awaited.
+        await api.purge(client, place.stream, subject, seq)
+    return deleted, moved
+
+
+async def _list_overdue(
+    client: SecuredClient, place: RedeliveryPlace, before: float
+) -> AsyncIterator[tuple[int, dict[str, str], str]]:
+    """Yields the parked frames that were due before a time, of the first so many of the stream."""
+    seen = 0
+    async with aclosing(read_after(client, place.stream, "", 0, headers_only=True)) as batches:
+        async for batch in batches:
+            for row, seq in enumerate(batch.seqs):
+                headers = batch.parcel.headers(row) or {}
+                if _due_of(headers) < before:
+                    yield seq, headers, batch.parcel.subjects[row].decode()
+            seen += len(batch.seqs)
+            if seen >= _MOST:
+                return
+
+
+def _due_of(headers: dict[str, str]) -> float:
+    schedule = headers.get(_SCHEDULE, "")
+    if not schedule.startswith(_AT):
+        return float("inf")
+    return datetime.fromisoformat(schedule.removeprefix(_AT)).timestamp()
+
+
+def _was_read(place: RedeliveryPlace, headers: dict[str, str], subject: str) -> bool:
+    """Whether it is certain that the frame was read, or that nobody waits for it."""
+    stamp = Stamp.of_redelivery(subject, 0, headers.get(REDELIVERED_BY))
+    assert stamp is not None
+    # Not of later chunks: a task that has replaced this one may have sent those.
+    return stamp.begins[0] <= place.chunks and is_copy(place.known, stamp)
+
+
+async def _move(client: SecuredClient, place: RedeliveryPlace, seq: int, subject: str) -> None:
+    async with aclosing(read_after(client, place.stream, "", seq - 1)) as batches:
+        async for batch in batches:
+            if batch.seqs[0] == seq:  # or else it is gone: the server has moved it after all
+                headers = batch.parcel.headers(0) or {}
+                await _publish_due(client, place, headers, batch.parcel.payload(0), subject)
+            return
+
+
+async def _publish_due(
+    client: SecuredClient,
+    place: RedeliveryPlace,
+    headers: dict[str, str],
+    payload: bytes,
+    subject: str,
+) -> None:
+    kept = {name: value for name, value in headers.items() if not name.startswith(_OF_THE_SERVER)}
+    due = place.names.due_subject(place.vertex, place.partition)
+    # The id is for the attempts of this call. What the frame is known by is where it was.
+    await publish(client, due, payload, kept | {PARKED_ON: subject}, msg_id=subject)
