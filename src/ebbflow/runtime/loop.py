@@ -15,7 +15,7 @@ Whoever reports on chunks, as data, to people or as traces, observes the account
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from ebbflow.domain.outcome import Counts
@@ -54,7 +54,7 @@ class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
     ``feeders`` are the vertices that write to the inlet. ``interval`` is that of small chunks.
-    ``observers`` report on its chunks. ``inline`` are the vertices that it may run.
+    ``observers`` report on its chunks. ``inline`` are the vertices that it may run, if any.
     """
 
     journal: TaskJournal
@@ -67,7 +67,7 @@ class TaskParts:
     feeders: Iterable[Feeder] = ()
     interval: float = AT_BUFFER
     observers: Sequence[ChunkObserver] = ()
-    inline: InlineVertices = field(default_factory=InlineVertices)
+    inline: InlineVertices | None = None
 
 
 class Epoch(VertexControl):
@@ -162,7 +162,8 @@ class ChunkLoop:
             pass  # the next task replays it
         finally:
             self._events.flush()
-            self._inline.flush()
+            if self._inline is not None:
+                self._inline.flush()
             stopped = self._epoch.stopped
             self._intake.close(for_good=stopped)
         return Report("stop" if stopped else "epoch", self._chunks, self._rows)
@@ -182,8 +183,10 @@ class ChunkLoop:
 
     def _open_code(self) -> bool:
         """Whether user code may be given something; its epoch begins when it is first open."""
-        self._epoch.follow(self._gate)
-        if self._inline.follow_pauses() or self._gate.paused != self._epoch.paused:
+        if self._epoch.told:
+            self._epoch.follow(self._gate)
+        changed = self._inline is not None and self._inline.follow_pauses()
+        if changed or self._gate.paused != self._epoch.paused:
             self._gate.paused = self._epoch.paused
             # Whoever waits for the pause reads in the record that nothing is in hand any more.
             self._record()
@@ -281,7 +284,10 @@ class ChunkLoop:
             held=held,
             more=more,
         )
-        settlement = self._inline.settle(self._decider, verdict, facts, self._replayed)
+        if self._inline is None:
+            settlement = self._decider.settle(verdict, facts)
+        else:
+            settlement = self._inline.settle(self._decider, verdict, facts, self._replayed)
         self._show(settlement)
         self._tell()
         return settlement
@@ -313,7 +319,8 @@ class ChunkLoop:
     def _tell(self) -> None:
         self._events.waits(self._gate.waiting or self._inlet.waiting, self._gate.halted)
         self._events.tell_now_and_then()
-        self._inline.tell_now_and_then()
+        if self._inline is not None:
+            self._inline.tell_now_and_then()
 
     # --- resting --------------------------------------------------------------------------------
 
@@ -344,8 +351,8 @@ class ChunkLoop:
     @property
     def _state(self) -> TaskState:
         """What is recorded with the position: of the inlet, the gate, and who may run inline."""
-        gate = self._gate
-        return TaskState(self._inlet.exhausted, gate.halted, gate.paused, self._inline.unpaused)
+        gate, unpaused = self._gate, self._inline.unpaused if self._inline is not None else ()
+        return TaskState(self._inlet.exhausted, gate.halted, gate.paused, unpaused)
 
 
 class Gathering:

@@ -128,9 +128,9 @@ class VertexTask:
             inline=self._inline_vertices(inline),
         )
 
-    def _inline_vertices(self, codes: Sequence[VertexCode]) -> InlineVertices:
+    def _inline_vertices(self, codes: Sequence[VertexCode]) -> InlineVertices | None:
         if not codes:
-            return InlineVertices()
+            return None
         load = open_load(self._clock)
         pairs = zip(self.inline, codes, strict=True)
         return InlineVertices(own.vertex(code, load, self.speaker) for own, code in pairs)

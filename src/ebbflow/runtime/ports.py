@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Coroutine
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -145,59 +146,41 @@ class TaskEvents(Protocol):
 
 
 class VertexControl:
-    """What people want of a vertex in one task. Words come from any thread (``control``)."""
+    """What people, and other tasks that run the vertex, say to it. Words come from any thread."""
 
     def __init__(self) -> None:
         self.wake = threading.Event()
-        self._resumed = self._answered = False
-        self._halted: str | None = None
-        self._outage: Outage | None = None
+        self.told: deque[Callable[[OutageGate], None]] = deque()
+        """What was said and not passed on to the gate yet."""
         self.paused = False
         """Whether people have paused the vertex."""
-
-    def resume(self) -> None:
-        """Has the vertex continue although there were too many dead letters."""
-        self._resumed = True
-        self.wake.set()
 
     def pause(self, paused: bool) -> None:
         """Has the task take nothing more once it has settled what it holds, or continue."""
         self.paused = paused
         self.wake.set()
 
+    def resume(self) -> None:
+        """Has the vertex continue although there were too many dead letters."""
+        self._tell(OutageGate.resume)
+
     def answer(self) -> None:
         """Says that user code of the vertex has answered in another task."""
-        self._answered = True
-        self.wake.set()
+        self._tell(OutageGate.learn_answer)
 
     def meet(self, outage: Outage) -> None:
         """Says that user code of the vertex has met an outage in another task."""
-        self._outage = outage
-        self.wake.set()
+        self._tell(lambda gate: gate.learn_outage(outage))
 
     def halt(self, why: str) -> None:
         """Says that the vertex has made too many dead letters in another task."""
-        self._halted = why
+        self._tell(lambda gate: gate.halt(why))
+
+    def _tell(self, what: Callable[[OutageGate], None]) -> None:
+        self.told.append(what)
         self.wake.set()
 
     def follow(self, gate: OutageGate) -> None:
-        """Passes on to the gate what was said since the last call."""
-        # Reset only when seen: words come from another thread.
-        if self.take_resumed():
-            gate.resume()
-        if self._answered:
-            self._answered = False
-            gate.learn_answer()
-        if self._outage is not None:
-            outage, self._outage = self._outage, None
-            gate.learn_outage(outage)
-        if self._halted is not None:
-            why, self._halted = self._halted, None
-            gate.halt(why)
-
-    def take_resumed(self) -> bool:
-        """Whether the vertex was resumed since the last call."""
-        if not self._resumed:  # reset only when seen: the word comes from another thread
-            return False
-        self._resumed = False
-        return True
+        """Passes on to the gate what was said since the last call; on the task's thread."""
+        while self.told:
+            self.told.popleft()(gate)
