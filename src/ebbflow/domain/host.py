@@ -70,13 +70,13 @@ def _write_end(pipe: int) -> None:
     os.close(pipe)
 
 
-def end_with_parent() -> None:
-    """Has this process, which was just forked, killed when its parent ends."""
+def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Has this process, which was just forked, get a signal when its parent ends."""
     if is_linux():
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
         return
     parent = os.getppid()
-    _start_looking(lambda: os.getppid() != parent, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    _start_looking(lambda: os.getppid() != parent, lambda: os.kill(os.getpid(), by))
 
 
 def _start_looking(happened: Callable[[], bool], act: Callable[[], None]) -> None:

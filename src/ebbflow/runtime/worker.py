@@ -174,6 +174,8 @@ def resolve_code(code: Code, search: str | None) -> Any:
 
 
 def _leave(*_: object) -> None:
+    # Asked once: the daemon says so before it ends, and its end says so again.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_for_sure()
     if RUNNING.active:  # an exit within a call would count as a failure of its message
         raise WorkerLeaves

@@ -65,6 +65,9 @@ def serve() -> None:
     work = daemon.worker
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
+        # As when Spark ends in good order. A worker whose daemon was killed could wait for ever for
+        # a server that is gone as well.
+        host.end_with_parent(signal.SIGHUP)
         keep_private(sock.fileno())
         return work(sock, authenticated)
 
