@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -121,7 +122,9 @@ def test_a_row_that_cannot_be_published_is_named(spark, stream):
 def test_a_subject_without_a_stream_is_reported_when_the_wait_is_over(spark):
     frame = spark.range(1).selectExpr("string(id) data")
     told = failure(save, frame, subject="nobody.listens", ackWait="300ms", retryWait="100ms")
-    assert "nobody.listens: no confirmation before the deadline after 3 attempts" in told
+    assert re.search(
+        r"nobody\.listens: no confirmation before the deadline after \d attempts", told
+    )
 
 
 def test_wrong_columns_and_overwriting_are_refused_before_anything_is_written(spark, stream):

@@ -25,11 +25,15 @@ RED_WITH_ADVICE = """() =>
 
 
 def kill_until_red(orders: Orders, page: Page) -> None:
-    """Ends the worker; again if it was back before the page could show it, for waits grow."""
-    for _ in range(1 if are_long_tests_wanted() else 12):
+    """Ends the worker; again if it was back before the page could show it.
+
+    Soon, so that the waits before a restart grow: they are short again after five good seconds.
+    """
+    wanted = are_long_tests_wanted()
+    for _ in range(1 if wanted else 20):
         orders.kill_worker("price")
         with contextlib.suppress(TimeoutError):
-            page.wait_for_function(RED_WITH_ADVICE, timeout=5_000)
+            page.wait_for_function(RED_WITH_ADVICE, timeout=5_000 if wanted else 2_000)
             return
     pytest.fail("the killed vertex did not turn red")
 

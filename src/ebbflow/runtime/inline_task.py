@@ -58,7 +58,7 @@ class Speaker:
             os.environ.update(own)
 
 
-class Backlog:
+class BufferBacklog:
     """How many frames wait in the buffer of a vertex. Asks NATS now and then, and never waits."""
 
     def __init__(self, link: Link, names: Names, plan: VertexPlan, clock: Clock) -> None:
@@ -134,7 +134,7 @@ class InlineTask:
         plan, resident, clock = self.plan, self._resident, self._clock
         patience = resident.patience("code", plan.policy.on_unavailable)
         gate = OutageGate(code, patience, resident.breaker(plan.policy.breaker))
-        backlog = Backlog(self._link, self._names, plan, clock)
+        backlog = BufferBacklog(self._link, self._names, plan, clock)
         backlog.wait()
         spans = open_spans(plan, self._partition)
         observers = [self.events, *late_observers(plan), *([spans] if spans else []), self.taps]

@@ -30,7 +30,7 @@ from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.deciding import ChunkDecider, ChunkFacts, ChunkSize, DecisionRules
 from ebbflow.runtime.inline import InlineVertices
 from ebbflow.runtime.ports import Clock, Report, TaskEvents, TaskJournal, VertexControl
-from ebbflow.runtime.settling import ChunkEnd, Settling, TaskState, Unsettled
+from ebbflow.runtime.settling import ChunkEnd, RecordedState, Settling, Unsettled
 
 AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.008, 0.002
 """Seconds from the beginning of a small chunk to that of the next one.
@@ -349,10 +349,10 @@ class ChunkLoop:
         self._settling.record(self._state)
 
     @property
-    def _state(self) -> TaskState:
+    def _state(self) -> RecordedState:
         """What is recorded with the position: of the inlet, the gate, and who may run inline."""
         gate, unpaused = self._gate, self._inline.unpaused if self._inline is not None else ()
-        return TaskState(self._inlet.exhausted, gate.halted, gate.paused, unpaused)
+        return RecordedState(self._inlet.exhausted, gate.halted, gate.paused, unpaused)
 
 
 class Gathering:

@@ -44,7 +44,7 @@ class Unsettled(BaseException):
     """
 
 
-class TaskState(NamedTuple):
+class RecordedState(NamedTuple):
     """What is recorded of a task with its position; the names are those in ``Position``."""
 
     exhausted: bool
@@ -293,7 +293,7 @@ class Settling:
                 self._in_flight = None
                 return counts
 
-    def record(self, state: TaskState) -> None:
+    def record(self, state: RecordedState) -> None:
         """Writes down that everything in flight is done, and the state of the task."""
         self.confirm()
         position = _with_end(self.position, self._unrecorded)
@@ -304,7 +304,7 @@ class Settling:
             self.position, self._unrecorded = position, None
         self._forget(position, at_once=True)
 
-    def is_recorded(self, state: TaskState) -> bool:
+    def is_recorded(self, state: RecordedState) -> bool:
         """Whether ``record`` would have nothing to write."""
         position = replace(self.position, **state._asdict())
         is_behind_copies = self._without_copies(position) != position
