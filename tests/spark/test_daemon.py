@@ -114,8 +114,10 @@ def test_what_loads_ahead_ends_with_the_driver_that_started_it(tmp_path):
 
 def test_a_worker_ends_when_its_daemon_is_killed():
     """It may wait for a NATS server that is down as well, and no one would tell it to stop."""
-    with subprocess.Popen(DAEMON, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
-        with socket.create_connection(("127.0.0.1", port_of(daemon))):
-            (worker,) = until(psutil.Process(daemon.pid).children)
-            daemon.kill()
-            until(lambda: host.has_ended(worker.pid))
+    with (
+        subprocess.Popen(DAEMON, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon,
+        socket.create_connection(("127.0.0.1", port_of(daemon))),
+    ):
+        (worker,) = until(psutil.Process(daemon.pid).children)
+        daemon.kill()
+        until(lambda: host.has_ended(worker.pid))
