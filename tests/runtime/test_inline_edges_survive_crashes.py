@@ -40,7 +40,7 @@ def plain(graph: Graph, given_sizes: list[int]) -> GraphRun:
 
 
 @pytest.mark.guarantee("counts-are-exact")
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(25))
 @given(graphs.filter(lambda graph: graph is not GRAPHS[3]), sizes, shares, seeds)
 def test_inline_edges_end_messages_as_buffers_do(graph, given_sizes, share, seed):
     expected = plain(graph, given_sizes)
@@ -52,7 +52,7 @@ def test_inline_edges_end_messages_as_buffers_do(graph, given_sizes, share, seed
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(25))
 @given(graphs, sizes, shares, seeds)
 def test_nothing_is_lost_inline_when_code_decides_differently(graph, given_sizes, share, seed):
     chance = Random(seed)
