@@ -1,4 +1,4 @@
-"""Nothing that tests start outlives them: no process, zombie, thread or port.
+"""Nothing that tests start outlives them: no process, zombie, thread, port or signal handler.
 
 Every process that tests start inherits a mark in its environment, and with it pytest's own note of
 the test that was running. After each module this plugin looks for what was not there before. It
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from tests.reaper import MARK, marked
 # Python's own, started once for all later uses.
 _OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _OURS = ("ebbflow.", "tests.", "pyspark.util")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PATIENCE = 30.0
 
 
@@ -42,17 +44,19 @@ class Things:
     processes: dict[int, str] = field(default_factory=dict)
     threads: dict[threading.Thread, str] = field(default_factory=dict)
     ports: set[int] = field(default_factory=set)
+    handlers: dict[Any, str] = field(default_factory=dict)
 
     @classmethod
     def now(cls) -> Things:
         threads = {thread: thread.name for thread in threading.enumerate() if _counts(thread)}
-        return cls(_processes(), threads, _ports())
+        return cls(_processes(), threads, _ports(), _handlers())
 
     def added_to(self, before: Things) -> Things:
         return Things(
             {pid: text for pid, text in self.processes.items() if pid not in before.processes},
             {thread: name for thread, name in self.threads.items() if thread not in before.threads},
             self.ports - before.ports,
+            {key: text for key, text in self.handlers.items() if key not in before.handlers},
         )
 
     def add(self, others: Things) -> None:
@@ -65,6 +69,7 @@ class Things:
             *(f"process {pid}: {text}" for pid, text in self.processes.items()),
             *(f"thread {name}" for name in self.threads.values()),
             *(f"a socket that listens on port {port}" for port in sorted(self.ports)),
+            *self.handlers.values(),
         ]
 
 
@@ -85,6 +90,13 @@ def _ports() -> set[int]:
     found = psutil.Process().net_connections(kind="tcp")
     listening = {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
     return listening - {_callback_port()}
+
+
+def _handlers() -> dict[Any, str]:
+    """Who hears the signals that tests send: a handler that stays would swallow the next one."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    heard = {(number, signal.getsignal(number), number in blocked) for number in _SIGNALS}
+    return {one: f"{one[0].name}: handler {one[1]}, blocked: {one[2]}" for one in heard}
 
 
 def _callback_port() -> int | None:
