@@ -139,10 +139,12 @@ class VertexOptions(TypedDict, total=False):
 
     ``limits`` and a mapping for ``on_error`` have YAML's fields, in camel case or snake case:
     ``limits={"read_batch_size": 50}``, ``on_error={"interval": "2s", "steps": 3}``,
-    ``on_unavailable={"errors": [Down], "interval": "1s"}``, ``breaker={"share": 0.2}``.
+    ``on_unavailable={"errors": [Down], "interval": "1s"}``, ``breaker={"share": 0.2}``. With
+    ``inline=False`` the task of the vertex before never runs this one itself.
     """
 
     partitions: int
+    inline: bool
     limits: Mapping[str, Any]
     ordered: bool
     on_error: Policy
@@ -168,7 +170,8 @@ class Pipeline(Builder):
     ``serving_store`` is a class of yours, ``"nats"`` or ``{"nats": {"ttl": "1h"}}``. ``limits`` and
     ``ordered`` hold for every step that does not say otherwise. ``inter_step_buffer`` has YAML's
     fields: ``{"replicas": 3, "publish": {"ack_wait": "30s"}}``. ``audit`` keeps a table of what
-    became of every message: ``{"format": "parquet", "options": {"path": "audit"}}``.
+    became of every message: ``{"format": "parquet", "options": {"path": "audit"}}``. With
+    ``inline=False`` messages pass through the buffer of every vertex.
     """
 
     @named_options
@@ -181,6 +184,7 @@ class Pipeline(Builder):
         ordered: bool = False,
         inter_step_buffer: Mapping[str, Any] | None = None,
         audit: Mapping[str, Any] | None = None,
+        inline: bool | None = None,
     ) -> None:
         self._name = name
         self._vertices: list[dict[str, Any]] = []
@@ -188,7 +192,10 @@ class Pipeline(Builder):
         self._body: dict[str, Any] = {"vertices": self._vertices, "edges": self._edges}
         self._body |= parts.settings({"limits": limits or {}, "ordered": ordered})
         self._body |= _given(
-            serving_store=serving_store, inter_step_buffer=inter_step_buffer, audit=audit
+            serving_store=serving_store,
+            inter_step_buffer=inter_step_buffer,
+            audit=audit,
+            inline=inline,
         )
         self._previous: str | None = None
 

@@ -194,24 +194,25 @@ class Reader(Inlet):
 
 
 class StampedReader(Reader):
-    """Reads frames that may be there twice, and passes over those whose stamps it knows."""
+    """Reads frames that may be there twice, and passes over those whose stamp it knows."""
 
     def __init__(
         self,
         stream: list[pa.RecordBatch],
-        stamps: Callable[[int], Sequence[Stamp]],
+        stamp_at: Callable[[int], Stamp | None],
         start: Mark,
         known: Known,
         random: Random,
         recorded: Callable[[], Mark],
     ) -> None:
         super().__init__(stream, start, random, recorded)
-        self._stamps = stamps
+        self._stamp_at = stamp_at
         self.known = self._known_before = known
 
     def _pass_copies(self, end: Mark | None = None) -> None:
         while self.rows_left and not self.mark.row and (end is None or self.mark < end):
-            if not any(is_copy(self.known, stamp) for stamp in self._stamps(self.mark.seq)):
+            stamp = self._stamp_at(self.mark.seq)
+            if stamp is None or not is_copy(self.known, stamp):
                 return
             self.passed = self.mark if self.passed is None else self.passed
             self.mark = Mark(self.mark.seq + 1)
@@ -229,7 +230,8 @@ class StampedReader(Reader):
             if not pieces:
                 break
             self.passed = None
-            for stamp in self._stamps(seq) if self.mark.seq > seq else ():
+            stamp = self._stamp_at(seq) if self.mark.seq > seq else None
+            if stamp is not None:
                 self.known = with_frame(self.known, stamp)
             taken += pieces
             limit -= pieces[0].num_rows
@@ -256,12 +258,10 @@ class DueReader(StampedReader):
         random: Random,
         recorded: Callable[[], Mark],
     ) -> None:
-        def stamps(seq: int) -> Sequence[Stamp]:
-            stamp = moved[seq].stamp
-            return [] if stamp is None else [stamp]
-
         known = known_of_redeliveries(done.known)
-        super().__init__(stream, stamps, done.redelivery, known, random, recorded)
+        super().__init__(
+            stream, lambda seq: moved[seq].stamp, done.redelivery, known, random, recorded
+        )
 
 
 class ModelClock:

@@ -28,11 +28,18 @@ from ebbflow.engine.position import (
     Span,
     Stamp,
     add_counts,
-    is_copy,
     known_of_redeliveries,
     known_of_writers,
 )
-from ebbflow.engine.publications import FRAME, FROM, REDELIVERED_BY, Place, Publication, Stage
+from ebbflow.engine.publications import (
+    DUE,
+    FROM,
+    REDELIVERED_BY,
+    Place,
+    Publication,
+    Stage,
+    with_due,
+)
 from ebbflow.runtime.deciding import ChunkDecider, DecisionRules
 from ebbflow.runtime.inline import InlineVertex, InlineVertices
 from ebbflow.runtime.loop import ChunkLoop, Epoch, TaskParts
@@ -65,7 +72,7 @@ class Frame:
 
     batch: pa.RecordBatch
     msg_id: str
-    stamps: Sequence[Stamp] = ()
+    stamp: Stamp | None = None
 
 
 @dataclass
@@ -76,6 +83,7 @@ class Vertex:
     buffer: list[Frame] = field(default_factory=list)
     due: list[Frame] = field(default_factory=list)
     waiting: list[tuple[int, int, Frame]] = field(default_factory=list)
+    moved: list[Frame] = field(default_factory=list)
     revision: int = 1
 
     def __post_init__(self) -> None:
@@ -120,7 +128,7 @@ class World:
         if stage is Stage.DEAD_LETTER:
             self.letters.append((vertex, publication.headers["Ebbflow-Id"].strip('"')))
             self.letter_ids.append(publication.msg_id)
-        elif stage is Stage.OUTPUT:
+        elif stage in (Stage.OUTPUT, Stage.HAND_OVER):
             stamp = Stamp.of(publication.headers[FROM], publication.msg_id)
             assert stamp is not None, "a reader has to know copies of every output"
             self.vertices[vertex].buffer.append(_frame(publication, stamp))
@@ -130,15 +138,13 @@ class World:
             raise NotImplementedError(stage)
 
     def _redeliver(self, publication: Publication) -> None:
-        vertex, headers = self.vertices[publication.target], publication.headers
-        written = Stamp.of_inline(headers.get(FROM), headers.get(FRAME))
+        vertex = self.vertices[publication.target]
+        frame = _frame(publication, self._moved_stamp(publication))
         if publication.due is None:
-            vertex.due.append(_frame(publication, self._moved_stamp(publication), written))
+            vertex.due.append(frame)
             return
-        moved = self._moved_stamp(publication)
         self._published += 1
-        waits = (publication.due, self._published, _frame(publication, moved, written))
-        vertex.waiting.append(waits)
+        vertex.waiting.append((publication.due, self._published, frame))
 
     def _moved_stamp(self, publication: Publication) -> Stamp | None:
         sender = publication.headers.get(REDELIVERED_BY)
@@ -151,13 +157,22 @@ class World:
     def happen(self) -> None:
         if self._chance.random() < self._forgets:
             self._seen.clear()
+            self._move_again()
+
+    def _move_again(self) -> None:
+        """As a server that was killed does with frames that were parked: some come once more."""
+        for vertex in self.vertices.values():
+            if vertex.moved and self._chance.random() < 0.5:
+                vertex.due.append(self._chance.choice(vertex.moved))
 
     def pass_time(self, ms: int) -> None:
         self.now += ms
         for vertex in self.vertices.values():
             vertex.waiting.sort(key=lambda one: one[:2])
             while vertex.waiting and vertex.waiting[0][0] <= self.now:
-                vertex.due.append(vertex.waiting.pop(0)[2])
+                frame = vertex.waiting.pop(0)[2]
+                vertex.due.append(frame)
+                vertex.moved.append(frame)
 
     def holds(self, publication: Publication, done: Mark) -> bool:
         """Whether it is stored, as far as whoever replays can find out."""
@@ -166,13 +181,8 @@ class World:
         if publication.stage is not Stage.REDELIVER:
             return False
         vertex = self.vertices[publication.target]
-        read = vertex.position.done
-        start = read.redelivery.seq if publication.via else done.seq
-        there = [*vertex.due[start:], *(frame for _, _, frame in vertex.waiting)]
-        if any(frame.msg_id == publication.msg_id for frame in there):
-            return True
-        stamp = Stamp.of_inline(publication.headers.get(FROM), publication.msg_id)
-        return bool(publication.via) and stamp is not None and is_copy(read.known, stamp)
+        there = [*vertex.due[done.seq :], *(frame for _, _, frame in vertex.waiting)]
+        return any(frame.msg_id == publication.msg_id for frame in there)
 
     @property
     def counts(self) -> Mapping[str, Counts]:
@@ -184,9 +194,11 @@ class World:
         return total
 
 
-def _frame(publication: Publication, *stamps: Stamp | None) -> Frame:
-    known = [stamp for stamp in stamps if stamp is not None]
-    return Frame(frames.decode(publication.payload), publication.msg_id, known)
+def _frame(publication: Publication, stamp: Stamp | None) -> Frame:
+    batch = frames.decode(publication.payload)
+    if (due := publication.headers.get(DUE)) is not None:
+        batch = with_due(batch, int(due))
+    return Frame(batch, publication.msg_id, stamp)
 
 
 class OneVertex:
@@ -383,7 +395,7 @@ class _Frames(StampedReader):
         self._frames = stream
         super().__init__(
             _Batches(stream),  # type: ignore[arg-type]
-            lambda seq: stream[seq].stamps,
+            lambda seq: stream[seq].stamp,
             start,
             known,
             random,

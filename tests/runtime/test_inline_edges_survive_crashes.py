@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.engine.outputs import Edge
-from ebbflow.engine.position import INLINE, Position
+from ebbflow.engine.position import Position, known_of_redeliveries
 from tests.runtime.graph_model import Graph, GraphRun, GraphTask, Scripted, World
 from tests.thorough import examples
 
@@ -73,11 +73,11 @@ class ForgetsTheChoice(GraphTask):
         )
 
 
-class RemembersNoRedeliveries(World):
-    """Readers do not record which redeliveries of other tasks they have read."""
+class RemembersNoWriters(World):
+    """Readers do not record what they have read of other tasks."""
 
     def record(self, position: Position) -> bytes:
-        known = {w: last for w, last in position.done.known.items() if INLINE not in w}
+        known = known_of_redeliveries(position.done.known)
         return replace(position, done=replace(position.done, known=known)).to_json()
 
 
@@ -96,4 +96,4 @@ def test_a_replay_that_forgets_which_edges_were_inline_doubles_messages():
 
 
 def test_redeliveries_that_their_reader_does_not_record_are_doubled_by_a_replay():
-    assert doubled(server=RemembersNoRedeliveries)
+    assert doubled(server=RemembersNoWriters)

@@ -325,7 +325,7 @@ def lost_by(rules: Rules, **which: bool) -> list[tuple]:
 
 
 OUTPUTS_FIRST = (
-    *(Stage.OUTPUT, Stage.ANSWER, Stage.DEAD_LETTER, Stage.REDELIVER),
+    *(Stage.OUTPUT, Stage.ANSWER, Stage.DEAD_LETTER, Stage.HAND_OVER, Stage.REDELIVER),
     *(Stage.TRAIL, Stage.AUDIT),
 )
 

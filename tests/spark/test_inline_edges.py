@@ -52,22 +52,12 @@ def _respond(datum):
 
 def pipeline(inline: bool):
     source = {"messages": MESSAGES, "rpu": 200, "duration": "1s"}
-    built = (
-        Pipeline("test")
+    return (
+        Pipeline("test", inline=inline)
         .source("in", generator=source)
         .map("step", step, on_error={"interval": "10ms", "steps": 1})
         .sink("out", store)
     )
-    spec = built.spec
-    body = spec.spec.model_copy(update={"inline": inline})
-    return spec.model_copy(update={"spec": body})
-
-
-@dataclass
-class Plain:
-    """What the fixture ``run`` takes."""
-
-    spec: object
 
 
 EXPECTED = {
@@ -83,7 +73,7 @@ def test_counts_and_dead_letters_are_the_same_inline_and_through_buffers(
     run, server_letters, inline
 ):
     edges = Edges()
-    summary = run(Plain(pipeline(inline)), watcher=edges)
+    summary = run(pipeline(inline), watcher=edges)
     assert edges.inline == ({("in", "step"), ("step", "out")} if inline else set())
     assert summary.vertices == EXPECTED
     letters = [(letter.vertex, letter.id) for letter in server_letters("test")]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import UTC, datetime
 from functools import partial
 
 import pytest
 
+from ebbflow.domain.outcome import Counts, Redeliver
 from ebbflow.engine import frames
+from ebbflow.engine.frames import Rows
 from ebbflow.engine.position import NOTHING, Known, Mark, known_of_redeliveries
-from ebbflow.engine.publications import FROM
+from ebbflow.engine.publications import FROM, Chunk, Place, build_redeliveries, due_of
+from ebbflow.engine.settlement import Settlement
 from ebbflow.nats import api, pull
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.pull import LightConsumer, PullConsumer
 from ebbflow.nats.stored import read_one
 from ebbflow.streams import catalogue
+from ebbflow.streams.publish_settlement import publish_settlement
 from ebbflow.streams.reader import FrameReader
 from tests.waiting import until
 
@@ -350,3 +355,24 @@ def test_a_redelivery_that_the_server_has_moved_twice_is_read_once(link, names, 
     assert take(second, 1, seconds=1) == []
     assert (second.mark, second.passed) == (Mark(14), Mark(12)), "it moves behind copies"
     second.close()
+
+
+def test_redeliveries_of_a_vertex_that_ran_inline_arrive_with_the_time_they_are_due(
+    link, names, buffer, reader
+):
+    batch = frames.batch_of({"id": ["m/a", "n/a"], "value": [b"", b""]}, 2)
+    chunk = Chunk("life:a:0:1-2:0-0", Rows(batch), writer="a.0", via="v")
+    again = {0: Redeliver(0, "not yet", 0), 1: Redeliver(60_000, "not yet", 0)}
+    place, now = Place("v", 0, (), 1_000_000), datetime.now(UTC)
+    handed_over = Settlement([*build_redeliveries(chunk, again, place, now)], Counts(), {})
+
+    link.run(publish_settlement(link.client, names, handed_over))
+    buffer(1)
+    read, taken = reader(), []
+    until(lambda: len(taken.extend(read.take(100)) or taken) == 3)
+
+    assert ids(taken) == ["m/a", "n/a", "0"]
+    assert [row for piece in taken for row in piece.column("deliveries").to_pylist()] == [2, 2, 1]
+    at_once, later, usual = (due_of(piece) for piece in taken)
+    assert (at_once, usual) == (0, None)
+    assert abs(later - now.timestamp() * 1000 - 60_000) < 1_000

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from ebbflow.engine.account import HeldRow
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outage import Waiting
 from ebbflow.engine.position import NOTHING, Held, Known, Mark, Span, with_awaited
-from ebbflow.engine.publications import again_rows
+from ebbflow.engine.publications import again_rows, due_of
 from ebbflow.engine.redelivery import due_time
 from ebbflow.engine.source_columns import NO_OFFSETS, OFFSETS
 from ebbflow.engine.verdict import Verdict
@@ -305,12 +305,21 @@ class Taken:
     """Rows that become one chunk. ``leaves_rows`` if others may wait that it had no room for.
 
     Rows that are ``in_order`` are settled up to the first that is held. All others may overtake
-    each other: all are settled, and each comes back by itself.
+    each other: all are settled, and each comes back by itself. Frames that are ``parked`` were
+    decided about, and counted, by a task that ran the vertex inline.
     """
 
     batches: list[pa.RecordBatch]
     in_order: bool = False
     leaves_rows: bool = False
+    parked: list[pa.RecordBatch] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, frames_read: list[pa.RecordBatch], **how: bool) -> Taken | None:
+        """Returns what was read as one chunk; ``None`` if that is nothing."""
+        batches = [batch for batch in frames_read if due_of(batch) is None]
+        parked = [batch for batch in frames_read if due_of(batch) is not None]
+        return cls(batches, **how, parked=parked) if frames_read else None
 
     def restore(self, held: Held | None) -> pa.RecordBatch:
         """Returns the rows as user code is to see them, when ``held`` is what the vertex holds."""
@@ -362,7 +371,7 @@ class Intake:
         """Returns exactly the rows up to ``intent``; ``None`` if all come again from a source."""
         redelivered = self.redeliveries.take_until(intent.redelivery)
         batches = [*redelivered, *self.inlet.take_until(intent.inlet)]
-        return Taken(batches, self._ordered and not redelivered) if batches else None
+        return Taken.of(batches, in_order=self._ordered and not redelivered)
 
     def take(self, limit: int, held: bool) -> Taken | None:
         """Returns up to ``limit`` rows that are here. ``held`` if a row holds up an order."""
@@ -373,8 +382,7 @@ class Intake:
         room = max(1, limit - _count_rows(redelivered))
         new = self._take_new(room)
         leaves_rows = _count_rows(redelivered) >= share or _count_rows(new) >= room
-        batches = [*redelivered, *new]
-        return Taken(batches, leaves_rows=leaves_rows) if batches else None
+        return Taken.of([*redelivered, *new], leaves_rows=leaves_rows)
 
     def _take_in_order(self, limit: int, held: bool) -> Taken | None:
         if redelivered := self.redeliveries.take(limit):
@@ -382,7 +390,7 @@ class Intake:
         if held:  # whatever was taken now would overtake the held row
             return None
         fresh = self.inlet.take_frame(limit)
-        return Taken(fresh, in_order=True, leaves_rows=True) if fresh else None
+        return Taken.of(fresh, in_order=True, leaves_rows=True)
 
     def take_probe(self, held: bool) -> Taken | None:
         """Returns a single row, with which to find out whether a system is back.
@@ -395,7 +403,7 @@ class Intake:
         takes = (self._take_new, self.redeliveries.take)
         for take in takes if self._probes % 2 else reversed(takes):
             if batches := take(1):
-                return Taken(batches)
+                return Taken.of(batches)
         return None
 
     def _take_new(self, limit: int) -> list[pa.RecordBatch]:

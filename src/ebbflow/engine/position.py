@@ -27,14 +27,8 @@ MOST = 256
 MOVED = "due"
 """The writer of redeliveries that were parked: the server, which moves them when they are due."""
 
-INLINE = "inline"
-"""Before the name of a task that writes redeliveries of a vertex which it runs inline."""
-
 MOST_MOVED = 2_048
-"""The most moved frames that are known of each span of ``_MOVED_SPAN`` seconds.
-
-Also the most redeliveries that are known of a chunk whose task ran the vertex inline.
-"""
+"""The most moved frames that are known of each span of ``_MOVED_SPAN`` seconds."""
 
 # A server that is killed may have forgotten what it deleted last, and moves that again when it is
 # back. Seen up to 10 seconds after the first time; time stands still for a server that is down.
@@ -72,15 +66,6 @@ class Stamp:
             return None
         begins = tuple(int(number or 0) for number in parts.groups()[3:7])
         return cls(writer, parts[1], begins, parts[8][:_LENGTH])
-
-    @classmethod
-    def of_inline(cls, writer: str | None, frame_id: str | None) -> Stamp | None:
-        """Returns the stamp of a redelivery that another vertex's task wrote, if it was one.
-
-        That task looks for it in the record of the task that reads it when it replays its chunk.
-        """
-        stamp = cls.of(writer, frame_id)
-        return None if stamp is None else replace(stamp, writer=f"{INLINE} {stamp.writer}")
 
     @classmethod
     def of_redelivery(cls, token: str | None, stored: float, sent_by: str | None) -> Stamp | None:
@@ -124,9 +109,6 @@ def is_copy(known: Known, stamp: Stamp) -> bool:
     if stamp.writer == MOVED:
         return any(stamp.rows in known[writer].rows for writer in known if _is_span(writer))
     last = known.get(stamp.writer)
-    if stamp.writer.startswith(f"{INLINE} "):
-        # What is older is no copy: redeliveries come in the order in which they are due.
-        return last is not None and last.is_of(stamp) and stamp.rows in last.rows
     # A writer of another lineage counts its marks from 0 again: nothing of it is older, and taking
     # it for a copy would lose it.
     if last is None or last.lineage != stamp.lineage:
@@ -143,15 +125,10 @@ def with_frame(known: Known, stamp: Stamp) -> Known:
         return _without_awaited(known, stamp)
     if stamp.writer == MOVED:
         return _with_moved(known, stamp)
-    last, most = known.get(stamp.writer), MOST
-    if stamp.writer.startswith(f"{INLINE} "):
-        most = MOST_MOVED
-        # Only the last chunk that its task has begun can be replayed, however late this one is due.
-        if last and last.lineage == stamp.lineage and stamp.begins < last.begins:
-            return known
+    last = known.get(stamp.writer)
     if last is None or not last.is_of(stamp):
         last = LastChunk(stamp.lineage, stamp.begins)
-    rows = (*last.rows, stamp.rows)[-most:]
+    rows = (*last.rows, stamp.rows)[-MOST:]
     return {**known, stamp.writer: LastChunk(last.lineage, last.begins, rows)}
 
 

@@ -43,11 +43,8 @@ MOVED_FROM = "Nats-Scheduler"
 """The header in which the server names the subject that a due frame was parked on."""
 PARKED_ON = "Ebbflow-Parked-On"
 """The same of a frame that a task has moved in place of the server, which keeps its header."""
-FRAME = "Ebbflow-Frame"
-"""The header that keeps the id of a redelivery whose writer is not the task that reads it.
-
-The server leaves out the message id of a redelivery when it moves it.
-"""
+DUE = "Ebbflow-Due"
+"""The header of a frame in a buffer that its reader is to park: until when, in ms since 1970."""
 REDELIVERED_BY = "Ebbflow-Redelivered-By"
 """The header that names the chunk that a redelivery comes from (``position.name_sender``)."""
 WATERMARK = "Ebbflow-Watermark"
@@ -77,12 +74,14 @@ class Stage(IntEnum):
     """
 
     REDELIVER = 1
-    DEAD_LETTER = 2
-    ANSWER = 3
-    OUTPUT = 4
-    TRAIL = 5
+    HAND_OVER = 2
+    """Redeliveries of vertices that ran inline, to the buffers of those vertices."""
+    DEAD_LETTER = 3
+    ANSWER = 4
+    OUTPUT = 5
+    TRAIL = 6
     """What became of the rows: late, so that all it names is stored."""
-    AUDIT = 6
+    AUDIT = 7
     """The same for the audit table; counts when the chunk is recorded as done."""
 
 
@@ -231,23 +230,67 @@ def build_redeliveries(
         # By the delay, never by the due time: a replay comes later and would group other rows.
         groups[round_delay(again[index].delay)].append(index)
     now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
-    sender = _sender_headers(chunk)
     for delay, indexes in sorted(groups.items()):
         for frame in _cut_again(chunk.rows.batch, indexes, again, place.max_payload):
-            # Without the due time: a replay comes later, and would store the rows twice.
-            msg_id = f"{chunk.name('again')}:{chunk.mark(frame)}"
-            # Another task reads it: whoever replays this chunk looks in that task's record, too.
-            headers = {FROM: chunk.writer, FRAME: msg_id} if chunk.via else {}
-            yield Publication(
-                Stage.REDELIVER,
-                place.vertex,
-                place.partition,
-                msg_id,
-                frames.encode(frame),
-                headers | sender | {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
-                due=due_after(now_ms, delay) if delay else None,
-                via=chunk.via,
-            )
+            due = due_after(now_ms, delay) if delay else None
+            build = _build_handed_over if chunk.via else _build_redelivery
+            yield build(chunk, frame, place, due)
+
+
+def _build_redelivery(
+    chunk: Chunk, frame: pa.RecordBatch, place: Place, due: int | None
+) -> Publication:
+    return Publication(
+        Stage.REDELIVER,
+        place.vertex,
+        place.partition,
+        # Without the due time: a replay comes later, and would store the rows twice.
+        f"{chunk.name('again')}:{chunk.mark(frame)}",
+        frames.encode(frame),
+        _sender_headers(chunk) | {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
+        due=due,
+    )
+
+
+def _build_handed_over(
+    chunk: Chunk, frame: pa.RecordBatch, place: Place, due: int | None
+) -> Publication:
+    """Returns a redelivery of a vertex that another vertex's task ran inline.
+
+    It goes through the vertex's buffer: readers of buffers know copies by their writer, and only
+    the vertex's own task may write to its redelivery stream.
+    """
+    return Publication(
+        Stage.HAND_OVER,
+        place.vertex,
+        place.partition,
+        f"{chunk.name('again')}:{chunk.mark(frame)}",
+        frames.encode(frame),
+        {FROM: chunk.writer, ROWS: str(frame.num_rows), DUE: str(due or 0)},
+        via=chunk.via,
+    )
+
+
+def build_parked(
+    chunk: Chunk, parked: Iterable[pa.RecordBatch], place: Place, now: datetime
+) -> Iterator[Publication]:
+    """Yields a redelivery for each frame that was decided about before it was read."""
+    for frame in parked:
+        due = due_of(frame)
+        assert due is not None
+        rows = frame.replace_schema_metadata(None)
+        yield _build_redelivery(chunk, rows, place, due if due > now.timestamp() * 1000 else None)
+
+
+def with_due(frame: pa.RecordBatch, due: int) -> pa.RecordBatch:
+    """Returns the rows of a frame that its reader is to park until ``due``."""
+    return frame.replace_schema_metadata({DUE: str(due)})
+
+
+def due_of(frame: pa.RecordBatch) -> int | None:
+    """Returns the time until which the rows are to be parked; ``None`` for rows as they come."""
+    metadata = frame.schema.metadata
+    return int(metadata[DUE.encode()]) if metadata else None
 
 
 def _sender_headers(chunk: Chunk) -> dict[str, str]:

@@ -71,6 +71,10 @@ class Settlement:
             self, publications=[*self.publications, *publications], inlined=tuple(inlined)
         )
 
+    def with_parked(self, parked: Iterable[Publication]) -> Settlement:
+        """Returns the end of the chunk together with that of the rows that it only parks."""
+        return replace(self, publications=[*self.publications, *parked])
+
     @property
     def needs_intent(self) -> bool:
         """Whether a replay has to cut the same chunk again, to publish what it publishes.
@@ -94,9 +98,9 @@ class Settlement:
 
     @property
     def awaited(self) -> list[str]:
-        """The tokens of all redeliveries of the vertex itself."""
+        """The tokens of all redeliveries."""
         # Also of those without a delay: an earlier attempt may have parked the same frame.
-        return [p.token for p in self.of_stage(Stage.REDELIVER) if not p.via]
+        return [p.token for p in self.of_stage(Stage.REDELIVER)]
 
     def inline_paths(self) -> tuple[str, ...]:
         """Returns the chains of inline vertices that took outputs of the chunk."""

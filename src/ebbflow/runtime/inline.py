@@ -2,10 +2,11 @@
 
 A hop through a buffer costs a frame, two confirmed writes and a dozen wake-ups, whether it carries
 one row or a thousand. So after a vertex has decided a chunk, its task may run the user code of the
-next vertex right away. What that vertex decides becomes part of the chunk: its redeliveries go to
-its own redelivery stream, its dead letters, answers and outputs where they always go, all in the
-stages of ``engine.settlement`` and confirmed before the chunk is done. A nack at the second vertex
-redelivers the second vertex's input only, as it does through a buffer.
+next vertex right away. What that vertex decides becomes part of the chunk: its dead letters,
+answers and outputs go where they always go, and its redeliveries to its own buffer, from where its
+own task parks them. All of it is published in the stages of ``engine.settlement`` and confirmed
+before the chunk is done. A nack at the second vertex redelivers the second vertex's input only, as
+it does through a buffer.
 
 Each chunk chooses again which edges it takes inline. The intent names them, so a replay makes the
 same choice and the same ids. The vertex's own task keeps reading its buffer and its redeliveries:

@@ -14,17 +14,20 @@ Whoever reports on chunks, as data, to people or as traces, observes the account
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import pyarrow as pa
+
 from ebbflow.domain.outcome import Counts
+from ebbflow.engine import frames
 from ebbflow.engine.account import ChunkObserver, ChunkRecord, HeldRow
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.inlet import Feeder, Intake, Taken, Watermark, handed_back, held_row
 from ebbflow.engine.outage import OutageGate
 from ebbflow.engine.position import Span, chunk_key
-from ebbflow.engine.publications import Place
+from ebbflow.engine.publications import Chunk, Place, Publication, build_parked
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.deciding import ChunkDecider, ChunkFacts, ChunkSize, DecisionRules
@@ -234,6 +237,9 @@ class ChunkLoop:
 
     def _process(self, taken: Taken) -> None:
         """Has user code decide about a chunk, and starts to settle it."""
+        if not taken.batches:
+            self._park(taken)
+            return
         start, waiting = self._settling.start, self._settling.held
         batch = taken.restore(waiting)
         self._gathering.begin_chunk(batch.num_rows, taken.leaves_rows)
@@ -250,10 +256,27 @@ class ChunkLoop:
         told_beside = held_row(whole, batch, len(verdict.rows)) if more else None
         first = batch.num_rows - len(offsets)
         settlement = self._settle(verdict, start, first, more, told_beside)
+        settlement = settlement.with_parked(self._redeliver(taken.parked, start))
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
         chunk = ChunkEnd(end, settlement.all_counts(), watermark, settleable.held, back)
         self._settling.begin(settlement, chunk, record)
+
+    def _park(self, taken: Taken) -> None:
+        """Starts to settle a chunk of which user code need not be asked."""
+        start = self._settling.start
+        self._watermark.hear(self._inlet.origins)
+        self._chunks += 1
+        settlement = Settlement([*self._redeliver(taken.parked, start)], Counts(), {})
+        end, watermark = self._intake.end, self._watermark.current
+        chunk = ChunkEnd(end, settlement.all_counts(), watermark, self._settling.held)
+        self._settling.begin(settlement, chunk, self._begin_record(0))
+
+    def _redeliver(self, parked: Sequence[pa.RecordBatch], start: Span) -> Iterator[Publication]:
+        if not parked:
+            return iter(())
+        chunk = Chunk(self._key(start), Rows(frames.empty()), self._settling.number)
+        return build_parked(chunk, parked, self._place, self._clock.now())
 
     def _begin_record(self, rows: int) -> ChunkRecord:
         record = self._events.begin_chunk(self._clock.now(), rows)

@@ -203,6 +203,7 @@ def on_unavailable(options: Mapping[str, Any]) -> Part:
 _SETTINGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "partitions": ("partitions", lambda count: count),
     "limits": ("limits", fields_of),
+    "inline": ("inline", lambda enabled: enabled),
     "ordered": ("ordered", lambda enabled: {"enabled": enabled}),
     "on_error": ("onError", lambda policy: {"backoff": backoff(policy)}),
     "on_unavailable": ("onUnavailable", on_unavailable),

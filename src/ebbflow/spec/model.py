@@ -242,8 +242,7 @@ class Vertex(VertexFields):
     breaker: BreakerSpec = BreakerSpec()
     inline: StrictBool = Field(
         default=True,
-        description="whether, in a pipeline with `inline: true`, the task of the vertex before "
-        "it may run it: "
+        description="whether the task of the vertex before it may run it: "
         "[inline edges](../guides/running.md#inline-edges)",
     )
 
@@ -275,7 +274,7 @@ class PipelineBody(PipelineFields, ResourceBody):
     lifecycle: PipelineLifecycle = PipelineLifecycle()
     side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
     inline: StrictBool = Field(
-        default=False,
+        default=True,
         description="whether tasks may run the next vertices themselves: "
         "[inline edges](../guides/running.md#inline-edges)",
     )

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from ebbflow.domain.errors import Fenced, PermanentPublishError
 from ebbflow.engine.pauses import Pauses
-from ebbflow.engine.position import NOTHING, Known, Position
+from ebbflow.engine.position import Position
 from ebbflow.nats.bulk import EXPECTED
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import BUFFER, PublishRetry, Tally, publish
@@ -158,13 +158,6 @@ async def read_positions(client: SecuredClient, names: Names) -> dict[tuple[str,
         vertex, _, partition = record.subject.removeprefix(prefix).rpartition(".")
         positions[vertex, int(partition)] = Position.from_json(record.payload)
     return positions
-
-
-async def read_known(client: SecuredClient, names: Names, vertex: str, partition: int) -> Known:
-    """Returns what a task has recorded of the frames it has read, no older than this call."""
-    subject = names.record_subject(names.position_key(vertex, partition))
-    records = await read_last(client, names.positions_stream, subject)
-    return Position.from_json(records[-1].payload).done.known if records else NOTHING
 
 
 async def read_pauses(client: SecuredClient, names: Names) -> Pauses:

@@ -8,9 +8,8 @@ The server forgets ids: for two minutes it drops copies by itself. After that a 
 dead letters and redeliveries twice, and these have no reader that knows copies: people read the
 one, and the other come in the order in which they are due. So whoever replays looks first, with
 ``without_stored``. Everything that the first attempt has stored is still there then, since only the
-task that replays reads its redeliveries. Redeliveries of a vertex that ran inline are read by the
-tasks of that vertex: their records say which of the last chunk they have read. Nothing is looked up
-for a chunk that is settled for the first time, as long as the server answers.
+task that replays reads its redeliveries. Nothing is looked up for a chunk that is settled for the
+first time, as long as the server answers.
 
 What got no answer is looked up before it is sent again, for the same reason: a server that was
 killed knows no id of a redelivery that it has moved meanwhile. See ``_Copies``.
@@ -33,8 +32,8 @@ import pyarrow as pa
 
 from ebbflow.domain.errors import BufferFull
 from ebbflow.domain.message import Ack
-from ebbflow.engine.position import Known, Mark, Position, Stamp, is_copy
-from ebbflow.engine.publications import FROM, MOVED_FROM, PARKED_ON, Publication, Stage
+from ebbflow.engine.position import Mark, Position
+from ebbflow.engine.publications import MOVED_FROM, PARKED_ON, Publication, Stage
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.bulk import publish_all, publish_lanes
 from ebbflow.nats.client import SecuredClient
@@ -54,7 +53,7 @@ from ebbflow.nats.wire import Publishes
 from ebbflow.streams.catalogue import DUPLICATE_WINDOW
 from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import PositionStore, read_known
+from ebbflow.streams.positions import PositionStore
 
 T = TypeVar("T")
 
@@ -159,7 +158,7 @@ async def _publish(
 def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]]:
     """Returns the subject a publication goes to, and its headers."""
     vertex, partition = publication.target, publication.partition
-    if publication.stage is Stage.OUTPUT:
+    if publication.stage in (Stage.OUTPUT, Stage.HAND_OVER):
         return names.buffer_subject(vertex, partition), publication.headers
     if publication.stage is Stage.ANSWER:
         return f"$KV.{publication.target}.{publication.key}", publication.headers
@@ -301,38 +300,16 @@ async def _find_stored_redeliveries(
 ) -> dict[str, Ack]:
     """Returns the ids of those that wait for their time, are due or were read, and where.
 
-    ``done`` is how far the task's own redeliveries are read. Those of vertices that it ran inline
-    are read by other tasks, whose records say which ones they have read.
+    ``done`` is how far the redeliveries are read. All of them are of the task's own partition.
     """
-    streams: dict[tuple[str, int, bool], list[Publication]] = defaultdict(list)
-    for publication in again:
-        by_others = bool(publication.via)
-        streams[publication.target, publication.partition, by_others].append(publication)
-    found: dict[str, Ack] = {}
-    for (vertex, partition, by_others), these in streams.items():
-        stream = names.redelivery(vertex, partition)
-        found |= await _find_in_stream(client, names, stream, these, 0 if by_others else done)
-        # After the look at the stream: what was deleted by then is in the record.
-        if by_others and (missing := [p for p in these if p.msg_id not in found]):
-            known = await read_known(client, names, vertex, partition)
-            read = [p for p in missing if _is_known(known, p)]
-            found |= {p.msg_id: Ack(stream, 0, True, 0) for p in read}
-    return found
-
-
-async def _find_in_stream(
-    client: SecuredClient, names: Names, stream: str, again: Sequence[Publication], done: int
-) -> dict[str, Ack]:
+    if not again:
+        return {}
+    stream = names.redelivery(again[0].target, again[0].partition)
     marks: dict[str, int] = {}
     for seq, headers in await _read_headers_after(client, stream, done):
         marks |= {headers[name]: seq for name in _MARKS if name in headers}
     found = ((p.msg_id, {p.msg_id, address(names, p)[0]} & marks.keys()) for p in again)
     return {one: Ack(stream, marks[min(by)], True, 0) for one, by in found if by}
-
-
-def _is_known(known: Known, publication: Publication) -> bool:
-    stamp = Stamp.of_inline(publication.headers[FROM], publication.msg_id)
-    return stamp is not None and is_copy(known, stamp)
 
 
 async def _read_headers_after(

@@ -11,8 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 import nats.errors
 import pyarrow as pa
@@ -22,11 +23,12 @@ from ebbflow.engine import frames
 from ebbflow.engine.inlet import Inlet, Origin
 from ebbflow.engine.position import NOTHING, Known, Mark, Stamp, is_copy, with_frame
 from ebbflow.engine.publications import (
-    FRAME,
+    DUE,
     FROM,
     REDELIVERED_BY,
     WATERMARK,
     redelivery_token,
+    with_due,
 )
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
@@ -37,6 +39,20 @@ from ebbflow.nats.pull import MOST_MESSAGES, NANOS, Deliveries, Follower
 # this many or more. So it has to be told once while so many are taken: told more seldom, it could
 # have nothing asked for, and nothing would ever arrive. To tell it costs as much as a small chunk.
 _ASK_EVERY = 32
+
+
+class _Arrived(NamedTuple):
+    """A frame that waits to be taken. ``due`` is until when its rows are parked, if at all."""
+
+    seq: int
+    payload: memoryview
+    origin: Origin
+    stamp: Stamp | None
+    due: str | None
+
+    def decode(self) -> pa.RecordBatch:
+        batch = frames.decode(self.payload)
+        return batch if self.due is None else with_due(batch, int(self.due))
 
 
 class FrameReader(Inlet):
@@ -65,10 +81,10 @@ class FrameReader(Inlet):
         self._link = link
         self._wake = wake
         self.origins: list[Origin] = []
-        self._queue: deque[tuple[int, memoryview, Origin, Sequence[Stamp]]] = deque()
+        self._queue: deque[_Arrived] = deque()
         self._head: tuple[int, pa.RecordBatch] | None = None
         self._head_origin: Origin = (None, None)
-        self._stamps: Sequence[Stamp] = ()
+        self._stamp: Stamp | None = None
         self._before = start, self.known
         self._last_seq = start.seq
         self._failure: EbbflowError | None = None
@@ -90,9 +106,11 @@ class FrameReader(Inlet):
         parcel = deliveries.parcel
         for row, seq in enumerate(deliveries.seqs):
             headers = parcel.headers(row) or {}
-            origin = _read_origin(headers)
-            stamps = _read_stamps(headers, deliveries.nanos[row] / NANOS)
-            self._queue.append((seq, parcel.view(row), origin, stamps))
+            stamp = _read_stamp(headers, deliveries.nanos[row] / NANOS)
+            arrived = _Arrived(
+                seq, parcel.view(row), _read_origin(headers), stamp, headers.get(DUE)
+            )
+            self._queue.append(arrived)
         self._wake.set()
 
     def _fail(self, error: EbbflowError) -> None:
@@ -123,16 +141,16 @@ class FrameReader(Inlet):
     def _load_head(self, end: Mark | None = None) -> bool:
         # Not beyond the end of a replay, not even over copies: another end is another chunk.
         while self._head is None and self._queue and (end is None or self.mark < end):
-            seq, payload, origin, stamps = self._queue.popleft()
+            arrived = self._queue.popleft()
             self._ask_now_and_then()
-            self._stamps = stamps if self._drops_copies else ()
+            self._stamp = arrived.stamp if self._drops_copies else None
             # A frame of which some rows are done is no copy: they were its own. To pass over it
             # would lose the rest of its rows.
-            if not self.mark.row and any(is_copy(self.known, stamp) for stamp in self._stamps):
-                self._pass(seq)
+            if not self.mark.row and self._stamp is not None and is_copy(self.known, self._stamp):
+                self._pass(arrived.seq)
                 continue
-            batch = frames.decode(payload)
-            self._head, self._head_origin = (seq, batch.slice(self.mark.row)), origin
+            self._head = (arrived.seq, arrived.decode().slice(self.mark.row))
+            self._head_origin = arrived.origin
         if self._head is None and self._failure is not None:
             raise self._failure
         return self._head is not None
@@ -160,8 +178,8 @@ class FrameReader(Inlet):
         if piece.num_rows == batch.num_rows:
             self._head, self.mark = None, Mark(seq)
             # Only now: known before its last row is done, its rest would pass for a copy.
-            for stamp in self._stamps:
-                self.known = with_frame(self.known, stamp)
+            if self._stamp is not None:
+                self.known = with_frame(self.known, self._stamp)
         else:
             self._head = (seq, batch.slice(limit))
             self.mark = Mark(self.mark.seq, self.mark.row + limit)
@@ -227,14 +245,10 @@ class FrameReader(Inlet):
         self._link.run(self._follower.close(), timeout=10)
 
 
-def _read_stamps(headers: Mapping[str, str], stored: float) -> Sequence[Stamp]:
-    """Returns how a copy of a frame is known; a redelivery of another task may be in two ways."""
-    writer, frame = headers.get(FROM), headers.get(FRAME)
+def _read_stamp(headers: Mapping[str, str], stored: float) -> Stamp | None:
+    """Returns what a copy of a frame is known by, if by anything."""
     moved = Stamp.of_redelivery(redelivery_token(headers), stored, headers.get(REDELIVERED_BY))
-    if moved is not None and frame is None:
-        return [moved]
-    written = Stamp.of_inline(writer, frame) if frame else Stamp.of(writer, headers.get(MSG_ID))
-    return [stamp for stamp in (moved, written) if stamp is not None]
+    return moved or Stamp.of(headers.get(FROM), headers.get(MSG_ID))
 
 
 def _read_origin(headers: Mapping[str, str]) -> Origin:
