@@ -8,6 +8,8 @@ from itertools import count
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming import StreamingQuery
 
 from ebbflow.datasource import register
 from ebbflow.nats import api
@@ -18,6 +20,23 @@ from tests.nats.securing import address
 from tests.waiting import until
 
 _numbers = count()
+
+
+def run_to_end(start: Callable[[], StreamingQuery]) -> None:
+    """Start a query and wait for its end; once more if Spark had no time for its process.
+
+    Spark gives the process that plans a data source ten seconds to connect, on a busy machine, too.
+    """
+    for attempts_left in (2, 1, 0):
+        query = start()
+        try:
+            assert query.awaitTermination(120)
+            return
+        except StreamingQueryException as error:
+            if "Python worker failed to connect back" not in str(error) or not attempts_left:
+                raise
+        finally:
+            query.stop()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ebbflow.domain.errors import DataLoss, DataSourceError
-from tests.datasource.conftest import Stream
+from tests.datasource.conftest import Stream, run_to_end
 from tests.datasource.planned import Run
 
 # --- with Spark -----------------------------------------------------------------------------------
@@ -43,11 +44,7 @@ class Query:
 
     def run(self, **options: Any) -> list[int]:
         """Everything that has been read when all is read that is there now."""
-        query = self.start(**options)
-        try:
-            assert query.awaitTermination(120)
-        finally:
-            query.stop()
+        run_to_end(partial(self.start, **options))
         return [number for again in self.batches.values() for n in again for number in n]
 
     def failure(self, **options: Any) -> str:

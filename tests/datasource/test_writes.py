@@ -20,7 +20,7 @@ from ebbflow.datasource import JetStreamDataSource
 from ebbflow.datasource.writer import to_message, to_messages
 from ebbflow.domain.errors import DataSourceError
 from ebbflow.nats.locate import NATS_URL
-from tests.datasource.conftest import Stream
+from tests.datasource.conftest import Stream, run_to_end
 
 
 def save(frame: Any, mode: str = "append", **options: Any) -> None:
@@ -154,11 +154,7 @@ class Copy:
         writer = frame.selectExpr(*columns or ("data",)).writeStream.format("jetstream")
         writer = writer.options(subject=f"{self.target.name}.x", **options)
         writer = writer.option("checkpointLocation", str(self.checkpoint))
-        query = writer.trigger(availableNow=True).start()
-        try:
-            assert query.awaitTermination(120)
-        finally:
-            query.stop()
+        run_to_end(writer.trigger(availableNow=True).start)
 
     def forget_the_last_commit(self) -> None:
         """As if the query had died after the write of a batch and before its commit."""

@@ -23,7 +23,7 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.disk import DiskWatch
 from ebbflow.nats.embedded import EmbeddedServer, FolderWitness, StateFolder
-from ebbflow.nats.link import Link, check_version
+from ebbflow.nats.link import Link, check_version, worker_link
 from ebbflow.nats.locate import find_own_server, open_link, start_embedded
 from ebbflow.nats.login import Addresses, Login
 from ebbflow.streams import provision
@@ -271,3 +271,16 @@ def test_a_folder_that_is_deleted_is_missed_and_its_disk_watched_without_a_trace
         (state / "lock").touch()
         with pytest.raises(SetupError, match="The messages that waited in it are lost"):
             witness.check()
+
+
+def test_a_worker_does_not_try_for_ever_to_reach_the_servers_of_runs_that_have_ended(tmp_path):
+    with start_embedded(tmp_path / "first") as server:
+        lost = worker_link(server)
+    until(lambda: not lost.client.is_connected)
+    with start_embedded(tmp_path / "second") as server:
+        try:
+            kept = worker_link(server)
+            assert not lost._thread.is_alive()
+            assert worker_link(server) is kept
+        finally:
+            kept.close()

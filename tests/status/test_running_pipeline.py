@@ -184,7 +184,7 @@ def test_the_last_chunks_of_a_vertex_can_be_read(seen: Seen) -> None:
 
 
 def test_a_vertex_whose_worker_is_killed_is_red_within_seconds(seen: Seen) -> None:
-    assert seen.red_after < 5
+    assert seen.red_after < 20  # less than 3 on an idle machine
     assert not seen.killed.ready
     (concern,) = [c for c in seen.killed.problems if c.vertex == "slow"]
     assert concern.level == "error"

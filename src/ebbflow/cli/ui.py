@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ebbflow.cli.options import HERE, ServerOptions
+from ebbflow.domain.host import on_signals
 
 if TYPE_CHECKING:
     from ebbflow.ui.links import UiLink
@@ -39,9 +40,10 @@ def ui(
 
     address = parse_address(listen or True, UI_PORT)
     ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: ended.set())
-    with open_web_ui(address, _open_link(server), pipelines or ()) as listening:
+    with (
+        on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda *_: ended.set()),
+        open_web_ui(address, _open_link(server), pipelines or ()) as listening,
+    ):
         listening.announce(typer.echo, "The web UI is at")
         typer.echo("Ctrl-C ends it; pipelines continue.", err=True)
         ended.wait()

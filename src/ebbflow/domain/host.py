@@ -24,7 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import IO
 
 PORTABLE = "EBBFLOW_PORTABLE"
@@ -42,6 +43,22 @@ _PR_SET_PDEATHSIG = 1
 def is_linux() -> bool:
     """Returns whether calls that only Linux knows are used."""
     return sys.platform == "linux" and not os.environ.get(PORTABLE)
+
+
+@contextlib.contextmanager
+def on_signals(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], object]
+) -> Iterator[None]:
+    """Calls the handler on any of these signals for as long as the context lasts.
+
+    Only the main thread can do that.
+    """
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def open_memory_file(name: str) -> IO[bytes]:

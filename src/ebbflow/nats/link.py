@@ -159,15 +159,29 @@ _links: dict[tuple[int, Addresses], Link] = {}
 
 
 def worker_link(server: Addresses) -> Link:
-    """Returns this process's link to the server: made on first use, kept while it is good."""
+    """Returns this process's link to the server: made on first use, kept while it is good.
+
+    Spark's workers outlive runs. Before another link is made, those whose server is down are
+    closed: the server of a run that has ended never comes back, and each would try for ever.
+    """
     key = (os.getpid(), server)
     link = _links.get(key)
     if link is not None and (link.client.denied is not None or link.client.ended is not None):
         link.close()
         link = None
     if link is None:
+        _close_lost_links()
         link = _links[key] = Link(server)
     return link
+
+
+def _close_lost_links() -> None:
+    # A worker runs one task at a time: nobody uses the others now.
+    lost = [key for key, link in _links.items() if not link.client.is_connected]
+    for process, server in lost:
+        link = _links.pop((process, server))
+        if process == os.getpid():  # a process that was forked has no thread of its parent's links
+            link.close()
 
 
 async def connect(

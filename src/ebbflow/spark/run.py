@@ -25,6 +25,7 @@ import nats.errors
 from ebbflow.accounts.listener import TaskListener
 from ebbflow.accounts.traces import MISSING, asks_for_traces, is_installed
 from ebbflow.domain.errors import JetStreamUnavailable
+from ebbflow.domain.host import on_signals
 from ebbflow.engine.causes import Raised
 from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
@@ -278,14 +279,8 @@ class Run:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        saved = {number: signal.getsignal(number) for number in _signals_to_hear()}
-        for number in saved:
-            signal.signal(number, lambda *_: self._stop.set())
-        try:
+        with on_signals(_signals_to_hear(), lambda *_: self._stop.set()):
             yield
-        finally:
-            for number, handler in saved.items():
-                signal.signal(number, handler)
 
     def _wait(self, plans: Sequence[VertexPlan], supervisor: Supervisor, engine: Engine) -> Ended:
         if self._deadline is None and self._options.timeout is not None:

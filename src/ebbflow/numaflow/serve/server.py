@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import grpc
 
 from ebbflow.domain.code import Mode
 from ebbflow.domain.errors import SetupError
+from ebbflow.domain.host import on_signals
 from ebbflow.engine.blame import USER_ERRORS
 from ebbflow.numaflow.proto import map_pb2
 from ebbflow.numaflow.serve.function import ServedFunction
@@ -66,25 +66,15 @@ class Serving:
 def serve(serving: Serving) -> FunctionFailure | None:
     """Serves until a signal comes or the function fails; returns the failure, if there was one."""
     server = FunctionServer(serving)
-    with _handling_signals(server):
-        return server.run()
-
-
-@contextlib.contextmanager
-def _handling_signals(server: FunctionServer) -> Iterator[None]:
-    """Has the first signal end the server in good order, and the second one at once."""
 
     def end(number: int, _: object) -> None:
+        # The first signal ends the server in good order, and the second one at once.
         if server.is_ending:
             os._exit(128 + number)
         server.end()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with on_signals((signal.SIGTERM, signal.SIGINT), end):
+        return server.run()
 
 
 def _prepare(serving: Serving) -> None:
