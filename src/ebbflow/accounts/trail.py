@@ -47,7 +47,7 @@ class TrailObserver(ChunkObserver):
 
     def late(self, account: Account) -> Iterator[Publication]:
         """Yields the frames of a chunk's trail; of an early account, what was sent so far."""
-        for part in () if account.edition else account.parts:
+        for part in account.parts:
             rows = _list_rows(part, account.is_early)
             yield from publish_trail(rows, account.key, part.place.vertex, part.place.partition)
 

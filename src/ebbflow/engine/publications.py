@@ -86,14 +86,19 @@ class Stage(IntEnum):
     """The same for the audit table; counts when the chunk is recorded as done."""
 
 
+LATE = frozenset({Stage.TRAIL, Stage.AUDIT})
+"""What observers publish of a chunk, when all that became of it is stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One message to publish. ``target`` is a vertex, or the bucket of an answer.
 
     ``due`` is for redeliveries and ``key`` for answers. An output that ``discards`` is given up
-    when its buffer is full; ``parents`` are then the inputs it came from, one entry a row.
+    when its buffer is full. ``parents`` are the inputs that it came from, one entry a row.
     ``ordered`` outputs reach a partition one after another. ``via`` is the chain of inline vertices
-    that it comes from (see ``Chunk``).
+    that it comes from (see ``Chunk``). ``refusal`` says why the server refused it for good; if it
+    was stored in pieces then, it has no ``parents``.
     """
 
     stage: Stage
@@ -106,8 +111,9 @@ class Publication:
     key: str = ""
     discards: bool = False
     ordered: bool = False
-    parents: tuple[int, ...] = ()
+    parents: Sequence[int] = ()
     via: str = ""
+    refusal: str = ""
 
     @property
     def token(self) -> str:
@@ -173,8 +179,13 @@ class Chunk:
 
     def mark(self, frame: pa.RecordBatch) -> str:
         """Returns the hash of a frame's rows, which a reader knows copies by."""
-        mark = frames.fingerprint(frame.column("id"))
-        return frames.fingerprint([self.via, mark]) if self.via else mark
+        return mark_frame(frame, self.via)
+
+
+def mark_frame(frame: pa.RecordBatch, via: str) -> str:
+    """Returns the hash of the rows of a frame that comes from a chain of inline vertices."""
+    mark = frames.fingerprint(frame.column("id"))
+    return frames.fingerprint([via, mark]) if via else mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +244,7 @@ def build_redeliveries(
     now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
     sender = _sender_headers(chunk)
     for delay, indexes in sorted(groups.items()):
+        start = 0
         for frame in _cut_again(chunk.rows.batch, indexes, again, place.max_payload):
             # Without the due time: a replay comes later, and would store the rows twice.
             msg_id = f"{chunk.name('again')}:{chunk.mark(frame)}"
@@ -244,10 +256,12 @@ def build_redeliveries(
                 place.partition,
                 msg_id,
                 frames.encode(frame),
-                headers | sender | {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
+                headers | sender | {ROWS: str(frame.num_rows), REASONS: list_reasons(frame)},
                 due=due_after(now_ms, delay) if delay else None,
+                parents=indexes[start : start + frame.num_rows],
                 via=chunk.via,
             )
+            start += frame.num_rows
 
 
 def _sender_headers(chunk: Chunk) -> dict[str, str]:
@@ -288,7 +302,8 @@ def _fit_reasons(frame: pa.RecordBatch, most: int) -> pa.RecordBatch:
     return frames.with_columns(frame, nack_reason=pc.utf8_slice_codeunits(reasons, 0, share))
 
 
-def _list_reasons(frame: pa.RecordBatch) -> str:
+def list_reasons(frame: pa.RecordBatch) -> str:
+    """Returns what a header says of why the rows of a frame come again."""
     texts = Counter(text or "nacked" for text in frame.column("nack_reason").to_pylist())
     # JSON keeps a header on one line of plain ASCII, which is all that NATS carries.
     shown = texts.most_common(_MOST_REASONS)
@@ -387,6 +402,7 @@ def build_answers(
                 payload,
                 headers,
                 key=f"{request}.{place.vertex}.{own}.{number}",
+                parents=(index,),
                 via=chunk.via,
             )
 
@@ -432,13 +448,12 @@ def _route_outputs(
     edges: list[EdgeRows] = []
     unreached: set[int] | None = None  # the inputs that no edge has taken anything of
     written = 0
-    traced = any(edge.discards for edge in place.edges)
     for edge, indexes in zip(place.edges, route(place.edges, tags), strict=True):
         everything = len(indexes) == batch.num_rows
         chosen = batch if everything else frames.take_rows(batch, indexes)
         own = parents if everything else [parents[i] for i in indexes]
         most = _frame_bytes(place.max_payload)
-        built = _build_frames(chunk, edge, chosen, headers, own if traced else (), most)
+        built = _build_frames(chunk, edge, chosen, headers, own, most)
         if edge.to in inline:
             _check_inline(chosen, built, place.max_payload)
         else:
@@ -472,7 +487,7 @@ def _build_frames(
 ) -> Iterator[Publication]:
     for partition, rows in _split_by_partition(batch, edge).items():
         share = batch if rows is None else frames.take_rows(batch, rows)
-        own = parents if rows is None or not parents else [parents[i] for i in rows]
+        own = parents if rows is None else [parents[i] for i in rows]
         start = 0
         for number, frame in enumerate(frames.split(share, most)):
             mark = chunk.mark(frame)
@@ -487,7 +502,7 @@ def _build_frames(
                 headers | {ROWS: str(frame.num_rows)},
                 discards=edge.discards,
                 ordered=edge.keyed,
-                parents=tuple(own[start : start + frame.num_rows]),
+                parents=own[start : start + frame.num_rows],
                 via=chunk.via,
             )
             start += frame.num_rows

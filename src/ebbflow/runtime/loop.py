@@ -304,7 +304,10 @@ class ChunkLoop:
         if settlement is None:
             return None
         self._show(settlement)
-        return self._settling.emit(settlement, self._intake.end)
+        published = self._settling.emit(settlement, self._intake.end)
+        for index, letter in published.refused.items():
+            part.decisions.finish(index, letter)
+        return published.counts.own.written
 
     def _count(self, verdict: Verdict) -> None:
         self._chunks += 1
