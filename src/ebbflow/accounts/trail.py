@@ -56,7 +56,8 @@ def _list_rows(part: AccountPart, is_early: bool) -> list[TrailRow]:
     sent = _gather_sent(part.routed.edges)
     listed: list[TrailRow] = []
     for index in sorted(sent) if is_early else range(part.batch.num_rows):
-        outputs = sent.get(index, [])
+        # Not all outputs of an amended row are stored. Its end says enough: the request has failed.
+        outputs = [] if index in part.amended else sent.get(index, [])
         while len(outputs) > _MOST_SENT or (is_early and outputs):
             first, outputs = outputs[:_MOST_SENT], outputs[_MOST_SENT:]
             listed.append(_row(part, index, outcome=SENT, sent=tuple(first)))
