@@ -55,12 +55,18 @@ def divide(publication: Publication) -> Sequence[Publication]:
         return ()
     rows = frames.decode(publication.payload)
     half, parents = rows.num_rows // 2, publication.parents
-    if not half:
-        return ()
-    return (
-        _rename(publication, rows.slice(0, half), parents[:half]),
-        _rename(publication, rows.slice(half), parents[half:]),
-    )
+    pieces = [
+        _rename(publication, _copy(rows, start, end), parents[start:end])
+        for start, end in ((0, half), (half, rows.num_rows))
+        if end > start
+    ]
+    # A single row is to blame only without what Arrow keeps of the rows that it was cut from.
+    return pieces if half or len(pieces[0].payload) < len(publication.payload) else ()
+
+
+def _copy(rows: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+    """Returns some rows and nothing else: a slice is encoded with parts of its neighbours."""
+    return frames.take_rows(rows, range(start, end))
 
 
 def _rename(whole: Publication, rows: pa.RecordBatch, parents: Sequence[int]) -> Publication:
