@@ -333,8 +333,8 @@ def test_stages_come_in_the_order_that_loses_nothing_and_leave_nothing_out(
     assert [p for stage in stages for p in stage] == sorted(
         settlement.publications, key=lambda p: p.stage
     )
-    messages = [Stage.REDELIVER, Stage.DEAD_LETTER, Stage.ANSWER, Stage.OUTPUT]
-    assert list(Stage) == [*messages, Stage.TRAIL, Stage.AUDIT]
+    back, forward = [Stage.REDELIVER, Stage.HAND_OVER], [Stage.ANSWER, Stage.OUTPUT]
+    assert list(Stage) == [*back, Stage.DEAD_LETTER, *forward, Stage.TRAIL, Stage.AUDIT]
 
 
 @settings(max_examples=50)

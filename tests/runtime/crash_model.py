@@ -9,6 +9,7 @@ the loop leaves to its journal, so that a test can break one and show what it is
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice, takewhile
 from random import Random
 from threading import Event
 from types import coroutine
@@ -33,7 +34,8 @@ from ebbflow.engine.position import (
     known_of_redeliveries,
     with_frame,
 )
-from ebbflow.engine.publications import Place, Publication, Stage
+from ebbflow.engine.publications import LATE, Place, Publication, Stage
+from ebbflow.engine.refused import divide
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.settlement import Settlement
 from tests.runtime.memory_server import Moved, Server
@@ -389,6 +391,7 @@ class MemoryJournal:
 
     async def publish(self, settlement: Settlement, done: Mark) -> list[Publication]:
         remaining: list[Publication] = []
+        unstored: list[Publication] = []
         for stage in self._rules.stages(settlement):
             remaining += self._chances.random.sample(stage, len(stage))
         while remaining:
@@ -398,12 +401,30 @@ class MemoryJournal:
             try:
                 await self._point()
             except Crash:
-                self._server.late += remaining[: self._chances.zombie]
+                # It stops, too, at what is refused.
+                taken = takewhile(lambda p: not self._server.refuses(p), remaining)
+                self._server.late += islice(taken, self._chances.zombie)
                 raise
-            self._send(remaining.pop(0), done)
+            publication = remaining.pop(0)
+            if self._server.refuses(publication):
+                refused, pieces = self._refuse(publication, done)
+                unstored.append(refused)
+                remaining = [*pieces, *(p for p in remaining if p.stage not in LATE)]
+            else:
+                self._send(publication, done)
         whole, self._whole = self._whole or settlement, None
         self.on_settled(whole)
-        return []
+        return unstored
+
+    def _refuse(
+        self, publication: Publication, done: Mark
+    ) -> tuple[Publication, list[Publication]]:
+        """As ``publish_settlement`` does it: what is not stored, and the pieces to try next."""
+        pieces = divide(publication)
+        parents = () if pieces else publication.parents
+        refused = replace(publication, parents=parents, refusal="too large")
+        looks = publication.stage is Stage.REDELIVER
+        return refused, [p for p in pieces if not (looks and self._server.holds(p, done))]
 
     def _send(self, publication: Publication, done: Mark) -> None:
         """As often as it takes until the server, which may be killed, has confirmed."""

@@ -148,7 +148,13 @@ class World:
 
     def _moved_stamp(self, publication: Publication) -> Stamp | None:
         sender = publication.headers.get(REDELIVERED_BY)
+        if sender is None and publication.due is None:
+            return None
         return Stamp.of_redelivery(publication.token, self.now / 1000, sender)
+
+    def refuses(self, publication: Publication) -> bool:
+        """Whether a stream never takes it."""
+        return False
 
     def record(self, position: Position) -> bytes:
         """What is stored of a position."""
@@ -211,6 +217,7 @@ class OneVertex:
         self._vertex = world.vertices[name]
         self.publish, self.holds = world.publish, world.holds
         self.happen, self.pass_time = world.happen, world.pass_time
+        self.refuses = world.refuses
         self.late: list[Publication] = []
 
     @property

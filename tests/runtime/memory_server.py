@@ -4,6 +4,7 @@ The server drops copies by their ids until it forgets them. With ``chance`` it f
 and those who read what the task writes go on, record and crash at any time.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -71,13 +72,15 @@ class Server:
     untrue: list[TrailRow] = field(default_factory=list)
     """The rows of the trail that named something which was not stored when they came."""
     audit: list[tuple[ToldFrame, bytes]] = field(default_factory=list)
+    refused: dict[Stage, Collection[str]] = field(default_factory=dict)
+    """The messages whose outputs or redeliveries are too large for their streams."""
     _seen: set[tuple] = field(default_factory=set)
     _stored: set[tuple[str, str]] = field(default_factory=set)
 
     def publish(self, publication: Publication) -> None:
         """Take a message, unless its stream has seen its id before."""
         stream = (publication.stage, publication.target, publication.partition)
-        if (stream, publication.msg_id) in self._seen:
+        if (stream, publication.msg_id) in self._seen or self.refuses(publication):
             return
         self._seen.add((stream, publication.msg_id))
         if publication.stage is Stage.DEAD_LETTER:
@@ -98,11 +101,19 @@ class Server:
             told = ToldFrame(len(self.audit) + 1, "v", 0, stamp)
             self.audit.append((told, publication.payload))
         elif publication.due is None:
-            moved = Moved(publication.token, _sender_of(publication), self.now / 1000)
+            sender = _sender_of(publication)
+            moved = Moved(publication.token if sender else "", sender, self.now / 1000)
             self._came_due(publication.payload, publication.msg_id, moved)
         else:
             due, payload, msg_id = publication.due, publication.payload, publication.msg_id
             self.waiting.append((due, payload, msg_id, _sender_of(publication)))
+
+    def refuses(self, publication: Publication) -> bool:
+        """Whether a stream never takes it."""
+        if not (large := self.refused.get(publication.stage)):
+            return False
+        ids = frames.decode(publication.payload).column("id").to_pylist()
+        return any(i.partition("/")[0] in large for i in ids)
 
     def _hear(self, rows: list[TrailRow]) -> None:
         self.trail += rows
@@ -204,5 +215,5 @@ class Server:
 
 
 def _sender_of(publication: Publication) -> str:
-    """The chunk that a redelivery comes from."""
-    return publication.headers[REDELIVERED_BY]
+    """The chunk that a redelivery comes from; a piece of one that was refused does not say it."""
+    return publication.headers.get(REDELIVERED_BY, "")

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ebbflow.engine import frames
 from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Position, known_of_redeliveries
+from ebbflow.engine.publications import Publication, Stage
 from tests.runtime.graph_model import Graph, GraphRun, GraphTask, Scripted, World
 from tests.thorough import examples
 
@@ -60,6 +62,31 @@ def test_nothing_is_lost_inline_when_code_decides_differently(graph, given_sizes
     world = run.run(lambda name: Scripted(name, chance))
     for counts in world.counts.values():
         assert counts.read == counts.ended
+
+
+class Refusing(World):
+    """Streams take neither outputs nor redeliveries of every third message."""
+
+    def refuses(self, publication: Publication) -> bool:
+        if publication.stage not in (Stage.OUTPUT, Stage.REDELIVER, Stage.HAND_OVER):
+            return False
+        ids = frames.decode(publication.payload).column("id").to_pylist()
+        return any(int(row_id.partition("/")[0][1:]) % 3 == 0 for row_id in ids)
+
+
+@pytest.mark.guarantee("failures-stay-with-their-message")
+@settings(max_examples=examples(25))
+@given(graphs.filter(lambda graph: graph is not GRAPHS[3]), sizes, shares, seeds)
+def test_what_the_server_refuses_ends_at_the_vertex_that_has_read_it(
+    graph, given_sizes, share, seed
+):
+    world = GraphRun(graph, given_sizes, seed, inline=share, server=Refusing).run()
+    dead = Counter(vertex for vertex, _ in world.letters)
+    assert len(set(world.letters)) == len(world.letters)
+    for name, counts in world.counts.items():
+        assert counts.read == counts.ended
+        assert counts.dead_lettered == dead[name]
+    assert world.counts["a"].read == sum(given_sizes) + world.counts["a"].redelivered
 
 
 class ForgetsTheChoice(GraphTask):

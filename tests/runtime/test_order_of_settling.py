@@ -11,7 +11,7 @@ import pytest
 from ebbflow.engine.account import ChunkRecord
 from ebbflow.engine.settlement import Settlement
 from ebbflow.runtime.loop import ChunkLoop
-from ebbflow.runtime.settling import ChunkEnd, Settling
+from ebbflow.runtime.settling import ChunkEnd, Confirmed, Settling
 from tests.runtime.crash_model import Chances, Rules, UserCode
 from tests.runtime.crash_run import inlet_of, run_once, run_to_the_end
 from tests.runtime.memory_server import Server
@@ -90,7 +90,7 @@ def test_publications_before_the_intent_are_there_twice(monkeypatch):
         discarded = await self._journal.publish(settlement, position.done.redelivery)
         await self._journal.write(position)
         await self._tell_source(before)
-        return settlement.all_counts(discarded)
+        return Confirmed(settlement.all_counts(discarded))
 
     monkeypatch.setattr(Settling, "_carry_out", publish_first)
     assert most_outputs() > ROWS
@@ -138,7 +138,7 @@ def test_without_histories_a_nacked_message_comes_back_for_ever(monkeypatch):
         await self._tell_source(before)
         await self._journal.without_stored(settlement, position.repeated)
         done = position.done.redelivery
-        return settlement.all_counts(await self._journal.publish(settlement, done))
+        return Confirmed(settlement.all_counts(await self._journal.publish(settlement, done)))
 
     monkeypatch.setattr(Settling, "_carry_out", forget_histories)
     assert most_deliveries() == 1

@@ -9,16 +9,20 @@ import concurrent.futures
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from random import Random
 
 import pytest
 
+from ebbflow.accounts.trail import TrailObserver
 from ebbflow.domain.durations import Backoff
-from ebbflow.domain.errors import MessageTooLarge, NoStreamResponse, PublishTimeout
+from ebbflow.domain.errors import NoStreamResponse, PermanentPublishError, PublishTimeout
 from ebbflow.domain.outcome import Counts, DeadLetter, Redeliver
 from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_headers
 from ebbflow.engine.checks import Rules
+from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.frames import Rows
+from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Mark
 from ebbflow.engine.publications import Chunk, Place, Publication, Stage
 from ebbflow.engine.settlement import Settlement, settle
@@ -29,6 +33,7 @@ from ebbflow.nats.stored import read_subject
 from ebbflow.streams import catalogue
 from ebbflow.streams.catalogue import bucket_config
 from ebbflow.streams.publish_settlement import publish_settlement, without_stored
+from ebbflow.streams.trail_rows import read_trail
 from tests.waiting import until
 
 HASTY = replace(BUFFER, wait=0.01, attempts=3, ack_wait=1.0)
@@ -142,12 +147,123 @@ def test_answers_that_no_stream_takes_end_with_an_error(publish, names):
         publish(answers_of(names.answers, b"a", b"b"), Tally()).result(30)
 
 
-def test_what_no_message_can_hold_is_refused_before_anything_is_sent(link, publish, bucket):
+def test_an_answer_that_no_message_can_hold_is_not_sent_and_the_others_are_stored(
+    link, publish, bucket
+):
     name = bucket()
-    with pytest.raises(MessageTooLarge):
-        publish(answers_of(name, b"a", b"b" * link.client.max_payload), Tally()).result(30)
-    assert link.run(api.read_state(link.client, f"KV_{name}")).messages == 0
+    refused = publish(answers_of(name, b"a", b"b" * link.client.max_payload, b"c"), Tally())
+    assert [one.key for one in refused.result(30)] == ["r.1"]
+    assert link.run(api.read_state(link.client, f"KV_{name}")).messages == 2
     assert link.client.is_connected
+
+
+# --- what the server refuses because of a message ------------------------------------------------
+
+
+def limit(link, stream, **changes):
+    config = link.run(api.call(link.client, f"STREAM.INFO.{stream}"))["config"]
+    link.run(api.call(link.client, f"STREAM.UPDATE.{stream}", config | changes))
+
+
+def settled_rows(count, large, edge, observers=()):
+    values = [Random(n).randbytes(5_000 if n in large else 10) for n in range(count)]
+    columns = {"id": [f"m{n}" for n in range(count)], "value": values, "keys": [["k"]] * count}
+    rows = Rows(frames.batch_of(columns, count))
+    verdict = Verdict(rows, Rules("v", Backoff(interval=1_000, steps=2), 10**6))
+    verdict.forward_inputs()
+    chunk = Chunk(f"life:v:0:0-{count}:0-0", rows)
+    place = Place("v", 0, [edge], 10**6)
+    return settle(chunk, verdict, place, datetime.now(UTC), observers=observers)
+
+
+def ids_in(link, names):
+    payloads = stored(link, names, names.buffer("out", 0), names.buffer_subject("out", 0))
+    return [i for payload in payloads for i in frames.decode(payload).column("id").to_pylist()]
+
+
+@pytest.mark.guarantee("failures-stay-with-their-message")
+@pytest.mark.parametrize("keyed", [False, True])
+def test_what_the_server_takes_of_a_refused_frame_is_stored_once_and_in_order(
+    link, names, publish, ensure, keyed
+):
+    ensure(catalogue.buffer_config(names, "out", 0, max_frames=1_000) | {"max_msg_size": 4_000})
+    plan = settled_rows(100, {7, 70, 99}, Edge("out", keyed=keyed))
+    for _ in range(2):
+        unstored = publish(plan, Tally()).result(30)
+        assert sorted(parent for one in unstored for parent in one.parents) == [7, 70, 99]
+    kept = [f"m{n}" for n in range(100) if n not in (7, 70, 99)]
+    assert ids_in(link, names) == kept
+    counts = plan.counts_without(unstored)
+    assert counts == Counts(read=100, written=97, done=97, dead_lettered=3)
+
+
+def test_a_row_is_not_refused_for_what_arrow_keeps_of_its_neighbours(link, names, publish, ensure):
+    ensure(catalogue.buffer_config(names, "out", 0, max_frames=1_000) | {"max_msg_size": 3_000})
+    rows = frames.batch_of({"id": [f"m{n}" for n in range(80)], "value": [b"x"] * 80}, 80)
+    payload = frames.encode(rows.slice(50, 1))
+    assert len(payload) > 3_000
+    frame = Publication(Stage.OUTPUT, "out", 0, "k:out:hash", payload, parents=[50])
+    (divided,) = publish(Settlement([frame], Counts(), {}), Tally()).result(30)
+    assert list(divided.parents) == []
+    assert ids_in(link, names) == ["m50"]
+
+
+def test_nothing_is_told_of_a_chunk_before_it_is_known_what_the_server_refuses(
+    link, names, publish, ensure
+):
+    ensure(catalogue.buffer_config(names, "out", 0, max_frames=1_000) | {"max_msg_size": 4_000})
+    ensure(catalogue.trail_config(names, 60_000))
+    ensure(catalogue.dead_letter_config(names))
+    plan = settled_rows(3, {1}, Edge("out"), observers=[TrailObserver()])
+    unstored = publish(plan, Tally()).result(30)
+    assert stored(link, names, names.trail, ">") == []
+    publish(plan.amended(unstored, [TrailObserver()]), Tally()).result(30)
+    (trail,) = stored(link, names, names.trail, ">")
+    told = {row.id: (row.outcome, len(row.sent)) for row in read_trail(trail)}
+    assert told == {"m0": ("done", 1), "m1": ("dead_lettered", 0), "m2": ("done", 1)}
+
+
+def test_an_answer_that_the_bucket_does_not_take_is_refused_alone(link, publish, bucket):
+    name = bucket()
+    limit(link, f"KV_{name}", max_msg_size=1_000)
+    unstored = publish(answers_of(name, b"a", b"b" * 2_000, b"c"), Tally()).result(30)
+    assert [one.key for one in unstored] == ["r.1"]
+    assert f"the stream KV_{name} refused it" in unstored[0].refusal
+    assert link.run(api.read_state(link.client, f"KV_{name}")).messages == 2
+
+
+@pytest.mark.parametrize("number", [1, 5], ids=["alone", "with others"])
+def test_a_letter_is_cut_until_its_stream_takes_it(link, names, publish, ensure, number):
+    ensure(catalogue.dead_letter_config(names) | {"max_msg_size": 3_000})
+    ids = [f"m{n}" for n in range(number)]
+    rows = Rows(frames.batch_of({"id": ids, "value": [b"x" * 9_000] * number}, number))
+    verdict = Verdict(rows, Rules("v", Backoff(interval=1_000, steps=2), 10**6))
+    for index in range(number):
+        verdict.decisions.finish(index, DeadLetter("no", traceback="t" * 5_000))
+    place = Place("v", 0, [], 10**6)
+    plan = settle(Chunk("life:v:0:0-1:0-0", rows), verdict, place, datetime.now(UTC))
+    for _ in range(2):
+        assert publish(plan, Tally()).result(30) == []
+    letters = [
+        Letter.from_message(one.payload, one.headers)
+        for one in link.run(read_subject(link.client, names.dead_letters, ">"))
+    ]
+    assert sorted(letter.id for letter in letters) == ids
+    assert {(letter.reason, letter.size) for letter in letters} == {("no", 9_000)}
+
+
+def test_a_stream_that_takes_no_letter_at_all_is_an_error(names, publish, ensure):
+    ensure(catalogue.dead_letter_config(names) | {"max_msg_size": 50})
+    letter = replace(settlement(0), publications=settlement(0).of_stage(Stage.DEAD_LETTER))
+    with pytest.raises(PermanentPublishError, match="exceeds maximum"):
+        publish(letter, Tally()).result(30)
+
+
+def test_a_sealed_stream_is_no_fault_of_a_message(link, names, publish, ensure):
+    ensure(catalogue.buffer_config(names, "out", 0, max_frames=1_000))
+    limit(link, names.buffer("out", 0), sealed=True)
+    with pytest.raises(PermanentPublishError, match="sealed"):
+        publish(settled_rows(3, {}, Edge("out")), Tally()).result(30)
 
 
 @pytest.fixture

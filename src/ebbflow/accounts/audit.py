@@ -24,14 +24,11 @@ class AuditObserver(ChunkObserver):
     """Publishes the rows of the audit table."""
 
     def late(self, account: Account) -> Iterator[Publication]:
-        """Yields the frames of the rows; again, as a later edition, if outputs were discarded."""
+        """Yields the frames of the rows; again, as a later edition, if not all was stored."""
         for part in () if account.is_early else account.parts:
             rows = build_audit(part, account.held)
-            if rows is None:
-                continue
-            if account.edition:
-                rows = rows.discard(account.lost)
-            yield from rows.publish(account, part.place)
+            if rows is not None:
+                yield from rows.publish(account, part.place)
 
 
 def build_audit(part: AccountPart, held: HeldRow | None) -> AuditRows | None:

@@ -47,7 +47,7 @@ class TrailObserver(ChunkObserver):
 
     def late(self, account: Account) -> Iterator[Publication]:
         """Yields the frames of a chunk's trail; of an early account, what was sent so far."""
-        for part in () if account.edition else account.parts:
+        for part in account.parts:
             rows = _list_rows(part, account.is_early)
             yield from publish_trail(rows, account.key, part.place.vertex, part.place.partition)
 
@@ -56,7 +56,8 @@ def _list_rows(part: AccountPart, is_early: bool) -> list[TrailRow]:
     sent = _gather_sent(part.routed.edges)
     listed: list[TrailRow] = []
     for index in sorted(sent) if is_early else range(part.batch.num_rows):
-        outputs = sent.get(index, [])
+        # Not all outputs of an amended row are stored. Its end says enough: the request has failed.
+        outputs = [] if index in part.amended else sent.get(index, [])
         while len(outputs) > _MOST_SENT or (is_early and outputs):
             first, outputs = outputs[:_MOST_SENT], outputs[_MOST_SENT:]
             listed.append(_row(part, index, outcome=SENT, sent=tuple(first)))

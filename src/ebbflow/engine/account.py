@@ -11,7 +11,7 @@ nobody reports costs nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -59,13 +59,17 @@ class HeldRow:
 
 @dataclass(frozen=True)
 class AccountPart:
-    """What one vertex did with the rows of a chunk. Used by the task's thread."""
+    """What one vertex did with the rows of a chunk. Used by the task's thread.
+
+    ``amended`` are the rows that ended otherwise than decided, as not all of it was stored.
+    """
 
     place: Place
     batch: pa.RecordBatch
     verdict: Verdict
     routed: Routed
     at: datetime
+    amended: Mapping[int, Outcome] = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> Rows:
@@ -76,7 +80,7 @@ class AccountPart:
     def outcomes(self) -> Mapping[int, Outcome]:
         """The outcome of each row that is not simply done."""
         unrouted = dict.fromkeys(self.routed.unrouted, NOT_ROUTED)
-        return dict(self.verdict.outcomes) | unrouted
+        return {**self.verdict.outcomes, **unrouted, **self.amended}
 
     @cached_property
     def ends(self) -> Mapping[int, dict[str, Any]]:
@@ -99,9 +103,9 @@ class Account:
     ``at`` is when it was. ``held`` is the row right behind the chunk that an ordered vertex holds,
     ``reasons`` says why rows come back, each with its number of rows. ``is_early`` if these are
     outputs of rows that have not ended, ``is_probe`` if the chunk was taken to find out whether a
-    system is back. ``lost`` are rows all of whose outputs full buffers have discarded; an account
-    that was corrected so has a later ``edition``. ``writer`` is the task that settles the chunk and
-    ``via`` the chain of inline vertices to this one, if another vertex's task ran it.
+    system is back. An account that was corrected, because not all was stored, has a later
+    ``edition``. ``writer`` is the task that settles the chunk and ``via`` the chain of inline
+    vertices to this one, if another vertex's task ran it.
     """
 
     key: str
@@ -113,14 +117,14 @@ class Account:
     reasons: Mapping[str, int] = field(default_factory=dict)
     is_early: bool = False
     is_probe: bool = False
-    lost: Sequence[int] = ()
     edition: int = 0
     writer: str = ""
     via: str = ""
 
-    def without(self, lost: Sequence[int]) -> Account:
-        """Returns the account when full buffers have discarded all outputs of these rows."""
-        return replace(self, lost=lost, edition=self.edition + 1)
+    def amended(self, ends: Mapping[int, Outcome]) -> Account:
+        """Returns the account when these rows have ended otherwise than decided."""
+        parts = tuple(replace(part, amended=ends) for part in self.parts)
+        return replace(self, parts=parts, edition=self.edition + 1)
 
 
 @dataclass(slots=True)
@@ -161,7 +165,7 @@ class ChunkObserver:
     def late(self, account: Account) -> Iterable[Publication]:
         """Returns what is published of a chunk after its outputs, and confirmed before it is done.
 
-        Of an account with a later edition, what is published in addition.
+        It is asked again for an account with a later edition, whose publications then count.
         """
         return ()
 

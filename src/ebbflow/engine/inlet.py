@@ -33,7 +33,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.account import HeldRow
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.position import NOTHING, Held, Known, Mark, Span, with_awaited
+from ebbflow.engine.position import NOTHING, Held, Known, Mark, Span, with_awaited, without_awaited
 from ebbflow.engine.publications import again_rows, due_of
 from ebbflow.engine.redelivery import due_time
 from ebbflow.engine.source_columns import NO_OFFSETS, OFFSETS
@@ -366,6 +366,10 @@ class Intake:
     def await_redeliveries(self, lineage: str, chunk: int, tokens: Sequence[str]) -> None:
         """Notes that a chunk sends frames back."""
         self.redeliveries.known = with_awaited(self.redeliveries.known, lineage, chunk, tokens)
+
+    def stop_awaiting(self, tokens: Sequence[str]) -> None:
+        """Notes that some of these frames are not stored after all."""
+        self.redeliveries.known = without_awaited(self.redeliveries.known, tokens)
 
     def take_again(self, intent: Span) -> Taken | None:
         """Returns exactly the rows up to ``intent``; ``None`` if all come again from a source."""

@@ -173,6 +173,15 @@ def with_awaited(known: Known, lineage: str, chunk: int, rows: Iterable[str]) ->
     return _without_oldest({**known, f"{AWAITED} {chunk}": LastChunk("", (chunk,), own)})
 
 
+def without_awaited(known: Known, tokens: Iterable[str]) -> Known:
+    """Returns what is known when some frames that were to be sent back are not stored."""
+    gone = {token[:_LENGTH] for token in tokens}
+    chunks = _list_awaited(known)
+    left = {chunk: tuple(row for row in known[chunk].rows if row not in gone) for chunk in chunks}
+    kept = {writer: last for writer, last in known.items() if left.get(writer, True)}
+    return {w: replace(last, rows=left[w]) if w in left else last for w, last in kept.items()}
+
+
 def _is_awaited(writer: str) -> bool:
     return writer == AWAITED or writer.startswith(f"{AWAITED} ")
 

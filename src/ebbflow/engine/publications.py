@@ -85,14 +85,19 @@ class Stage(IntEnum):
     """The same for the audit table; counts when the chunk is recorded as done."""
 
 
+LATE = frozenset({Stage.TRAIL, Stage.AUDIT})
+"""What observers publish of a chunk, when all that became of it is stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One message to publish. ``target`` is a vertex, or the bucket of an answer.
 
     ``due`` is for redeliveries and ``key`` for answers. An output that ``discards`` is given up
-    when its buffer is full; ``parents`` are then the inputs it came from, one entry a row.
+    when its buffer is full. ``parents`` are the inputs that it came from, one entry a row.
     ``ordered`` outputs reach a partition one after another. ``via`` is the chain of inline vertices
-    that it comes from (see ``Chunk``).
+    that it comes from (see ``Chunk``). ``refusal`` says why the server refused it for good; if it
+    was stored in pieces then, it has no ``parents``.
     """
 
     stage: Stage
@@ -105,8 +110,9 @@ class Publication:
     key: str = ""
     discards: bool = False
     ordered: bool = False
-    parents: tuple[int, ...] = ()
+    parents: Sequence[int] = ()
     via: str = ""
+    refusal: str = ""
 
     @property
     def token(self) -> str:
@@ -172,8 +178,13 @@ class Chunk:
 
     def mark(self, frame: pa.RecordBatch) -> str:
         """Returns the hash of a frame's rows, which a reader knows copies by."""
-        mark = frames.fingerprint(frame.column("id"))
-        return frames.fingerprint([self.via, mark]) if self.via else mark
+        return mark_frame(frame, self.via)
+
+
+def mark_frame(frame: pa.RecordBatch, via: str) -> str:
+    """Returns the hash of the rows of a frame that comes from a chain of inline vertices."""
+    mark = frames.fingerprint(frame.column("id"))
+    return frames.fingerprint([via, mark]) if via else mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +242,20 @@ def build_redeliveries(
         groups[round_delay(again[index].delay)].append(index)
     now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
     for delay, indexes in sorted(groups.items()):
+        start = 0
         for frame in _cut_again(chunk.rows.batch, indexes, again, place.max_payload):
             due = due_after(now_ms, delay) if delay else None
             build = _build_handed_over if chunk.via else _build_redelivery
-            yield build(chunk, frame, place, due)
+            yield build(chunk, frame, place, due, indexes[start : start + frame.num_rows])
+            start += frame.num_rows
 
 
 def _build_redelivery(
-    chunk: Chunk, frame: pa.RecordBatch, place: Place, due: int | None
+    chunk: Chunk,
+    frame: pa.RecordBatch,
+    place: Place,
+    due: int | None,
+    parents: Sequence[int],
 ) -> Publication:
     return Publication(
         Stage.REDELIVER,
@@ -247,13 +264,18 @@ def _build_redelivery(
         # Without the due time: a replay comes later, and would store the rows twice.
         f"{chunk.name('again')}:{chunk.mark(frame)}",
         frames.encode(frame),
-        _sender_headers(chunk) | {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
+        _sender_headers(chunk) | {ROWS: str(frame.num_rows), REASONS: list_reasons(frame)},
         due=due,
+        parents=parents,
     )
 
 
 def _build_handed_over(
-    chunk: Chunk, frame: pa.RecordBatch, place: Place, due: int | None
+    chunk: Chunk,
+    frame: pa.RecordBatch,
+    place: Place,
+    due: int | None,
+    parents: Sequence[int],
 ) -> Publication:
     """Returns a redelivery of a vertex that another vertex's task ran inline.
 
@@ -267,6 +289,7 @@ def _build_handed_over(
         f"{chunk.name('again')}:{chunk.mark(frame)}",
         frames.encode(frame),
         {FROM: chunk.writer, ROWS: str(frame.num_rows), DUE: str(due or 0)},
+        parents=parents,
         via=chunk.via,
     )
 
@@ -278,8 +301,9 @@ def build_parked(
     for frame in parked:
         due = due_of(frame)
         assert due is not None
-        rows = frame.replace_schema_metadata(None)
-        yield _build_redelivery(chunk, rows, place, due if due > now.timestamp() * 1000 else None)
+        rows, nobody = frame.replace_schema_metadata(None), [NOBODY] * frame.num_rows
+        later = due if due > now.timestamp() * 1000 else None
+        yield _build_redelivery(chunk, rows, place, later, nobody)
 
 
 def with_due(frame: pa.RecordBatch, due: int) -> pa.RecordBatch:
@@ -331,7 +355,8 @@ def _fit_reasons(frame: pa.RecordBatch, most: int) -> pa.RecordBatch:
     return frames.with_columns(frame, nack_reason=pc.utf8_slice_codeunits(reasons, 0, share))
 
 
-def _list_reasons(frame: pa.RecordBatch) -> str:
+def list_reasons(frame: pa.RecordBatch) -> str:
+    """Returns what a header says of why the rows of a frame come again."""
     texts = Counter(text or "nacked" for text in frame.column("nack_reason").to_pylist())
     # JSON keeps a header on one line of plain ASCII, which is all that NATS carries.
     shown = texts.most_common(_MOST_REASONS)
@@ -430,6 +455,7 @@ def build_answers(
                 payload,
                 headers,
                 key=f"{request}.{place.vertex}.{own}.{number}",
+                parents=(index,),
                 via=chunk.via,
             )
 
@@ -475,13 +501,12 @@ def _route_outputs(
     edges: list[EdgeRows] = []
     unreached: set[int] | None = None  # the inputs that no edge has taken anything of
     written = 0
-    traced = any(edge.discards for edge in place.edges)
     for edge, indexes in zip(place.edges, route(place.edges, tags), strict=True):
         everything = len(indexes) == batch.num_rows
         chosen = batch if everything else frames.take_rows(batch, indexes)
         own = parents if everything else [parents[i] for i in indexes]
         most = _frame_bytes(place.max_payload)
-        built = _build_frames(chunk, edge, chosen, headers, own if traced else (), most)
+        built = _build_frames(chunk, edge, chosen, headers, own, most)
         if edge.to in inline:
             _check_inline(chosen, built, place.max_payload)
         else:
@@ -515,7 +540,7 @@ def _build_frames(
 ) -> Iterator[Publication]:
     for partition, rows in _split_by_partition(batch, edge).items():
         share = batch if rows is None else frames.take_rows(batch, rows)
-        own = parents if rows is None or not parents else [parents[i] for i in rows]
+        own = parents if rows is None else [parents[i] for i in rows]
         start = 0
         for number, frame in enumerate(frames.split(share, most)):
             mark = chunk.mark(frame)
@@ -530,7 +555,7 @@ def _build_frames(
                 headers | {ROWS: str(frame.num_rows)},
                 discards=edge.discards,
                 ordered=edge.keyed,
-                parents=tuple(own[start : start + frame.num_rows]),
+                parents=own[start : start + frame.num_rows],
                 via=chunk.via,
             )
             start += frame.num_rows

@@ -10,7 +10,7 @@ other rows (user code decided differently) are kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import assert_never
@@ -28,6 +28,7 @@ from ebbflow.domain.outcome import (
     Served,
     Succeeded,
 )
+from ebbflow.engine import frames
 from ebbflow.engine.account import Account, AccountPart, ChunkObserver, HeldRow, gather_late
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outputs import NOBODY
@@ -43,7 +44,10 @@ from ebbflow.engine.publications import (
     build_outputs,
     build_redeliveries,
 )
+from ebbflow.engine.refused import find_dead
 from ebbflow.engine.verdict import Verdict
+
+DISCARDED = Dropped("the buffer of the next vertex was full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Settlement:
     ``returned`` are the rows that go back to the source they came from, by index, and
     ``histories`` are these rows as they are to be when it gives them again. ``account`` is what
     observers see of the chunk. ``inlined`` is what vertices that ran inline decided about its
-    outputs; their publications are among those of the chunk.
+    outputs; their publications are among those of the chunk. ``chunk`` are the rows it settles.
     """
 
     publications: list[Publication]
@@ -63,6 +67,7 @@ class Settlement:
     histories: pa.RecordBatch | None = None
     account: Account | None = None
     inlined: tuple[InlineSettlement, ...] = ()
+    chunk: Chunk | None = None
 
     def with_inlined(self, inlined: Sequence[InlineSettlement]) -> Settlement:
         """Returns the end of the chunk together with that of its outputs at inline vertices."""
@@ -111,59 +116,121 @@ class Settlement:
             yield part
             yield from part.settlement._inline_parts()
 
-    def all_counts(self, discarded: Collection[Publication] = ()) -> ChunkCounts:
-        """Returns the counts of all vertices that worked on it, without what was given up."""
+    def all_counts(self, unstored: Collection[Publication] = ()) -> ChunkCounts:
+        """Returns the counts of all vertices that worked on it, without what was not stored."""
         inlined: dict[str, Counts] = {}
         for part in self._inline_parts():
-            counts = part.settlement.counts_without(discarded, part.path)
+            counts = part.settlement.counts_without(unstored, part.path)
             before = inlined.get(part.vertex)
             inlined[part.vertex] = counts if before is None else before + counts
-        return ChunkCounts(self.counts_without(discarded), inlined)
+        return ChunkCounts(self.counts_without(unstored), inlined)
 
-    def counts_without(self, discarded: Collection[Publication], via: str = "") -> Counts:
-        """Returns the counts if some outputs were given up; inputs without any left are drops."""
-        own = [publication for publication in discarded if publication.via == via]
+    def counts_without(self, unstored: Collection[Publication], via: str = "") -> Counts:
+        """Returns the counts if some publications were not stored.
+
+        Inputs of which the server refused anything are dead letters, and other inputs without any
+        output left are drops.
+        """
+        own = [publication for publication in unstored if publication.via == via]
         if not own:
             return self.counts
-        rows = sum(len(publication.parents) for publication in own)
-        gone = len(self._find_lost(via, own))
+        ends = self._find_ends(via, own)
+        dropped = sum(isinstance(end, Dropped) for end in ends.values())
+        again = _gather_parents(own, Stage.REDELIVER, Stage.HAND_OVER)
+        served = _gather_parents(own, Stage.ANSWER)
         return replace(
             self.counts,
-            written=self.counts.written - rows,
-            done=self.counts.done - gone,
-            dropped=self.counts.dropped + gone,
+            written=self.counts.written - _count_outputs(own),
+            done=self.counts.done - (len(ends) - len(again)),
+            redelivered=self.counts.redelivered - len(again),
+            dead_lettered=self.counts.dead_lettered + len(ends) - dropped,
+            dropped=self.counts.dropped + dropped,
+            served=self.counts.served - len(served),
         )
 
     def amended(
-        self, discarded: Collection[Publication], observers: Iterable[ChunkObserver]
+        self, unstored: Collection[Publication], observers: Iterable[ChunkObserver]
     ) -> Settlement | None:
-        """Returns what observers publish in addition when outputs were discarded, if anything."""
-        if not discarded:
+        """Returns what is published in addition if some publications were not stored, if anything.
+
+        These are the dead letters of what the server refused, and what observers publish of the
+        chunk: of one that was not stored as planned they have published nothing.
+        """
+        if not unstored:
             return None
-        late = [*self._amend("", discarded, observers)]
+        more = [*self._amend("", unstored, observers)]
         for part in self._inline_parts():
-            late += part.settlement._amend(part.path, discarded, part.observers)
-        return Settlement(late, Counts(), {}) if late else None
+            more += part.settlement._amend(part.path, unstored, part.observers)
+        return Settlement(more, Counts(), {}) if more else None
 
     def _amend(
-        self, via: str, discarded: Collection[Publication], observers: Iterable[ChunkObserver]
+        self, via: str, unstored: Collection[Publication], observers: Iterable[ChunkObserver]
     ) -> Iterator[Publication]:
-        own = [publication for publication in discarded if publication.via == via]
-        if own and self.account is not None:
-            yield from gather_late(observers, self.account.without(self._find_lost(via, own)))
+        account, chunk = self.account, self.chunk
+        if account is None or chunk is None:
+            return
+        own = [publication for publication in unstored if publication.via == via]
+        ends = self._find_ends(via, own)
+        # Of a row that has not ended, the chunk's own settlement will publish the letter.
+        if not account.is_early:
+            place, at = account.parts[0].place, account.at
+            dead = {i: end for i, end in ends.items() if isinstance(end, DeadLetter)}
+            yield from build_letters(chunk, dead, place, at)
+            for publication in own:
+                yield from _build_orphan(publication, chunk, place, at)
+        yield from gather_late(observers, account.amended(ends) if ends else account)
 
-    def _find_lost(self, via: str, discarded: Collection[Publication]) -> list[int]:
-        """Returns the inputs of which no output is left."""
-        kept = {
-            parent
-            for publication in self.publications
-            if publication.via == via and publication not in discarded
-            for parent in publication.parents
-        }
+    def refused_rows(self, unstored: Collection[Publication]) -> Mapping[int, DeadLetter]:
+        """Returns the vertex's own inputs that are dead letters, as the server refused output."""
+        ends = self._find_ends("", [p for p in unstored if not p.via])
+        return {index: end for index, end in ends.items() if isinstance(end, DeadLetter)}
+
+    def _find_ends(
+        self, via: str, unstored: Collection[Publication]
+    ) -> dict[int, DeadLetter | Dropped]:
+        """Returns the inputs that end otherwise than decided, by what was not stored of them."""
+        dead = find_dead([publication for publication in unstored if publication.refusal])
+        dead.pop(NOBODY, None)
+        discarded = Counter(_gather_rows(p for p in unstored if not p.refusal))
+        lost = self._find_lost(via, discarded).difference(dead) if discarded else ()
+        return dead | dict.fromkeys(sorted(lost), DISCARDED)
+
+    def _find_lost(self, via: str, discarded: Mapping[int, int]) -> set[int]:
+        """Returns the inputs of which no output is left; ``discarded`` counts those given up."""
+        outputs = (p for p in self.publications if p.via == via and p.stage is Stage.OUTPUT)
+        all_outputs = Counter(_gather_rows(outputs))
+        lost = {row for row, count in discarded.items() if all_outputs[row] == count}
         # An inline vertex has taken what it got, whatever full buffers discard elsewhere.
-        kept |= {parent for part in self.inlined for parent in part.parents}
-        rows = {parent for publication in discarded for parent in publication.parents}
-        return sorted(rows - kept - {NOBODY})
+        return lost.difference({NOBODY}, *(part.parents for part in self.inlined))
+
+
+def _gather_rows(publications: Iterable[Publication]) -> Iterator[int]:
+    return (parent for publication in publications for parent in publication.parents)
+
+
+def _gather_parents(refused: Iterable[Publication], *stages: Stage) -> set[int]:
+    return set(_gather_rows(p for p in refused if p.stage in stages)) - {NOBODY}
+
+
+def _count_outputs(unstored: Iterable[Publication]) -> int:
+    return sum(len(p.parents) for p in unstored if p.stage is Stage.OUTPUT)
+
+
+def _build_orphan(
+    refused: Publication, chunk: Chunk, place: Place, now: datetime
+) -> Iterator[Publication]:
+    """Yields the letter of a refused row that comes from the chunk as a whole: the row itself."""
+    if list(refused.parents) == [NOBODY] and refused.refusal:
+        rows = Rows(frames.decode(refused.payload))
+        (why,) = find_dead([refused]).values()
+        yield from build_letters(
+            replace(chunk, rows=rows), {0: replace(why, unread=True)}, place, now
+        )
+
+
+def unawaited(unstored: Iterable[Publication]) -> list[str]:
+    """Returns the tokens of a vertex's own redeliveries that are not stored under their ids."""
+    return [p.token for p in unstored if p.stage is Stage.REDELIVER]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +338,8 @@ def settle(
         writer=chunk.writer,
         via=chunk.via,
     )
-    publications += gather_late(observers, account)
+    if len(chunk.rows):  # else all that was read is parked
+        publications += gather_late(observers, account)
     for publication in publications:
         publication.check_size(place.max_payload)
     unrouted = len(routed.unrouted)
@@ -291,7 +359,7 @@ def settle(
     # was delivered is kept beside it, because its source does not know.
     if returned:
         histories = again_rows(chunk.rows.batch, [*returned], [*returned.values()])
-    return Settlement(publications, counts, reasons, returned, histories, account)
+    return Settlement(publications, counts, reasons, returned, histories, account, chunk=chunk)
 
 
 def _count_written(verdict: Verdict, outputs: int, ends: SortedInputs) -> int:

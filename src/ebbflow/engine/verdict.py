@@ -297,7 +297,8 @@ class Emitter(Protocol):
     def emit(self, part: Verdict) -> int | None:
         """Publishes the outputs of the part; returns how many rows were written.
 
-        ``None`` if one of them cannot be published: then all wait until the chunk is settled.
+        ``None`` if one of them cannot be published: then all wait until the chunk is settled. An
+        input whose output the server refuses is a dead letter in the part then.
         """
 
 

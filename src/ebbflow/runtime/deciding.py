@@ -31,6 +31,7 @@ _EMIT_EVERY = 0.1
 PublishPart = Callable[[Verdict], int | None]
 """Publishes what a stream map has yielded so far; returns how many rows were written.
 
+An input whose output the server refuses is a dead letter in the verdict of the part then.
 ``None`` if it cannot be published as it is, and waits until its chunk is settled.
 """
 

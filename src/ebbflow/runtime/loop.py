@@ -237,9 +237,6 @@ class ChunkLoop:
 
     def _process(self, taken: Taken) -> None:
         """Has user code decide about a chunk, and starts to settle it."""
-        if not taken.batches:
-            self._park(taken)
-            return
         start, waiting = self._settling.start, self._settling.held
         batch = taken.restore(waiting)
         self._gathering.begin_chunk(batch.num_rows, taken.leaves_rows)
@@ -262,16 +259,6 @@ class ChunkLoop:
         chunk = ChunkEnd(end, settlement.all_counts(), watermark, settleable.held, back)
         self._settling.begin(settlement, chunk, record)
 
-    def _park(self, taken: Taken) -> None:
-        """Starts to settle a chunk of which user code need not be asked."""
-        start = self._settling.start
-        self._watermark.hear(self._inlet.origins)
-        self._chunks += 1
-        settlement = Settlement([*self._redeliver(taken.parked, start)], Counts(), {})
-        end, watermark = self._intake.end, self._watermark.current
-        chunk = ChunkEnd(end, settlement.all_counts(), watermark, self._settling.held)
-        self._settling.begin(settlement, chunk, self._begin_record(0))
-
     def _redeliver(self, parked: Sequence[pa.RecordBatch], start: Span) -> Iterator[Publication]:
         if not parked:
             return iter(())
@@ -284,6 +271,8 @@ class ChunkLoop:
         return record
 
     def _decide(self, rows: Rows, taken: Taken, start: Span) -> Verdict:
+        if not taken.batches:  # all of it was decided about before
+            return self._decider.undecided(rows)
         return self._decider.decide(rows, taken.in_order, partial(self._publish_part, start))
 
     def _settle(
@@ -311,7 +300,8 @@ class ChunkLoop:
             settlement = self._decider.settle(verdict, facts)
         else:
             settlement = self._inline.settle(self._decider, verdict, facts, self._replayed)
-        self._show(settlement)
+        if len(verdict.rows):
+            self._show(settlement)
         self._tell()
         return settlement
 
@@ -327,7 +317,10 @@ class ChunkLoop:
         if settlement is None:
             return None
         self._show(settlement)
-        return self._settling.emit(settlement, self._intake.end)
+        published = self._settling.emit(settlement, self._intake.end)
+        for index, letter in published.refused.items():
+            part.decisions.finish(index, letter)
+        return published.counts.own.written
 
     def _count(self, verdict: Verdict) -> None:
         self._chunks += 1

@@ -78,8 +78,10 @@ class TaskJournal(Protocol):
         """
 
     async def publish(self, settlement: Settlement, done: Mark) -> Collection[Publication]:
-        """Stores the publications, stage after stage; returns those that a full buffer discards.
+        """Stores the publications, stage after stage; returns those that are not stored.
 
+        A full buffer has discarded them, or the server has refused them because of a message
+        (``Publication.refusal``). What observers publish is left out then: it is not true.
         ``done`` is how far the redeliveries are recorded as read: none behind it is deleted.
         """
 

@@ -16,17 +16,26 @@ which doubles one; the tests of crashes run this module and fail when the order 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import NamedTuple
 
-from ebbflow.domain.outcome import Counts
+from ebbflow.domain.outcome import Counts, DeadLetter
 from ebbflow.engine.account import ChunkObserver, ChunkRecord
 from ebbflow.engine.inlet import HandedBack, Intake
-from ebbflow.engine.position import ChunkCounts, Held, Position, Span, with_awaited
-from ebbflow.engine.publications import ChunkNumber
-from ebbflow.engine.settlement import Settlement
+from ebbflow.engine.position import (
+    ChunkCounts,
+    Held,
+    Mark,
+    Position,
+    Span,
+    with_awaited,
+    without_awaited,
+)
+from ebbflow.engine.publications import ChunkNumber, Publication
+from ebbflow.engine.settlement import Settlement, unawaited
 from ebbflow.runtime.ports import Clock, InFlight, Stopping, TaskJournal
 
 _PURGE_EVERY = 0.25
@@ -72,6 +81,18 @@ class ChunkEnd:
         return replace(chunk, counts=counts, watermark=watermark, back=self.back, chunks=chunks)
 
 
+class Confirmed(NamedTuple):
+    """What became of a chunk that is published: its counts, and what was not stored of it.
+
+    ``unawaited`` are the redeliveries that do not come, and ``refused`` the rows that end as dead
+    letters because the server refused what was made of them.
+    """
+
+    counts: ChunkCounts
+    unawaited: Sequence[str] = ()
+    refused: Mapping[int, DeadLetter] = MappingProxyType({})
+
+
 class Settling:
     """The position of one task, and the chunk that it has in flight. Used by the task's thread.
 
@@ -95,7 +116,8 @@ class Settling:
         self._meanwhile = meanwhile
         self._observers = observers
         self.position = position
-        self._in_flight: InFlight[ChunkCounts] | None = None
+        self._in_flight: InFlight[Confirmed] | None = None
+        self._unawaited: Sequence[str] = ()
         self._timed: ChunkRecord | None = None
         self._unrecorded: ChunkEnd | None = None
         self._purged = self._begun = clock.monotonic()
@@ -146,15 +168,16 @@ class Settling:
         self._note_gap()
         chunk = self._await_redeliveries(chunk, settlement.awaited)
         if not settlement.needs_intent and chunk.back is None and self._may_join():
-            counts = self._join(chunk)
+            before, counts = self._join(chunk)
             if settlement.publications:
-                self._in_flight = self._journal.submit(self._answer(settlement, counts, record))
+                answering = self._answer(settlement, before, counts, record)
+                self._in_flight = self._journal.submit(answering)
             else:
                 record.end()
             return
         self._start(settlement, chunk.end, record)
         self._begun = self._clock.monotonic()
-        self._unrecorded = chunk
+        self._unrecorded = self._without_unawaited(chunk)
 
     def _await_redeliveries(self, chunk: ChunkEnd, tokens: Sequence[str]) -> ChunkEnd:
         """Notes which frames the chunk sends back; returns it with that."""
@@ -165,6 +188,13 @@ class Settling:
         known = with_awaited(chunk.end.known, lineage, number, tokens)
         if known is chunk.end.known:
             return chunk
+        return replace(chunk, end=replace(chunk.end, known=known))
+
+    def _without_unawaited(self, chunk: ChunkEnd) -> ChunkEnd:
+        """Returns the end of a chunk that was taken when more redeliveries were awaited."""
+        if not self._unawaited:
+            return chunk
+        known = without_awaited(chunk.end.known, self._unawaited)
         return replace(chunk, end=replace(chunk.end, known=known))
 
     def _note_gap(self) -> None:
@@ -179,36 +209,41 @@ class Settling:
         """Whether what is not recorded has not waited for long."""
         return self._unrecorded is None or self.record_soon() > 0
 
-    def _join(self, chunk: ChunkEnd) -> ChunkCounts:
-        """Adds a chunk to what is to be recorded; returns the counts of all of that."""
+    def _join(self, chunk: ChunkEnd) -> tuple[ChunkCounts, ChunkCounts]:
+        """Adds a chunk to what is to be recorded; returns the counts before and after that."""
         # Without an intent: no replay has to cut this chunk again (``Settlement.needs_intent``).
         # What is in flight is confirmed first, here as in ``_start``: the record covers both.
         self.confirm()
-        if self._unrecorded is None:
+        chunk, before = self._without_unawaited(chunk), self._unrecorded
+        if before is None:
             self._begun = self._clock.monotonic()
             self._unrecorded = chunk
-        else:
-            self._unrecorded = self._unrecorded.joined(chunk)
-        return self._unrecorded.counts
+            return ChunkCounts(), chunk.counts
+        self._unrecorded = before.joined(chunk)
+        return before.counts, self._unrecorded.counts
 
     async def _answer(
-        self, settlement: Settlement, counts: ChunkCounts, record: ChunkRecord
-    ) -> ChunkCounts:
+        self,
+        settlement: Settlement,
+        before: ChunkCounts,
+        counts: ChunkCounts,
+        record: ChunkRecord,
+    ) -> Confirmed:
         began = self._clock.monotonic()
-        await self._journal.publish(settlement, self.position.done.redelivery)
+        unstored = await self._publish(settlement, self.position)
         record.publish = self._clock.monotonic() - began
         record.end()
-        return counts
+        return Confirmed(before + settlement.all_counts(unstored) if unstored else counts)
 
-    def emit(self, part: Settlement, end: Span) -> int:
-        """Publishes a part of the chunk at hand, up to ``end``; returns the rows written.
+    def emit(self, part: Settlement, end: Span) -> Confirmed:
+        """Publishes a part of the chunk at hand, up to ``end``; returns what became of it.
 
         The chunk stays begun and not done: after a crash it is replayed as a whole, and what the
         same rows yield again is known as a copy.
         """
         self._start(part, end)
         # Wait here. ``begin`` counts what is in flight as the chunk before, which this is not.
-        return self._wait().own.written
+        return self._wait()
 
     def _start(self, settlement: Settlement, end: Span, record: ChunkRecord | None = None) -> None:
         # Confirm first. The write below says that the chunk before is done; one of whose
@@ -221,7 +256,7 @@ class Settling:
 
     async def _carry_out(
         self, position: Position, settlement: Settlement, before: ChunkEnd | None
-    ) -> ChunkCounts:
+    ) -> Confirmed:
         """The order of every chunk. Nothing here may change places."""
         # The intent before the first publication. The other way round a crash leaves publications
         # that nobody knows of: the next task cuts other chunks, whose ids differ, and what is
@@ -238,20 +273,20 @@ class Settling:
         # history is not stored makes it a first delivery, and ``max_deliveries`` never comes.
         if settlement.histories is not None:
             await self._journal.write_histories(settlement.histories)
-        # The server knows copies for two minutes only. A replay that does not look before it
-        # publishes stores dead letters and redeliveries a second time.
-        missing = await self._journal.without_stored(settlement, position.repeated)
-        # Redeliveries, dead letters, answers, outputs, trail, audit rows: the order of ``Stage``.
-        # What is to come back is stored before what is passed on, and all of it before it is told.
-        done = position.done.redelivery
-        discarded = await self._journal.publish(missing, done)
-        # Before the record, which makes the rows count that were told last.
-        if (amended := settlement.amended(discarded, self._observers)) is not None:
-            await self._journal.publish(amended, done)
+        unstored = await self._publish(settlement, position)
         if record is not None:
             record.settle, record.publish = recorded - began, self._clock.monotonic() - recorded
             record.end()
-        return missing.all_counts(discarded)
+        counts = settlement.all_counts(unstored)
+        if not unstored:
+            return Confirmed(counts)
+        return Confirmed(counts, unawaited(unstored), settlement.refused_rows(unstored))
+
+    async def _publish(self, settlement: Settlement, position: Position) -> Collection[Publication]:
+        done = position.done.redelivery
+        return await publish_all_of(
+            settlement, self._journal, done, position.repeated, self._observers
+        )
 
     async def _tell_source(self, recorded: ChunkEnd | None) -> None:
         """Acknowledges and nacks the rows of a chunk that is recorded as done."""
@@ -267,18 +302,22 @@ class Settling:
         """Waits until the chunk in flight is confirmed, if there is one."""
         if self._in_flight is None:
             return
-        counts = self._wait()
+        counts, self._unawaited, _ = self._wait()
         assert self._unrecorded is not None
         if counts is not self._unrecorded.counts:
             self._unrecorded = replace(self._unrecorded, counts=counts)
+        if self._unawaited:
+            # Or they would be awaited for ever. The chunk that is about to begin lists them, too.
+            self._intake.stop_awaiting(self._unawaited)
+            self._unrecorded = self._without_unawaited(self._unrecorded)
         self._forget(self.position)
 
-    def _wait(self) -> ChunkCounts:
+    def _wait(self) -> Confirmed:
         """Confirms what is in flight and counts it; a stop that takes too long lets go of it."""
         assert self._in_flight is not None
         while True:
             try:
-                counts = self._in_flight.result(_LOOK_EVERY)
+                confirmed = self._in_flight.result(_LOOK_EVERY)
             except TimeoutError:
                 if self._in_flight.done():
                     raise
@@ -291,7 +330,7 @@ class Settling:
                 # Only now: what failed stays in flight, so that nothing is recorded over it even if
                 # user code, in whose call a part was published, has swallowed the error.
                 self._in_flight = None
-                return counts
+                return confirmed
 
     def record(self, state: RecordedState) -> None:
         """Writes down that everything in flight is done, and the state of the task."""
@@ -339,6 +378,31 @@ class Settling:
         if at_once or now - self._purged > _PURGE_EVERY:
             self._purged = now
             self._intake.forget(position.done)
+
+
+async def publish_all_of(
+    settlement: Settlement,
+    journal: TaskJournal,
+    done: Mark,
+    repeated: Mark | None,
+    observers: Sequence[ChunkObserver],
+) -> Collection[Publication]:
+    """Publishes a settlement, and what ends otherwise than decided; returns what is not stored.
+
+    ``done`` is how far the redeliveries are read, ``repeated`` the same if the chunk was begun
+    before.
+    """
+    # The server knows copies for two minutes only. A replay that does not look before it
+    # publishes stores dead letters and redeliveries a second time.
+    missing = await journal.without_stored(settlement, repeated)
+    # Redeliveries, dead letters, answers, outputs, trail, audit rows: the order of ``Stage``.
+    # What is to come back is stored before what is passed on, and all of it before it is told.
+    unstored = await journal.publish(missing, done)
+    # Before the record: a row that the server refuses is lost without its dead letter, and the
+    # record makes the rows count that were told last.
+    if (amended := settlement.amended(unstored, observers)) is not None:
+        await journal.publish(await journal.without_stored(amended, repeated), done)
+    return unstored
 
 
 def _with_end(position: Position, chunk: ChunkEnd | None) -> Position:

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ebbflow.domain.outcome import Dropped
 from ebbflow.engine import frames
 from ebbflow.engine.account import REDELIVERED, Account
 from ebbflow.engine.publications import Place, Publication, Stage
@@ -31,7 +30,6 @@ CHUNK = "Ebbflow-Chunk"
 """The header that says which chunk a frame tells of: number, claim, edition and part."""
 PATH = "Ebbflow-Path"
 """The header that names the inline vertices from the task's vertex to the one it tells of."""
-DISCARDED = Dropped("the buffer of the next vertex was full")
 
 TIME = frames.TIME
 COLUMNS = {
@@ -84,16 +82,6 @@ class AuditRows:
         self.varied = varied
         self.shared = shared
 
-    def discard(self, lost: Sequence[int]) -> AuditRows:
-        """Returns the rows when the outputs of some were given up, and these are dropped."""
-        outcomes = _column(self.varied.get("outcome"), self.shared.get("outcome"), self.rows)
-        reasons = _column(self.varied.get("reason"), None, self.rows)
-        for index in lost:
-            outcomes[index], reasons[index] = "dropped", DISCARDED.rule
-        changed = {"outcome": pa.array(outcomes), "reason": pa.array(reasons, pa.string())}
-        shared = {name: value for name, value in self.shared.items() if name not in changed}
-        return AuditRows(self.rows, self.varied | changed, shared)
-
     def publish(self, account: Account, place: Place) -> Iterator[Publication]:
         """Yields the frames of the rows, stamped with the number of their chunk."""
         batch = pa.RecordBatch.from_arrays([*self.varied.values()], names=[*self.varied])
@@ -113,10 +101,6 @@ class AuditRows:
                 _encode(piece, self.shared),
                 headers | {CHUNK: stamp},
             )
-
-
-def _column(array: pa.Array | None, shared: Any, rows: int) -> list[Any]:
-    return [shared] * rows if array is None else array.to_pylist()
 
 
 # --- frames -------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ first time, as long as the server answers.
 
 What got no answer is looked up before it is sent again, for the same reason: a server that was
 killed knows no id of a redelivery that it has moved meanwhile. See ``_Copies``.
+
+What the server refuses for good because of a message is divided until that message is alone
+(``engine.refused``). Any other refusal is an error: no message is to blame for it.
 """
 
 from __future__ import annotations
@@ -30,10 +33,11 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ebbflow.domain.errors import BufferFull
+from ebbflow.domain.errors import BufferFull, MessageTooLarge, PermanentPublishError
 from ebbflow.domain.message import Ack
 from ebbflow.engine.position import Mark, Position
-from ebbflow.engine.publications import MOVED_FROM, PARKED_ON, Publication, Stage
+from ebbflow.engine.publications import LATE, MOVED_FROM, PARKED_ON, Publication, Stage
+from ebbflow.engine.refused import cut_letter, divide, explain_refusal
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.bulk import publish_all, publish_lanes
 from ebbflow.nats.client import SecuredClient
@@ -66,6 +70,7 @@ FROM_THE_START = Mark()
 _LETTERS_ARE_KNOWN = DUPLICATE_WINDOW / 2
 # Stages with a message for each row of the chunk; in no order, and nothing of them is given up.
 _A_MESSAGE_EACH = frozenset({Stage.DEAD_LETTER, Stage.ANSWER})
+_REFUSALS = (PermanentPublishError, MessageTooLarge)
 
 
 async def publish_settlement(
@@ -76,34 +81,89 @@ async def publish_settlement(
     tally: Tally | None = None,
     done: Mark = FROM_THE_START,
 ) -> list[Publication]:
-    """Publishes all of a settlement; returns the outputs that a full buffer did not take.
+    """Publishes all of a settlement; returns what is not stored.
 
+    That are outputs that a full buffer did not take, and what the server refuses because of a
+    message. If there is any, what observers publish of the chunk is left out, for it is not true.
     It returns when everything else is confirmed, and raises the first error that no wait mends.
     ``done`` is how far the redeliveries are read and recorded; nothing behind it is deleted.
     """
-    discarded: list[Publication] = []
     copies = _Copies(client, names, settlement, done)
-
-    async def publish_one(publication: Publication) -> None:
-        find_copy = copies.finder(publication)
-        if not await _publish(client, names, publication, retry, tally, find_copy):
-            discarded.append(publication)
-
-    async def publish_each(stage: list[Publication]) -> None:
-        rows, room = _encode(client, names, stage), WaitForRoom.FOREVER
-        find = copies.row_finder(stage)
-        await publish_all(client, rows, retry, room=room, tally=tally, find_copy=find)
-
+    publishing = _Publishing(client, names, retry, tally, copies)
     for stage in settlement.stages():
         # A stage begins when the one before it is confirmed. The order of stages is what a crash in
         # between may not turn around: see ``Stage``.
+        if stage[0].stage in LATE and publishing.unstored:
+            break
+        await publishing.publish_stage(stage)
+    return publishing.unstored
+
+
+class _Publishing:
+    """The publications of one settlement, and what is not stored of them."""
+
+    def __init__(
+        self,
+        client: SecuredClient,
+        names: Names,
+        retry: PublishRetry,
+        tally: Tally | None,
+        copies: _Copies,
+    ) -> None:
+        self._client = client
+        self._names = names
+        self._retry = retry
+        self._tally = tally
+        self._copies = copies
+        self.unstored: list[Publication] = []
+
+    async def publish_stage(self, stage: list[Publication]) -> None:
         if len(stage) == 1:
-            await publish_one(stage[0])
+            await self._publish_one(stage[0])
         elif stage[0].stage in _A_MESSAGE_EACH:
-            await publish_each(stage)
+            await self._publish_each(stage)
         else:
-            await publish_lanes(_split_lanes(stage), publish_one, IN_FLIGHT)
-    return discarded
+            await publish_lanes(_split_lanes(stage), self._publish_one, IN_FLIGHT)
+
+    async def _publish_each(self, stage: list[Publication]) -> None:
+        room, find = WaitForRoom.FOREVER, self._copies.row_finder(stage)
+        try:
+            rows = _encode(self._client, self._names, stage)
+            await publish_all(
+                self._client, rows, self._retry, room=room, tally=self._tally, find_copy=find
+            )
+        except _REFUSALS as error:
+            if explain_refusal(error, "") is None:
+                raise
+            # One by one, under the same ids: what is stored already is known as a copy.
+            await publish_lanes(_split_lanes(stage), self._publish_one, IN_FLIGHT)
+
+    async def _publish_one(self, publication: Publication) -> None:
+        find_copy = self._copies.finder(publication)
+        client, names, retry, tally = self._client, self._names, self._retry, self._tally
+        try:
+            if not await _publish(client, names, publication, retry, tally, find_copy):
+                self.unstored.append(publication)
+        except _REFUSALS as error:
+            why = explain_refusal(error, _name_stream(names, publication))
+            if why is None or not await self._publish_refused(publication, why):
+                raise
+
+    async def _publish_refused(self, publication: Publication, why: str) -> bool:
+        """Stores what the server takes of a publication; ``False`` if no message is to blame."""
+        if publication.stage is Stage.DEAD_LETTER:
+            if (letter := cut_letter(publication)) is not None:
+                await self._publish_one(letter)
+            return letter is not None
+        if publication.stage in LATE:
+            return False
+        pieces = divide(publication)
+        parents = () if pieces else publication.parents
+        self.unstored.append(replace(publication, parents=parents, refusal=why))
+        for piece in pieces:  # one after the other, as an ordered edge needs it
+            if not await self._copies.find_piece(piece):
+                await self._publish_one(piece)
+        return True
 
 
 def _encode(client: SecuredClient, names: Names, stage: list[Publication]) -> Publishes:
@@ -153,6 +213,20 @@ async def _publish(
     except BufferFull:
         return False
     return True
+
+
+def _name_stream(names: Names, publication: Publication) -> str:
+    """Returns the stream that stores a publication of a message."""
+    vertex, partition = publication.target, publication.partition
+    match publication.stage:
+        case Stage.OUTPUT | Stage.HAND_OVER:
+            return names.buffer(vertex, partition)
+        case Stage.ANSWER:
+            return f"KV_{vertex}"
+        case Stage.REDELIVER:
+            return names.redelivery(vertex, partition)
+        case _:
+            return address(names, publication)[0]
 
 
 def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]]:
@@ -221,6 +295,7 @@ class _Copies:
         self._names = names
         self._settlement = settlement
         self._done = done
+        self._redeliveries = settlement.of_stage(Stage.REDELIVER)
         self._began = time.monotonic()
         self._again = _SharedLook(self._look_for_redeliveries)
         self._letters = _SharedLook(self._look_for_letters)
@@ -241,14 +316,22 @@ class _Copies:
             return None
         return lambda row: self._find_letter(stage[row].msg_id)
 
+    async def find_piece(self, piece: Publication) -> Ack | None:
+        """Returns where an earlier attempt has stored a piece of a redelivery that was refused."""
+        # ``without_stored`` has not looked for it: nobody knew of it before.
+        if piece.stage is not Stage.REDELIVER:
+            return None
+        self._redeliveries.append(piece)
+        return await self._again.find(piece.msg_id)
+
     async def _find_letter(self, msg_id: str) -> Ack | None:
         if time.monotonic() - self._began < _LETTERS_ARE_KNOWN:
             return None
         return await self._letters.find(msg_id)
 
     async def _look_for_redeliveries(self) -> dict[str, Ack]:
-        again = self._settlement.of_stage(Stage.REDELIVER)
-        return await _find_stored_redeliveries(self._client, self._names, again, self._done.seq)
+        again, done = self._redeliveries, self._done.seq
+        return await _find_stored_redeliveries(self._client, self._names, again, done)
 
     async def _look_for_letters(self) -> dict[str, Ack]:
         letters = self._settlement.of_stage(Stage.DEAD_LETTER)
@@ -373,7 +456,7 @@ class NatsJournal:
         return await without_stored(self._link.client, self._names, settlement, repeated)
 
     async def publish(self, settlement: Settlement, done: Mark) -> Collection[Publication]:
-        """Stores the publications, stage after stage; returns those that a full buffer discards."""
+        """Stores the publications, stage after stage; returns those that are not stored."""
         return await publish_settlement(
             self._link.client, self._names, settlement, self._retry, self._tally, done
         )

@@ -57,6 +57,7 @@ class Stream:
         self._decisions = verdict.decisions
         self._emitter = verdict.emitter
         self._emitted: set[int] = set()
+        self._refused: set[int] = set()
 
     def record(self, index: int, number: int, message: Message) -> None:
         """Records the ``number``-th message yielded for the input; a nack is raised."""
@@ -69,7 +70,7 @@ class Stream:
             case Signal.FAIL:
                 self.withdraw(index)
                 self._verdict.fail(index, message.error or "failed")
-            case None if index not in self._decisions.failed:
+            case None if index not in self._decisions.failed and index not in self._refused:
                 self._decisions.forward(index, number, message)
                 self._emit_if_due()
 
@@ -98,6 +99,9 @@ class Stream:
             return
         self._emitted.update(outputs.parents)
         self._decisions.count_emitted(written)
+        for index, letter in part.outcomes.items():
+            self._refused.add(index)
+            self._decisions.finish(index, letter)
 
 
 # What most maps return; anything else may have to be waited for.

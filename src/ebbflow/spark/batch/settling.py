@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -39,16 +39,17 @@ from ebbflow.engine.isolation import Trouble
 from ebbflow.engine.outage import Breaker
 from ebbflow.engine.outputs import INHERITED, NOBODY, ColumnOutputs
 from ebbflow.engine.position import Mark
-from ebbflow.engine.publications import Chunk, ChunkNumber
+from ebbflow.engine.publications import Chunk, ChunkNumber, Publication
 from ebbflow.engine.rescue import settle_or_refuse
 from ebbflow.engine.retry import conclude
-from ebbflow.engine.settlement import Settlement
+from ebbflow.engine.settlement import Settlement, unawaited
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.nats_task import open_journal
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
+from ebbflow.runtime.settling import publish_all_of
 from ebbflow.runtime.vertex_parts import late_observers, place_of
 from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.batch.window import FrameRange, read_frames
@@ -149,15 +150,16 @@ class _Settling:
         )
         assert settlement.account is not None
         errors = [dump_raised(raised) for raised in verdict.decisions.raised or ()]
-        counts = self._link.run(self._publish(settlement, observers))
+        unstored = self._publish(settlement, observers)
+        gone = unawaited(unstored)
         return Settled(
-            counts,
+            settlement.counts_without(unstored),
             settlement.reasons,
             self._tally,
             errors,
             settlement.account.parts[0].count_by_edge(),
             breaker.state,
-            settlement.awaited,
+            [token for token in settlement.awaited if token not in gone],
         )
 
     def _rules(self) -> Rules:
@@ -188,14 +190,12 @@ class _Settling:
             # Whichever worker settles the next batch, nothing is left open in this one.
             WORKER.close_vertex(plan.whose)
 
-    async def _publish(self, settlement: Settlement, observers: Sequence[ChunkObserver]) -> Counts:
+    def _publish(
+        self, settlement: Settlement, observers: Sequence[ChunkObserver]
+    ) -> Collection[Publication]:
         """Stores what an earlier attempt has not stored, in the order of every chunk."""
-        done = self._decided.done
-        missing = await self._journal.without_stored(settlement, self._decided.repeated)
-        discarded = await self._journal.publish(missing, done)
-        if (amended := missing.amended(discarded, observers)) is not None:
-            await self._journal.publish(amended, done)
-        return missing.counts_without(discarded)
+        done, repeated = self._decided.done, self._decided.repeated
+        return self._link.run(publish_all_of(settlement, self._journal, done, repeated, observers))
 
 
 def _rows(link: Link, readings: tuple[FrameRange, ...]) -> pa.RecordBatch:

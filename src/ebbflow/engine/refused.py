@@ -1,0 +1,108 @@
+"""What the server refuses for good because of one message: a publication over the stream's limit.
+
+A plan is checked against the server's limits before it is carried out. But an operator may have
+edited a stream, and then the same frame is refused in every replay. So a frame that is refused is
+halved until the rows that the stream does not take are alone. These become dead letters
+(``engine.settlement``), and all others are stored.
+
+A half is named by its own rows, as every frame is. A replay is refused in the same way and makes
+the same halves, so the server and the readers know copies of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from ebbflow.domain.errors import MessageTooLarge, PermanentPublishError
+from ebbflow.domain.outcome import DeadLetter
+from ebbflow.engine import frames
+from ebbflow.engine.dead_letter import Letter
+from ebbflow.engine.publications import (
+    REASONS,
+    REDELIVERED_BY,
+    ROWS,
+    Publication,
+    Stage,
+    list_reasons,
+    mark_frame,
+)
+from ebbflow.engine.redelivery import shorten
+
+REASON = "refused by NATS"
+"""The reason of a dead letter whose message, or what was made of it, no stream takes."""
+
+# The message is larger than its stream allows; its headers are larger than any stream allows.
+_TOO_LARGE, _HEADERS_TOO_LARGE = 10054, 10097
+_FRAMES = frozenset({Stage.OUTPUT, Stage.REDELIVER, Stage.HAND_OVER})
+
+
+def explain_refusal(error: Exception, stream: str) -> str | None:
+    """Returns why a stream refused a message for what it is; ``None`` if it was not for that."""
+    if isinstance(error, MessageTooLarge):
+        return f"the server refuses it: {error}"
+    if isinstance(error, PermanentPublishError) and error.code in (_TOO_LARGE, _HEADERS_TOO_LARGE):
+        return f"the stream {stream} refused it: {error.detail} ({error.code})"
+    return None
+
+
+def divide(publication: Publication) -> Sequence[Publication]:
+    """Returns the halves of a refused frame; nothing if it is a single row, or no frame."""
+    if publication.stage not in _FRAMES:
+        return ()
+    rows = frames.decode(publication.payload)
+    half, parents = rows.num_rows // 2, publication.parents
+    pieces = [
+        _rename(publication, _copy(rows, start, end), parents[start:end])
+        for start, end in ((0, half), (half, rows.num_rows))
+        if end > start
+    ]
+    # A single row is to blame only without what Arrow keeps of the rows that it was cut from.
+    return pieces if half or len(pieces[0].payload) < len(publication.payload) else ()
+
+
+def _copy(rows: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+    """Returns some rows and nothing else: a slice is encoded with parts of its neighbours."""
+    return frames.take_rows(rows, range(start, end))
+
+
+def _rename(whole: Publication, rows: pa.RecordBatch, parents: Sequence[int]) -> Publication:
+    """Returns a part of a frame as a publication to the same partition."""
+    msg_id = f"{whole.msg_id.rpartition(':')[0]}:{mark_frame(rows, whole.via)}"
+    headers = whole.headers | {ROWS: str(rows.num_rows)}
+    if whole.stage is Stage.REDELIVER:
+        headers[REASONS] = list_reasons(rows)
+        # Its reader passes over a frame that names its chunk and is not awaited. The halves are
+        # not known before the task takes its next chunk, so they name none.
+        headers.pop(REDELIVERED_BY, None)
+    return replace(
+        whole, msg_id=msg_id, payload=frames.encode(rows), headers=headers, parents=parents
+    )
+
+
+def cut_letter(publication: Publication) -> Publication | None:
+    """Returns a refused dead letter at half its size; ``None`` if it cannot be smaller."""
+    size = len(publication.payload) + sum(len(k) + len(v) for k, v in publication.headers.items())
+    letter = Letter.from_message(publication.payload, publication.headers).fitting(size // 2)
+    cut = replace(publication, payload=letter.value, headers=letter.to_headers())
+    smaller = (cut.payload, cut.headers) != (publication.payload, publication.headers)
+    return cut if smaller else None
+
+
+def find_dead(refused: Collection[Publication]) -> dict[int, DeadLetter]:
+    """Returns the inputs that become dead letters, each once, however much of it was refused."""
+    dead: dict[int, DeadLetter] = {}
+    for publication in refused:
+        for parent in publication.parents:
+            dead.setdefault(parent, _explain(publication))
+    return dead
+
+
+def _explain(publication: Publication) -> DeadLetter:
+    error = publication.refusal
+    if publication.stage in (Stage.REDELIVER, Stage.HAND_OVER):
+        why = frames.decode(publication.payload).column("nack_reason")[0].as_py()
+        error = f"{error}; it was to be redelivered: {why or 'nacked'}"
+    return DeadLetter(REASON, shorten(error))
