@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.accounts.trail import TrailObserver
-from ebbflow.domain.outcome import Counts
-from ebbflow.engine.position import Mark
+from ebbflow.engine.position import ChunkCounts, Mark
 from ebbflow.runtime.loop import AT_BUFFER
 from ebbflow.runtime.settling import Settling
 from tests.runtime.crash_model import AtHand, Chances, Rules, UserCode
@@ -106,9 +105,10 @@ def test_a_chunk_that_joins_one_in_flight_would_take_its_counts(monkeypatch):
         ModelTask(server, UserCode(script), Rules(), Chances(Random(2))).run()
         return server.position.counts.ended
 
-    def join(self, chunk) -> Counts:
-        self._unrecorded = self._unrecorded.joined(chunk) if self._unrecorded else chunk
-        return self._unrecorded.counts
+    def join(self, chunk) -> tuple[ChunkCounts, ChunkCounts]:
+        before = self._unrecorded
+        self._unrecorded = before.joined(chunk) if before else chunk
+        return before.counts if before else ChunkCounts(), self._unrecorded.counts
 
     assert counts() == 8
     monkeypatch.setattr(Settling, "_join", join)

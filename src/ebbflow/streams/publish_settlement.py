@@ -83,23 +83,23 @@ async def publish_settlement(
 ) -> list[Publication]:
     """Publishes all of a settlement; returns what is not stored.
 
-    That are outputs that a full buffer did not take, and what the server refuses because of a
+    These are outputs that a full buffer did not take, and what the server refuses because of a
     message. If there is any, what observers publish of the chunk is left out, for it is not true.
     It returns when everything else is confirmed, and raises the first error that no wait mends.
     ``done`` is how far the redeliveries are read and recorded; nothing behind it is deleted.
     """
     copies = _Copies(client, names, settlement, done)
-    publishing = _Publishing(client, names, retry, tally, copies)
+    publisher = _StagePublisher(client, names, retry, tally, copies)
     for stage in settlement.stages():
         # A stage begins when the one before it is confirmed. The order of stages is what a crash in
         # between may not turn around: see ``Stage``.
-        if stage[0].stage in LATE and publishing.unstored:
+        if stage[0].stage in LATE and publisher.unstored:
             break
-        await publishing.publish_stage(stage)
-    return publishing.unstored
+        await publisher.publish_stage(stage)
+    return publisher.unstored
 
 
-class _Publishing:
+class _StagePublisher:
     """The publications of one settlement, and what is not stored of them."""
 
     def __init__(
