@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
         return Message(datum.value)
 
     pipeline = (
-        Pipeline("hop")
+        Pipeline("hop", inline=False)
         .source("in", generator={"messages": 1})
         .map("work", work)
         .sink("out", blackhole=True)

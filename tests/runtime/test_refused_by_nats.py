@@ -47,7 +47,7 @@ class Task:
 
     def __init__(self, link: Link, code: Callable[[Datum], Message]) -> None:
         name = f"refused-{next(_numbers)}"
-        pipeline = Pipeline(name).source("in", generator={"messages": 1}).map("work", code)
+        pipeline = Pipeline(name, inline=False).source("in", generator={"messages": 1}).map("work", code)
         spec = pipeline.sink("out", blackhole=True).spec
         self.names = Names(name)
         self._link = link
