@@ -54,10 +54,9 @@ from ebbflow.domain.outcome import COUNTERS
 from ebbflow.engine.dead_letter import PREFIX, Letter
 from ebbflow.engine.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.nats.publish import Tally
-from ebbflow.numaflow.images import BUILT_IN, BuiltIn
 from ebbflow.runtime.run import RunOptions
 from ebbflow.spec import sections
-from ebbflow.spec.bindings import Binding
+from ebbflow.spec.bindings import BUILT_IN, Binding, BuiltIn
 from ebbflow.spec.kinds import SERVING_NO_EFFECT, ServingPipelineSpec
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineBody, PipelineSpec

@@ -45,6 +45,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.builders import MonoVertex, Pipeline
+from ebbflow.domain import __version__
 from ebbflow.domain.code import Function
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import (
@@ -74,7 +75,6 @@ from ebbflow.domain.message import (
 )
 from ebbflow.domain.outcome import Counts
 from ebbflow.domain.source import NackOffset, Source, SourceMessage
-from ebbflow.domain.version import __version__
 
 if TYPE_CHECKING:
     from ebbflow.deadletters import (

@@ -12,7 +12,7 @@ from ebbflow.domain.outcome import DONE, DeadLetter, Dropped, FellBack, Redelive
 from ebbflow.domain.source import Source
 from ebbflow.numaflow import image_functions
 from ebbflow.numaflow.image_functions import CountingMetadataSource, CountingSource
-from ebbflow.numaflow.images import BUILT_IN
+from ebbflow.spec.bindings import BUILT_IN
 from ebbflow.testing import Result, run_map, run_sink
 
 KEYED = ("key",)

@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from ebbflow.cli.options import ExitCode
-from ebbflow.domain.code import Mode
+from ebbflow.domain.code import CONTAINER_TYPE, Mode
 from ebbflow.domain.durations import milliseconds
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.source import Source
 from ebbflow.numaflow.services import SERVICES, Kind, Service, find_service
 from ebbflow.usercode.targets import resolve
-from ebbflow.usercode.variables import CONTAINER_TYPE
 
 
 def serve_udf(

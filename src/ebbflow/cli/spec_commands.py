@@ -158,8 +158,7 @@ def graph(
 
 
 def _draw(shape: PipelineShape, format: str) -> str:
-    from ebbflow.spec.graph.pictures import draw_mermaid, draw_svg
-    from ebbflow.spec.graph.terminal import draw_terminal
+    from ebbflow.spec.graph.drawings import draw_mermaid, draw_svg, draw_terminal
 
     if format == "mermaid":
         return draw_mermaid(shape)

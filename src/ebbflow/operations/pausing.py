@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ebbflow.engine.pauses import Pauses
 from ebbflow.engine.position import Position
 from ebbflow.nats.link import Link
 from ebbflow.runtime import control
 from ebbflow.runtime.run import find_run, read_spec
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import change_pauses, read_pauses, read_positions
+from ebbflow.streams.positions import Pauses, change_pauses, read_pauses, read_positions
 
 _PATIENCE = 20.0
 _REPEAT_EVERY = 0.25

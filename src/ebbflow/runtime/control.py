@@ -16,10 +16,9 @@ from nats.aio.msg import Msg
 
 from ebbflow.accounts.taps import TapWish
 from ebbflow.engine.blame import Outage
-from ebbflow.engine.pauses import Pauses
 from ebbflow.nats.link import Link
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_pauses
+from ebbflow.streams.positions import Pauses, read_pauses
 
 
 def _word(name: str, **facts: Any) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import SinkPlan, UserSink, runs_inline
-from ebbflow.domain.code import Code, Mode
+from ebbflow.domain.code import Code, Mode, Variables
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Feeder
@@ -23,7 +23,6 @@ from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.streams.feed import FeedPlan
 from ebbflow.streams.names import VertexStreams
 from ebbflow.usercode.monovertex import Bypass
-from ebbflow.usercode.variables import Variables
 
 TABLE_ROWS = 2_000
 """The most rows that a columnar map is given at a time, unless something else is said.

@@ -34,7 +34,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow.compute as pc
 
-from ebbflow.domain.code import Mode
+from ebbflow.domain.code import Mode, Variables, expand_all
 from ebbflow.domain.message import Datum, Message, Nack, Signal
 from ebbflow.engine.blame import ENOUGH, USER_ERRORS, Blame, Trial
 from ebbflow.engine.checks import NOT_MESSAGES, check_message
@@ -46,7 +46,6 @@ from ebbflow.usercode.call_watch import RUNNING, beating, in_time
 from ebbflow.usercode.columns import record_columns, select_columns
 from ebbflow.usercode.contract import order_results, record_answers, record_rows
 from ebbflow.usercode.targets import is_class
-from ebbflow.usercode.variables import Variables, expand_all
 
 
 class Stream:

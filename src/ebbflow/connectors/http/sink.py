@@ -23,8 +23,8 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbflow.connectors.file import json_records
 from ebbflow.connectors.http.client import ClientTls, HttpAnswer, HttpClient, NoAnswer, bound_wait
-from ebbflow.connectors.json_record import records
 from ebbflow.domain.message import NackOptions, RowResponse
 from ebbflow.domain.secrets import Secret
 from ebbflow.engine.position import LINEAGE
@@ -171,7 +171,7 @@ class HttpSink:
             requests = [*enumerate(zip(values, heads, strict=True))]
             await self._run_all(lambda request: self._send(*request, answers), requests)
         else:
-            ids, lines = rows.column("id").to_pylist(), records(rows)
+            ids, lines = rows.column("id").to_pylist(), json_records(rows)
             parts = [*split_lines(lines, batch)]
             await self._run_all(lambda part: self._send_part(part, ids, lines, answers), parts)
         return answers or None

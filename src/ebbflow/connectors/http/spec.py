@@ -95,7 +95,7 @@ class HttpSourceSpec(ListeningSection):
         """Returns the feed, with all secrets read."""
         require_extra("The http source", "http", "cryptography")
         from ebbflow.connectors.http.source import HttpFeed
-        from ebbflow.connectors.listening.server import check_ports
+        from ebbflow.connectors.listening.feed import check_ports
         from ebbflow.streams.feed import FeedPlan
 
         settings = self.settings(f"the http source {vertex}")
