@@ -7,8 +7,8 @@ import pytest
 
 from ebbflow import Message, nack
 from ebbflow.accounts.taps import OUTCOMES, PassingRows, TapFilter, TapWish, write_value
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Place
+from ebbflow.engine.routing import Edge
 from ebbflow.usercode.calling import Handler, run_map
 from tests.engine.sample_rows import NOW, account_of, some, verdict_on
 

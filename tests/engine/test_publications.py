@@ -25,7 +25,6 @@ from ebbflow.domain.outcome import (
 )
 from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_key
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import (
     FROM,
     ROWS,
@@ -37,6 +36,7 @@ from ebbflow.engine.publications import (
     partition_of,
 )
 from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.streams.names import Names

@@ -19,9 +19,9 @@ from ebbflow.domain.outcome import DeadLetter, Redeliver
 from ebbflow.engine import frames, outputs, publications, rescue
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place, Stage
 from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.usercode.calling import Handler, run_columnar, run_map

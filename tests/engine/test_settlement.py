@@ -14,8 +14,8 @@ from ebbflow.domain.outcome import DONE, Dropped, Redeliver
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, Place, Publication, Stage
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.streams.names import Names

@@ -16,9 +16,9 @@ from ebbflow.engine.blame import Outage
 from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.inlet import Intake
 from ebbflow.engine.outage import Breaker, OpenCode, OutageGate, Patience, Waiting
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Span
 from ebbflow.engine.publications import Place
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import EMPTY, Operator, Verdict
 from ebbflow.runtime.deciding import DecisionRules

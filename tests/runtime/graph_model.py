@@ -21,7 +21,6 @@ from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Intake
 from ebbflow.engine.outage import Breaker, OutageGate, Patience
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import (
     Mark,
     Position,
@@ -33,6 +32,7 @@ from ebbflow.engine.position import (
     known_of_writers,
 )
 from ebbflow.engine.publications import FRAME, FROM, REDELIVERED_BY, Place, Publication, Stage
+from ebbflow.engine.routing import Edge
 from ebbflow.runtime.deciding import ChunkDecider, DecisionRules
 from ebbflow.runtime.inline import InlineVertex, InlineVertices
 from ebbflow.runtime.loop import ChunkLoop, Epoch, TaskParts

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import INLINE, Position
+from ebbflow.engine.routing import Edge
 from tests.runtime.graph_model import Graph, GraphRun, GraphTask, Scripted, World
 from tests.thorough import examples
 

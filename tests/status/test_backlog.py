@@ -12,9 +12,9 @@ import pytest
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.message import NackOptions
 from ebbflow.engine.checks import Rules
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Held, Mark, Position, Span
 from ebbflow.engine.publications import Chunk, Place
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api

@@ -16,9 +16,9 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, FellBack, Redeliver, Retry, Served, Succeeded
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, Place, Stage
 from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import EMPTY, Verdict
 from ebbflow.streams.trail_rows import read_trail

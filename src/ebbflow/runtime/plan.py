@@ -14,8 +14,8 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Feeder
 from ebbflow.engine.outage import DEFAULT_LIMIT, DEFAULT_ON_UNAVAILABLE, BreakerLimit
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.system_errors import LISTED, SystemErrors
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry

@@ -15,8 +15,8 @@ from ebbflow.accounts.traces import read_trace_variables
 from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
 from ebbflow.engine.inlet import Feeder
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.numaflow.pynumaflow.adapters import mode_of
