@@ -54,7 +54,7 @@ from ebbflow.spec.from_python import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ebbflow.runtime.run import Attachment, RunOptionNames
+    from ebbflow.runtime.run_setup import Attachment, RunOptionNames
     from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec
     from ebbflow.status.run_report import Summary, Watcher
 
@@ -90,7 +90,7 @@ class Builder:
         exist, ``SetupError`` if this machine is not ready, and ``EngineLost`` if Spark kept dying.
         An exception in user code is the outcome of its message and does not end the run.
         """
-        from ebbflow.runtime.run import RunOptions
+        from ebbflow.runtime.run_setup import RunOptions
 
         RunOptions.of(options)  # a misspelt option is told before anything is started
         if not quiet and watcher is not None:

@@ -20,7 +20,7 @@ from ebbflow.nats.stored import read_last
 from ebbflow.runtime import provision
 from ebbflow.runtime.planning import make_plans
 from ebbflow.streams import catalogue
-from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.answer_bucket import AnswerBucket
 from ebbflow.streams.catalogue import bucket_config
 from ebbflow.streams.positions import PositionStore, read_positions
 from tests.cluster.lagging import READS, lagging

@@ -9,7 +9,7 @@ import pytest
 from ebbflow import Datum, Response
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DONE, DeadLetter, Dropped, FellBack, Redeliver, Served, Succeeded
-from ebbflow.domain.source import Source
+from ebbflow.domain.user_source import Source
 from ebbflow.numaflow import image_functions
 from ebbflow.numaflow.image_functions import CountingMetadataSource, CountingSource
 from ebbflow.spec.bindings import BUILT_IN

@@ -13,7 +13,7 @@ from ebbflow.cli.options import ExitCode
 from ebbflow.domain.code import CONTAINER_TYPE, Mode
 from ebbflow.domain.durations import milliseconds
 from ebbflow.domain.errors import SetupError
-from ebbflow.domain.source import Source
+from ebbflow.domain.user_source import Source
 from ebbflow.numaflow.services import SERVICES, Kind, Service, find_service
 from ebbflow.usercode.targets import resolve
 
@@ -62,7 +62,7 @@ def serve_udf(
     seconds = _seconds(grace)
     try:
         # Imported here: gRPC is an extra, and other commands do without it.
-        from ebbflow.numaflow.serve.server import Serving, serve
+        from ebbflow.numaflow.serve.function_server import Serving, serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("grpc", "google"):
             raise

@@ -33,9 +33,10 @@ from numpy.typing import NDArray
 
 from ebbflow.domain.errors import CallTimeout, ContractViolation, StreamBroken
 from ebbflow.domain.message import Signal
-from ebbflow.domain.source import SourceMessage
+from ebbflow.domain.user_source import SourceMessage
 from ebbflow.engine.frames import FEW
 from ebbflow.engine.source_columns import columns_of
+from ebbflow.numaflow.function_session import Failures
 from ebbflow.numaflow.grpc import Arrived
 from ebbflow.numaflow.nacks import OPTIONS, read_option
 from ebbflow.numaflow.proto import nack_options_pb2, source_pb2
@@ -52,7 +53,6 @@ from ebbflow.numaflow.protobuf import (
     to_time,
 )
 from ebbflow.numaflow.services import Service
-from ebbflow.numaflow.session import Failures
 from ebbflow.usercode.columns import TYPES
 
 DROP, NACK, FAIL = Signal.DROP.tag, Signal.NACK.tag, Signal.FAIL.tag

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.domain.message import Datum, Message, Metadata, RowResponse
-from ebbflow.domain.source import Source, SourceMessage
+from ebbflow.domain.user_source import Source, SourceMessage
 from ebbflow.engine.frames import TIME
 from ebbflow.usercode.columns import TYPES
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ebbflow.domain.message import NackOptions
-from ebbflow.domain.source import NackOffset
+from ebbflow.domain.user_source import NackOffset
 
 _LONGEST_DELAY = 2**53 - 1
 """Milliseconds: longer than any delay that means something, and all that a delay can hold."""

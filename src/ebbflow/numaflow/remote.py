@@ -39,12 +39,12 @@ from ebbflow.domain.message import Message, RowResponse, Status
 from ebbflow.engine.frames import join_bytes
 from ebbflow.numaflow.decode import Answers
 from ebbflow.numaflow.encode import encode_requests
+from ebbflow.numaflow.function_session import Asking, Failures, RemoteCode, Session, ask_all
 from ebbflow.numaflow.grpc import PREFIX, Arrived, GrpcStream
 from ebbflow.numaflow.nacks import read_options
 from ebbflow.numaflow.process import FunctionPlan
 from ebbflow.numaflow.proto import sink_pb2, store_pb2
 from ebbflow.numaflow.services import READY, SERVICES, MapMode, Service, pack
-from ebbflow.numaflow.session import Asking, Failures, RemoteCode, Session, ask_all
 from ebbflow.usercode.contract import UNTRIED
 
 CONCURRENCY = 500

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from ebbflow.engine.position import Position
 from ebbflow.nats.link import Link
 from ebbflow.runtime import control
-from ebbflow.runtime.run import find_run, read_spec
+from ebbflow.runtime.run_setup import find_run, read_spec
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import Pauses, change_pauses, read_pauses, read_positions
 

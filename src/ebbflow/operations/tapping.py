@@ -37,7 +37,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries, Follower, follow
 from ebbflow.nats.stored import read_after
 from ebbflow.runtime.control import ask_tap, end_tap
-from ebbflow.runtime.run import read_spec
+from ebbflow.runtime.run_setup import read_spec
 from ebbflow.spec.graph import ShapeVertex
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions

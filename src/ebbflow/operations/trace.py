@@ -32,7 +32,7 @@ from ebbflow.runtime.provision import lineage
 from ebbflow.spark.audit.files import AuditFolder, folder_of, read_format
 from ebbflow.status.model import WorkInHand
 from ebbflow.status.stored import read_status
-from ebbflow.streams.answers import TrailFrame, find_bucket, read_trail_after
+from ebbflow.streams.answer_bucket import TrailFrame, find_bucket, read_trail_after
 from ebbflow.streams.audit import AuditStream
 from ebbflow.streams.audit_rows import read_audit, to_table
 from ebbflow.streams.catalogue import AUDIT_TABLE

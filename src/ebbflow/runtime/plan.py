@@ -19,7 +19,7 @@ from ebbflow.engine.routing import Edge
 from ebbflow.engine.system_errors import LISTED, SystemErrors
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
-from ebbflow.runtime.source_process.client import SourcePlan
+from ebbflow.runtime.source_process.companion import SourcePlan
 from ebbflow.streams.feed import FeedPlan
 from ebbflow.streams.names import VertexStreams
 from ebbflow.usercode.monovertex import Bypass

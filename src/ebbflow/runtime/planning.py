@@ -33,7 +33,7 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
-from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
+from ebbflow.runtime.source_process.companion import COLUMNS_LIMIT, SourcePlan
 from ebbflow.runtime.worker import resolve_code
 from ebbflow.streams.feed import FeedPlan, StorePlan
 from ebbflow.usercode.monovertex import Bypass

@@ -35,7 +35,13 @@ from ebbflow.runtime.control import STOP, shorten
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
-from ebbflow.runtime.run import Attachment, RunOptionNames, RunOptions, hold_run_lock, store_spec
+from ebbflow.runtime.run_setup import (
+    Attachment,
+    RunOptionNames,
+    RunOptions,
+    hold_run_lock,
+    store_spec,
+)
 from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines

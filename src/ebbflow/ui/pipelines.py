@@ -23,7 +23,7 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.operations.pausing import PauseReport, pause, resume
 from ebbflow.operations.trace import trace_on_link
-from ebbflow.runtime.run import StoredSpec, read_spec
+from ebbflow.runtime.run_setup import StoredSpec, read_spec
 from ebbflow.spec.echo import document_to_yaml
 from ebbflow.spec.graph.layout import lay_out
 from ebbflow.status.conditions import Health, judge_health

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.connectors.http import sink as answers
-from ebbflow.connectors.http.client import LONGEST_WAIT, HttpAnswer, parse_retry_after
+from ebbflow.connectors.http.http_client import LONGEST_WAIT, HttpAnswer, parse_retry_after
 from ebbflow.connectors.http.sink import decide
 from ebbflow.domain.message import RowResponse, Status
 from ebbflow.engine.verdict import Failure

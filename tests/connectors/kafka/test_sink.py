@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ebbflow.connectors.kafka.client import KafkaAccess, KafkaSinkSettings
+from ebbflow.connectors.kafka.kafka_client import KafkaAccess, KafkaSinkSettings
 from ebbflow.connectors.kafka.sink import KafkaSink
 from ebbflow.connectors.kafka.source import columns_of
 from ebbflow.domain.errors import SetupError

@@ -7,7 +7,7 @@ import pytest
 from ebbflow import Message, MonoVertex, Pipeline
 from ebbflow.connectors.plans import Format, SparkSourceSettings
 from ebbflow.connectors.spark.rows import as_messages, open_table
-from ebbflow.connectors.spark.session import clone_session, leaving_active
+from ebbflow.connectors.spark.vertex_session import clone_session, leaving_active
 from ebbflow.deadletters import DeadLetters
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats.locate import open_link, start_embedded

@@ -24,7 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.connectors.file import json_records
-from ebbflow.connectors.http.client import ClientTls, HttpAnswer, HttpClient, NoAnswer, bound_wait
+from ebbflow.connectors.http.http_client import (
+    ClientTls,
+    HttpAnswer,
+    HttpClient,
+    NoAnswer,
+    bound_wait,
+)
 from ebbflow.domain.message import NackOptions, RowResponse
 from ebbflow.domain.secrets import Secret
 from ebbflow.engine.position import LINEAGE

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ebbflow.connectors.kafka.client import (
+from ebbflow.connectors.kafka.kafka_client import (
     ClientErrors,
     KafkaSinkSettings,
     describe,

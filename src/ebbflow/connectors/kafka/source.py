@@ -27,7 +27,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from ebbflow.connectors.kafka.client import (
+from ebbflow.connectors.kafka.kafka_client import (
     ClientErrors,
     GroupOffsets,
     KafkaSourceSettings,
@@ -40,7 +40,7 @@ from ebbflow.connectors.kafka.client import (
 )
 from ebbflow.connectors.kafka.records import Headers, read_columns
 from ebbflow.domain.errors import SetupError
-from ebbflow.domain.source import Source
+from ebbflow.domain.user_source import Source
 
 _TIME = pa.timestamp("us", tz="UTC")
 _AHEAD = 8_000

@@ -30,7 +30,7 @@ import pyarrow as pa
 from ebbflow.connectors.nats.durable import Durable, confirm
 from ebbflow.connectors.nats.messages import not_allowed, outside_link, to_source_columns
 from ebbflow.domain.errors import AccessError, EbbflowError, JetStreamUnavailable, SetupError
-from ebbflow.domain.source import NackOffset, Source
+from ebbflow.domain.user_source import NackOffset, Source
 from ebbflow.nats import api
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.pull import (

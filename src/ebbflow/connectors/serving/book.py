@@ -32,7 +32,7 @@ from ebbflow.connectors.listening.posts import (
     join_headers,
     rows_of,
 )
-from ebbflow.connectors.serving.answers import AnswerSource
+from ebbflow.connectors.serving.answer_stores import AnswerSource
 from ebbflow.connectors.serving.requests import AnswersSoFar, OpenRequest, RequestRegister
 from ebbflow.connectors.serving.store import (
     Checkpoint,
@@ -48,7 +48,7 @@ from ebbflow.engine.answers import Answer
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Follower
-from ebbflow.streams.answers import follow_trail
+from ebbflow.streams.answer_bucket import follow_trail
 from ebbflow.streams.feed import Spot
 from ebbflow.streams.names import Names
 from ebbflow.web.app import check_size

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from ebbflow.connectors.listening.feed import ListeningFeed
 from ebbflow.connectors.listening.posts import KEYS, TIME
-from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers, OwnStoreAnswers
+from ebbflow.connectors.serving.answer_stores import AnswerSource, BucketAnswers, OwnStoreAnswers
 from ebbflow.connectors.serving.book import RequestBook
 from ebbflow.connectors.serving.replies import (
     LENGTH,
@@ -32,7 +32,7 @@ from ebbflow.connectors.serving.replies import (
 )
 from ebbflow.domain import __version__
 from ebbflow.nats.link import Link
-from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.answer_bucket import AnswerBucket
 from ebbflow.streams.feed import Spot, StorePlan
 from ebbflow.web.app import BodilessRequest, HttpReply, Route, reply_always
 from ebbflow.web.exchange import Exchange, HttpRequest, Opener, Receiver, unavailable

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from ebbflow.connectors.plans import SparkSourceSettings
-from ebbflow.connectors.spark.session import find_format, root_cause
+from ebbflow.connectors.spark.vertex_session import find_format, root_cause
 from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:

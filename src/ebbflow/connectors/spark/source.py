@@ -33,7 +33,11 @@ from pyspark import InheritableThread, TaskContext
 
 from ebbflow.connectors.plans import SparkSourceSettings
 from ebbflow.connectors.spark.rows import as_messages, open_table
-from ebbflow.connectors.spark.session import clone_session, root_cause, silence_pyspark_loggers
+from ebbflow.connectors.spark.vertex_session import (
+    clone_session,
+    root_cause,
+    silence_pyspark_loggers,
+)
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import EbbflowError, MessageTooLarge
 from ebbflow.domain.outcome import DeadLetter

@@ -28,7 +28,7 @@ from typing import Any
 
 from ebbflow.domain.code import Mode
 from ebbflow.domain.message import Message, NackOptions, Response, Signal, Status
-from ebbflow.domain.source import NackOffset, Source, SourceMessage
+from ebbflow.domain.user_source import NackOffset, Source, SourceMessage
 from ebbflow.engine.checks import NOT_MESSAGES
 from ebbflow.engine.frames import Rows
 from ebbflow.numaflow.nacks import OPTIONS, HeldNacks

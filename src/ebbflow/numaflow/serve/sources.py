@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ebbflow.domain.source import NackOffset, SourceMessage, redelivers
+from ebbflow.domain.user_source import NackOffset, SourceMessage, redelivers
 from ebbflow.engine.source_columns import check_columns, columns_of
 from ebbflow.numaflow.nacks import HeldNacks, read_options
 from ebbflow.numaflow.proto import source_pb2, store_pb2

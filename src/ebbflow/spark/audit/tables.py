@@ -26,7 +26,7 @@ from pyspark.errors import PySparkException
 from typing_extensions import override
 
 from ebbflow.connectors.plans import FILE_FORMATS, Format
-from ebbflow.connectors.spark.session import clone_session, find_format, root_cause
+from ebbflow.connectors.spark.vertex_session import clone_session, find_format, root_cause
 from ebbflow.domain.errors import SetupError, SparkError
 from ebbflow.spark.audit.files import (
     ASIDE,

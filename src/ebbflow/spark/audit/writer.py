@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark import InheritableThread
 
-from ebbflow.connectors.spark.session import silence_pyspark_loggers
+from ebbflow.connectors.spark.vertex_session import silence_pyspark_loggers
 from ebbflow.domain.durations import Backoff
 from ebbflow.spark.audit.files import BatchRows, BatchSpan
 from ebbflow.spark.audit.tables import AuditTable, open_table

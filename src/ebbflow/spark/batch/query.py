@@ -33,7 +33,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 from typing_extensions import override
 
 from ebbflow.connectors.plans import SparkSink
-from ebbflow.connectors.spark.session import find_format, root_cause
+from ebbflow.connectors.spark.vertex_session import find_format, root_cause
 from ebbflow.domain.errors import CallTimeout, ContractViolation, MessageTooLarge, SetupError
 from ebbflow.engine.isolation import Trouble
 from ebbflow.runtime.plan import DataFrameMap, SinksPlan, SqlMap, VertexPlan

@@ -74,7 +74,7 @@ class Companion:
             plan.timeout,
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ebbflow.runtime.source_process.server"],
+            [sys.executable, "-m", "ebbflow.runtime.source_process.program"],
             stdin=subprocess.PIPE,
             start_new_session=True,
             env=_environment(plan),

@@ -17,7 +17,7 @@ from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.answers import Answer, own_answers
 from ebbflow.nats.pull import Follower
 from ebbflow.numaflow.pynumaflow.adapters import adapt
-from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.answer_bucket import AnswerBucket
 from ebbflow.usercode.calling import Handler, in_environment
 from ebbflow.usercode.targets import resolve
 

@@ -15,7 +15,7 @@ import pytest
 from ebbflow import Datum, Response
 from ebbflow.connectors.nats import spec
 from ebbflow.connectors.nats.messages import PublishSettings, read_headers, write_headers
-from ebbflow.connectors.nats.sinks import JetStreamSink, NatsSink
+from ebbflow.connectors.nats.sink import JetStreamSink, NatsSink
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import Status
 from ebbflow.engine import frames
