@@ -208,7 +208,7 @@ class Pipeline(Builder):
         The transformer gets each message before it is first stored. ``retry`` and ``on_failure``
         say what happens to messages that it reports as failed.
         """
-        part = parts.source(code, options, transformer, retry, on_failure)
+        part = parts.source_section(code, options, transformer, retry, on_failure)
         self._add({"name": name, "source": part}, options)
         self._previous = name
         return self
@@ -289,7 +289,7 @@ class Pipeline(Builder):
         messages, or a table of them. ``fallback`` gets the messages that the sink cannot write,
         ``on_success`` those that it passes on.
         """
-        part = parts.sink(
+        part = parts.sink_section(
             code,
             options,
             mode=mode,
@@ -404,7 +404,7 @@ class MonoVertex(Builder):
         ``retry`` and ``on_failure`` say what happens to messages that the transformer reports as
         failed.
         """
-        part = parts.source(code, kinds, transformer, retry, on_failure)
+        part = parts.source_section(code, kinds, transformer, retry, on_failure)
         return self._give(self._body, "source", part)
 
     @named_options
@@ -456,7 +456,7 @@ class MonoVertex(Builder):
         ``mode`` says what one call of the code gets. ``fallback`` gets the messages that the sink
         cannot write, ``on_success`` those that it passes on.
         """
-        part = parts.sink(
+        part = parts.sink_section(
             code,
             kinds,
             mode=mode,

@@ -75,7 +75,7 @@ def test_it_is_known_what_is_drained_when_a_follower_lags(cluster, names):
             link.run(publish(link.client, subject, b"x", retry=BUFFER))
 
         def empty():
-            link.run(api.purge(link.client, names.buffer("out", 0), subject, 1_000))
+            link.run(api.purge_subject(link.client, names.buffer("out", 0), subject, 1_000))
 
         def drained_after(act):
             backlog = f"$KV.{names.positions}.large.0"

@@ -59,7 +59,7 @@ class Vertex:
 
     def purge(self, up_to: int) -> None:
         names, subject = self._names, self._names.buffer_subject("v", 0)
-        self._link.run(api.purge(self._link.client, names.buffer("v", 0), subject, up_to))
+        self._link.run(api.purge_subject(self._link.client, names.buffer("v", 0), subject, up_to))
 
     def _verdict(self, *ids: str) -> Verdict:
         return Verdict(some(*ids), Rules("v", Backoff(interval=1, steps=1), 10**6))

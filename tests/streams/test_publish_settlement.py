@@ -83,7 +83,7 @@ def test_room_is_waited_for_however_little_time_there_is_to_publish(
         waiting.result(3 * HASTY.ack_wait)
 
     subject = names.buffer_subject("out", 0)
-    link.run(api.purge(link.client, names.buffer("out", 0), subject, 1))
+    link.run(api.purge_subject(link.client, names.buffer("out", 0), subject, 1))
 
     assert waiting.result(30) == []
     assert tally.full > 3

@@ -214,7 +214,7 @@ def pause(
 
     Messages in progress are finished; new ones wait. The pause survives restarts, until you resume.
     """
-    from ebbflow.operations.pausing import pause as pause_vertices
+    from ebbflow.operations.pausing import pause_vertices as pause_vertices
 
     with server.open(pipeline) as (link, names):
         report = pause_vertices(link, names, vertex)
@@ -235,7 +235,7 @@ def resume(
 
     Also those that stopped because too many messages became dead letters.
     """
-    from ebbflow.operations.pausing import resume as resume_vertices
+    from ebbflow.operations.pausing import resume_vertices as resume_vertices
     from ebbflow.operations.pausing import stopped_vertices
 
     with server.open(pipeline) as (link, names):

@@ -62,7 +62,7 @@ def serve_udf(
     seconds = _seconds(grace)
     try:
         # Imported here: gRPC is an extra, and other commands do without it.
-        from ebbflow.numaflow.serve.function_server import Serving, serve
+        from ebbflow.numaflow.serve.function_server import Serving, serve_function
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("grpc", "google"):
             raise
@@ -73,7 +73,7 @@ def serve_udf(
     code = resolve(target, Path.cwd())
     chosen = _choose_kind(kind, code)
     serving = Serving(code, chosen, _choose_mode(chosen, mode), folder, _name(target), seconds)
-    if serve(serving) is not None:
+    if serve_function(serving) is not None:
         raise typer.Exit(ExitCode.NOT_READY)
 
 

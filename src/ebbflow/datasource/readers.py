@@ -40,11 +40,11 @@ from ebbflow.datasource.planning import (
     Leader,
     Offset,
     Range,
-    connect,
     find_beginning,
     find_end_of_batch,
     find_ending,
     find_start,
+    open_data_link,
 )
 from ebbflow.domain.errors import AccessError, DataSourceError
 from ebbflow.nats.link import Link
@@ -70,7 +70,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plans the range, in so many parts."""
-        with closing(connect(self._server)) as link:
+        with closing(open_data_link(self._server)) as link:
             leader = Leader(link.client, self._options.stream)
             wanted = link.run(self._plan(leader))
         return [InputPartition(part) for part in wanted.split(self._options.partitions)]
@@ -162,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ask(self, question: Callable[[Leader], Coroutine[Any, Any, T]]) -> T:
         """Asks the leader on the connection of this query, made on the first question."""
         if self._link is None:
-            self._link = connect(self._server)
+            self._link = open_data_link(self._server)
         leader = Leader(self._link.client, self._options.stream, self._options.subject)
         return self._link.run(question(leader))
 
@@ -204,7 +204,7 @@ def read_range(
     server: Addresses, wanted: Range, blocks: Blocks = _USUAL
 ) -> Iterator[pa.RecordBatch]:
     """Yields the messages of a range, a block at a time."""
-    link = connect(server)
+    link = open_data_link(server)
     reader = RangeReader(link, wanted, blocks)
     try:
         link.run(reader.open())

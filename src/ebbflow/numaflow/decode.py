@@ -50,7 +50,7 @@ from ebbflow.numaflow.protobuf import (
     map_groups,
     map_texts,
     read_times,
-    to_time,
+    timestamp_to_time,
 )
 from ebbflow.numaflow.services import Service
 from ebbflow.usercode.columns import TYPES
@@ -224,7 +224,7 @@ class FewResponses:
             columns |= self._tagged()
         if self._shape.event_time is not None:
             columns["event_time"] = [
-                to_time(result.event_time) if result.HasField("event_time") else None
+                timestamp_to_time(result.event_time) if result.HasField("event_time") else None
                 for result in results
             ]
         return {name: pa.array(column, TYPES[name]) for name, column in columns.items()}
@@ -426,7 +426,7 @@ def _read_one(result: Any) -> SourceMessage:
     return SourceMessage(
         result.payload,
         b"%b.%d" % (result.offset.offset, partition),
-        to_time(result.event_time) if result.HasField("event_time") else None,
+        timestamp_to_time(result.event_time) if result.HasField("event_time") else None,
         list(result.keys),
         dict(result.headers),
         partition,

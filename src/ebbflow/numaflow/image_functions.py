@@ -271,7 +271,7 @@ def send_to_either(batch: pa.RecordBatch) -> RowResponses:
     return {row: _SUCCESS if success else _FALLBACK for row, success in enumerate(written)}
 
 
-def serve(batch: pa.RecordBatch) -> RowResponses:
+def serve_payloads(batch: pa.RecordBatch) -> RowResponses:
     """Answers every request with the payload of its message."""
     payloads = batch.column("value").to_pylist()
     return {row: RowResponse.serve(payload) for row, payload in enumerate(payloads)}

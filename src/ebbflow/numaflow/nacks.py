@@ -29,13 +29,13 @@ def read_option(said: Any, name: str) -> Any:
     return getattr(said, name) if said.HasField(name) else None
 
 
-def read_options(said: Any) -> NackOptions:
+def read_nack_options(said: Any) -> NackOptions:
     """Returns what a function asked for."""
     delay, most, reason = (read_option(said, name) for name in OPTIONS)
     return NackOptions(None if delay is None else min(delay, _LONGEST_DELAY), most, reason)
 
 
-def write_options(options: NackOptions) -> dict[str, Any]:
+def write_nack_options(options: NackOptions) -> dict[str, Any]:
     """Returns options as the fields that a function reads; what is not set stays unset."""
     return {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
 

@@ -40,7 +40,7 @@ class PauseReport:
     runs: bool
 
 
-def pause(
+def pause_vertices(
     link: Link, names: Names, vertex: str | None = None, patience: float = _PATIENCE
 ) -> PauseReport:
     """Pauses a vertex, or all, and waits until their tasks have settled what they had in hand.
@@ -55,7 +55,7 @@ def pause(
     return _follow(link, names, pauses, vertices, patience, (word,), _not_paused)
 
 
-def resume(
+def resume_vertices(
     link: Link, names: Names, vertex: str | None = None, patience: float = _PATIENCE
 ) -> PauseReport:
     """Has a vertex, or all, go on: those that people have paused and those that a breaker stopped.
@@ -65,7 +65,7 @@ def resume(
     """
     vertices = _vertices(link, names, vertex)
     pauses = link.run(change_pauses(link.client, names, lambda known: known.resuming(vertex)))
-    words = (control.tell_pauses(pauses), control.resume(vertex))
+    words = (control.tell_pauses(pauses), control.tell_resume(vertex))
     return _follow(link, names, pauses, vertices, patience, words, _not_resumed)
 
 

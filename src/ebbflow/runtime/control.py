@@ -29,12 +29,12 @@ STOP = _word("stop")
 """Has tasks settle what they hold and end; no other epoch follows."""
 
 
-def shorten(seconds: float) -> bytes:
+def tell_shorter_epochs(seconds: float) -> bytes:
     """Returns the word that ends epochs after this time, because others wait for the slots."""
     return _word("shorten", seconds=seconds)
 
 
-def resume(vertex: str | None) -> bytes:
+def tell_resume(vertex: str | None) -> bytes:
     """Returns the word that lets a vertex, or all, continue after too many dead letters."""
     return _word("resume", vertex=vertex)
 

@@ -339,7 +339,7 @@ BUILT_IN: dict[str, BuiltIn] = {
         send_to_fallback="fb-sink-log",
         send_to_on_success="on-success-log",
         send_to_either="all-sinks on-success-sink",
-        serve="sink-serve",
+        serve_payloads="sink-serve",
         fail="sink-failure sink-retry-e2e",
         panic="sink-panic",
     ),

@@ -266,7 +266,7 @@ async def _gather(results: AsyncIterator[Any]) -> list[Any]:
     return [result async for result in results]
 
 
-def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
+def call_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     """Gives every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
     ordered = verdict.rules.ordered
     if handler.is_async and not ordered:
@@ -355,7 +355,7 @@ def map_in_mode(handler: Handler, mode: Mode, size: int) -> Operator:
     """Returns the call of a map in its mode; at most ``size`` messages are in it at a time."""
     match mode:
         case "unary":
-            return partial(run_map, handler, concurrency=size)
+            return partial(call_map, handler, concurrency=size)
         case "stream":
             return partial(run_stream, handler)
         case "batch":
@@ -369,12 +369,12 @@ def sink_in_mode(
 ) -> Operator:
     """Returns the call of a sink in its mode, with at most ``size`` messages at a time."""
     if mode == "batch":
-        return partial(run_sink, handler, batch_size=size, fail_unavailable=fail_unavailable)
+        return partial(call_sink, handler, batch_size=size, fail_unavailable=fail_unavailable)
     call = partial(run_columnar_sink, handler, batch_size=size, pandas=mode == "pandas")
     return partial(call, fail_unavailable=fail_unavailable)
 
 
-def run_sink(
+def call_sink(
     handler: Handler, verdict: Verdict, batch_size: int, fail_unavailable: bool = False
 ) -> None:
     """Gives the rows to the sink in batches and records its responses.

@@ -76,7 +76,7 @@ class HttpSinkSettings:
     batch: BatchSettings | None = None
 
 
-def decide(answer: HttpAnswer) -> RowResponse | None:
+def decide_response(answer: HttpAnswer) -> RowResponse | None:
     """Returns the response for a message that the whole answer is about; none if it is written."""
     return _respond(answer.status, answer.wait, answer.words)
 
@@ -84,7 +84,7 @@ def decide(answer: HttpAnswer) -> RowResponse | None:
 def decide_each(ids: Sequence[str], answer: HttpAnswer) -> Answers:
     """Returns the responses for the messages of a batch that are not simply written."""
     if not 200 <= answer.status < 300:
-        return _to_all(ids, decide(answer))
+        return _to_all(ids, decide_response(answer))
     if not answer.whole:
         why = f"HTTP {answer.status}, with an answer that could not be read as a whole"
         return _to_all(ids, RowResponse.failure(why))
@@ -200,7 +200,7 @@ class HttpSink:
     ) -> None:
         try:
             answer = await self._client.send(*message, _LONGEST_ANSWER)
-            response = decide(answer)
+            response = decide_response(answer)
         except NoAnswer as error:
             response = self._respond_unavailable(str(error))
         if response is not None:

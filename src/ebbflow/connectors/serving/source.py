@@ -87,7 +87,7 @@ class ServingFeed(ListeningFeed):
         self._freeze()
 
     async def _open_book(self, link: Link) -> RequestBook:
-        answers = open_answers(link, self._spot.store)
+        answers = open_answer_source(link, self._spot.store)
         book = RequestBook(link, self._spot, answers, self._settings.ack_wait)
         await book.open()
         return book
@@ -150,7 +150,7 @@ class ServingFeed(ListeningFeed):
         return BodilessRequest(lambda: None)
 
 
-def open_answers(link: Link, store: StorePlan | None) -> AnswerSource:
+def open_answer_source(link: Link, store: StorePlan | None) -> AnswerSource:
     """Returns the store of a pipeline's answers, for reading."""
     assert store is not None, "a pipeline that serves has a store"
     if store.code is None:

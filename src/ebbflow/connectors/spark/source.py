@@ -32,7 +32,7 @@ from py4j.protocol import Py4JError
 from pyspark import InheritableThread, TaskContext
 
 from ebbflow.connectors.plans import SparkSourceSettings
-from ebbflow.connectors.spark.rows import as_messages, open_table
+from ebbflow.connectors.spark.rows import as_messages, open_source_table
 from ebbflow.connectors.spark.vertex_session import (
     clone_session,
     root_cause,
@@ -257,7 +257,7 @@ class SparkFeed:
         """Begins; ``SetupError`` when there is nothing to read or an expression does not work."""
         silence_pyspark_loggers()
         spark = clone_session(self._spot.spark, _SETTINGS)
-        table = open_table(spark, self._settings, self._spot.vertex)
+        table = open_source_table(spark, self._settings, self._spot.vertex)
         self._rows = as_messages(table, self._settings, self._spot.vertex)
         self._spot.memory.mkdir(parents=True, exist_ok=True)
         self._thread.start()

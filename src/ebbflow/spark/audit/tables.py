@@ -79,7 +79,7 @@ class AuditTable:
         """Deletes the files of a pipeline all of whose rows ended before a time."""
 
 
-def open_table(spark: SparkSession, format: Format) -> AuditTable:
+def open_audit_table(spark: SparkSession, format: Format) -> AuditTable:
     """Returns the table of a format."""
     path = dict(format.options).get("path")
     if format.name.lower() not in FILE_FORMATS or path is None:

@@ -195,7 +195,7 @@ class Query(BatchWork):
         else:
             made = self._call_function(batch)
         self.traced = "id" in made.columns
-        return normalise(self._vertex, made)
+        return normalise_columns(self._vertex, made)
 
     def _call_function(self, batch: DataFrame) -> DataFrame:
         if self._function is None:
@@ -208,7 +208,7 @@ class Query(BatchWork):
         return made
 
 
-def normalise(vertex: str, made: DataFrame) -> DataFrame:
+def normalise_columns(vertex: str, made: DataFrame) -> DataFrame:
     """Returns the columns of a result that mean something, each with the one type it has here."""
     types = {field.name: field.dataType for field in made.schema}
     if "value" not in types or not isinstance(types["value"], StringType | BinaryType):

@@ -62,7 +62,7 @@ _SETTINGS = {
 }
 
 
-def check_batches(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
+def check_batch_plans(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
     """Raises ``SetupError`` if the SQL, function or columns of a vertex cannot work."""
     silence_pyspark_loggers()
     with leaving_active(spark):
