@@ -29,10 +29,10 @@ PACKAGE = Path("src/ebbflow")
 SLIVER = 60
 
 ON_PURPOSE = {
-    "sink.py": "each connector has its sink, source and spec under these names",
-    "source.py": "each connector has its sink, source and spec under these names",
-    "spec.py": "each connector has its sink, source and spec under these names",
-    "lint": "the command is called like the function that it calls",
+    "sink.py": "of each connector",
+    "source.py": "of each connector",
+    "spec.py": "of each connector",
+    "lint": "the command, and the function that it calls",
     "main": "the entry point of each program",
     "nothing_is_left_behind": "one rule in the suite for sources and in that for sinks",
 }
