@@ -18,8 +18,8 @@ from ebbflow.connectors.plans import UserSink
 from ebbflow.domain.code import Mode
 from ebbflow.domain.durations import DEFAULT_ON_ERROR
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Position
+from ebbflow.engine.routing import Edge
 from ebbflow.runtime.control import STOP
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import (

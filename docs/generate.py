@@ -47,17 +47,16 @@ from ebbflow.connectors.schema.container import (
     VariablesFrom,
 )
 from ebbflow.connectors.schema.secrets import SecretRef, Tls
+from ebbflow.datasource.jetstream import READ, WRITTEN
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
-from ebbflow.datasource.source import READ, WRITTEN
 from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.domain.outcome import COUNTERS
 from ebbflow.engine.dead_letter import PREFIX, Letter
 from ebbflow.engine.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.nats.publish import Tally
-from ebbflow.numaflow.images import BUILT_IN, BuiltIn
-from ebbflow.runtime.run import RunOptions
+from ebbflow.runtime.run_setup import RunOptions
 from ebbflow.spec import sections
-from ebbflow.spec.bindings import Binding
+from ebbflow.spec.bindings import BUILT_IN, Binding, BuiltIn
 from ebbflow.spec.kinds import SERVING_NO_EFFECT, ServingPipelineSpec
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineBody, PipelineSpec

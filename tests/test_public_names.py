@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ebbflow
-from ebbflow.runtime.run import RunOptionNames, RunOptions
+from ebbflow.runtime.run_setup import RunOptionNames, RunOptions
 
 MODULES = ("ebbflow", "ebbflow.publishing", "ebbflow.client", "ebbflow.datasource")
 

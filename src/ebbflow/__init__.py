@@ -45,6 +45,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.builders import MonoVertex, Pipeline
+from ebbflow.domain import __version__
 from ebbflow.domain.code import Function
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import (
@@ -73,8 +74,7 @@ from ebbflow.domain.message import (
     nack,
 )
 from ebbflow.domain.outcome import Counts
-from ebbflow.domain.source import NackOffset, Source, SourceMessage
-from ebbflow.domain.version import __version__
+from ebbflow.domain.user_source import NackOffset, Source, SourceMessage
 
 if TYPE_CHECKING:
     from ebbflow.deadletters import (
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from ebbflow.operations.stored_answers import StoredAnswers, answers
     from ebbflow.status.model import PipelineStatus, VertexStatus
     from ebbflow.status.run_report import Summary, Watcher
-    from ebbflow.streams.answers import ServingStore
+    from ebbflow.streams.answer_bucket import ServingStore
 
 __all__ = [
     "AccessError",
@@ -151,7 +151,7 @@ _IMPORTED_WHEN_USED = {
     "LetterPage": "ebbflow.deadletters",
     "PipelineStatus": "ebbflow.status.model",
     "ReplayResult": "ebbflow.deadletters",
-    "ServingStore": "ebbflow.streams.answers",
+    "ServingStore": "ebbflow.streams.answer_bucket",
     "StoredAnswers": "ebbflow.operations.stored_answers",
     "StoredLetter": "ebbflow.deadletters",
     "Summary": "ebbflow.status.run_report",

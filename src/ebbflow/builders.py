@@ -54,7 +54,7 @@ from ebbflow.spec.from_python import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ebbflow.runtime.run import Attachment, RunOptionNames
+    from ebbflow.runtime.run_setup import Attachment, RunOptionNames
     from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec
     from ebbflow.status.run_report import Summary, Watcher
 
@@ -90,7 +90,7 @@ class Builder:
         exist, ``SetupError`` if this machine is not ready, and ``EngineLost`` if Spark kept dying.
         An exception in user code is the outcome of its message and does not end the run.
         """
-        from ebbflow.runtime.run import RunOptions
+        from ebbflow.runtime.run_setup import RunOptions
 
         RunOptions.of(options)  # a misspelt option is told before anything is started
         if not quiet and watcher is not None:
@@ -215,7 +215,7 @@ class Pipeline(Builder):
         The transformer gets each message before it is first stored. ``retry`` and ``on_failure``
         say what happens to messages that it reports as failed.
         """
-        part = parts.source(code, options, transformer, retry, on_failure)
+        part = parts.source_section(code, options, transformer, retry, on_failure)
         self._add({"name": name, "source": part}, options)
         self._previous = name
         return self
@@ -296,7 +296,7 @@ class Pipeline(Builder):
         messages, or a table of them. ``fallback`` gets the messages that the sink cannot write,
         ``on_success`` those that it passes on.
         """
-        part = parts.sink(
+        part = parts.sink_section(
             code,
             options,
             mode=mode,
@@ -411,7 +411,7 @@ class MonoVertex(Builder):
         ``retry`` and ``on_failure`` say what happens to messages that the transformer reports as
         failed.
         """
-        part = parts.source(code, kinds, transformer, retry, on_failure)
+        part = parts.source_section(code, kinds, transformer, retry, on_failure)
         return self._give(self._body, "source", part)
 
     @named_options
@@ -463,7 +463,7 @@ class MonoVertex(Builder):
         ``mode`` says what one call of the code gets. ``fallback`` gets the messages that the sink
         cannot write, ``on_success`` those that it passes on.
         """
-        part = parts.sink(
+        part = parts.sink_section(
             code,
             kinds,
             mode=mode,

@@ -22,8 +22,8 @@ from ebbflow.domain.outcome import (
     Succeeded,
 )
 from ebbflow.engine.account import OUTCOMES, HeldRow
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place, Publication, Stage
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.streams.audit_rows import (

@@ -7,9 +7,9 @@ import pytest
 
 from ebbflow import Message, nack
 from ebbflow.accounts.taps import OUTCOMES, PassingRows, TapFilter, TapWish, write_value
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Place
-from ebbflow.usercode.calling import Handler, run_map
+from ebbflow.engine.routing import Edge
+from ebbflow.usercode.calling import Handler, call_map
 from tests.engine.sample_rows import NOW, account_of, some, verdict_on
 
 EDGES = [Edge("even", values=frozenset({"even"})), Edge("all")]
@@ -33,7 +33,7 @@ def tapped(wish=None, most=100, edges=EDGES, decided=True, **filters):
         headers=[[("n", str(n))] if n < 4 else None for n in range(6)],
     )
     verdict = verdict_on(rows)
-    run_map(Handler(decide), verdict, concurrency=1)
+    call_map(Handler(decide), verdict, concurrency=1)
     place = Place("v", 1, edges, 1_000_000)
     part = account_of(verdict, place).parts[0] if decided else None
     passing = PassingRows(rows.batch, place, NOW, part)

@@ -22,12 +22,12 @@ from ebbflow.domain.outcome import (
     Succeeded,
 )
 from ebbflow.engine import frames
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, Place, Publication, Stage
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.streams.trail_rows import SentTo, TrailRow, publish_trail, read_trail
-from ebbflow.usercode.calling import Handler, run_map
+from ebbflow.usercode.calling import Handler, call_map
 from tests.engine.sample_rows import NOW, counts, decide, some, texts, times, verdict_on
 
 EDGES = [Edge("x", 2), Edge("y", values=frozenset("y")), Edge("z", 3, values=frozenset("z"))]
@@ -69,7 +69,7 @@ def mapped(decisions: list[Any]) -> Verdict:
             raise decision
         return decision
 
-    run_map(Handler(user_code), verdict, concurrency=1)
+    call_map(Handler(user_code), verdict, concurrency=1)
     return verdict
 
 

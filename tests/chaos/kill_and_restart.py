@@ -32,6 +32,7 @@ import psutil
 from ebbflow.nats.locate import open_link, start_embedded
 from tests.chaos.tally import FORMS, Tally, count, write_pipeline, written
 from tests.processes import family_of
+from tests.waiting import until
 
 # One hit in four comes while things are being started, the others while messages flow.
 WHILE_STARTING = 0.25
@@ -89,8 +90,8 @@ class Chaos:
         process = self._started()
         starting = self._random.random() < WHILE_STARTING
         moment = self._random.uniform(*(STARTING if starting else FLOWING))
-        while not starting and written(self._folder) == before and process.poll() is None:
-            time.sleep(0.02)
+        if not starting:
+            until(lambda: written(self._folder) != before or process.poll() is not None, 300)
         try:
             return process.wait(moment) == 0
         except subprocess.TimeoutExpired:

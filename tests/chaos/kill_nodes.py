@@ -25,6 +25,7 @@ from pathlib import Path
 from tests.chaos.kill_and_restart import kill_tree
 from tests.chaos.tally import Tally, count, write_pipeline, written
 from tests.cluster.cluster import Cluster
+from tests.waiting import until
 
 DOWN = (0.5, 4.0)
 LOOK_EVERY = 0.02
@@ -71,8 +72,7 @@ class Chaos:
         """Run the pipeline to its end and kill a node every so many seconds meanwhile."""
         with Cluster(self._folder / "nodes").running() as cluster:
             with self._pipeline(cluster) as process, Arrivals(self._folder) as arrivals:
-                while not written(self._folder) and process.poll() is None:
-                    time.sleep(LOOK_EVERY)
+                until(lambda: written(self._folder) or process.poll() is not None, 300)
                 while not self._ended(process, every):
                     self._kill_one(cluster, process)
             self.longest_gap = arrivals.longest_gap

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import psycopg
 
 from tests.connectors.spark.postgres import Postgres, running_postgres
+from tests.waiting import until
 
 PIPELINE = Path(__file__).parent / "pipeline"
 COMMAND = (sys.executable, "-m", "ebbflow", "run")
@@ -204,11 +205,7 @@ class Trial:
             )
 
     def _wait(self, process: subprocess.Popen[str], enough: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE + self._seconds
-        while not enough():
-            assert process.poll() is None, "the run has ended"
-            assert time.monotonic() < deadline, "nothing has changed for long"
-            time.sleep(0.05)
+        until(enough, PATIENCE + self._seconds, process, every=0.05)
 
     def _sample(self, system: System) -> int:
         count = system.count()

@@ -11,7 +11,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_subject
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import provision
-from ebbflow.runtime.run import store_spec
+from ebbflow.runtime.run_setup import store_spec
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
 

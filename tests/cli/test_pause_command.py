@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
-from ebbflow.engine.pauses import Pauses
 from ebbflow.runtime.control import STOP, PauseWatch, obey, tell_pauses
-from ebbflow.streams.positions import change_pauses, read_pauses
+from ebbflow.streams.positions import Pauses, change_pauses, read_pauses
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 

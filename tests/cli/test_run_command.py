@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from ebbflow.cli.main import app
 from ebbflow.cli.options import EXIT_CODES
-from ebbflow.domain.version import __version__
+from ebbflow.domain import __version__
 
 EBBFLOW = Path(sys.executable).with_name("ebbflow")
 

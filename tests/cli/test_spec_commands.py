@@ -20,7 +20,7 @@ from ebbflow.connectors.registry import SOURCES as KNOWN
 from ebbflow.nats.embedded import find_binary
 from ebbflow.nats.login import Addresses
 from ebbflow.runtime.planning import make_plans
-from ebbflow.runtime.source_process.client import SourcePlan
+from ebbflow.runtime.source_process.companion import SourcePlan
 from ebbflow.spec.lint import load
 from ebbflow.streams.feed import FeedPlan
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ebbflow.accounts.taps import Taps, TapWish, pack_rows
 from ebbflow.cli.main import app
 from ebbflow.operations.sending import Sender, SentMessage
-from ebbflow.operations.tapping import tap
+from ebbflow.operations.tapping import tap_vertex
 from ebbflow.runtime.control import obey
 from tests.engine.sample_rows import account_of, some, verdict_on
 from tests.waiting import until
@@ -62,7 +62,7 @@ def test_mistakes_are_explained(run_tap, args, said):
 
 
 def test_of_a_vertex_with_batches_one_sees_what_arrives(link, standing):
-    passing = tap(link, standing.names, TapWish("", "table"))
+    passing = tap_vertex(link, standing.names, TapWish("", "table"))
     assert next(passing).rows == []
     Sender(link, standing.names, "table").send_page(
         [SentMessage(b"v", "a"), SentMessage(b"w", "b")]
@@ -95,7 +95,7 @@ def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
     verdict = verdict_on(some("a", "b"))
     taps.see(account_of(verdict))
     assert taps._sending is None, "nobody has asked"
-    passing = tap(link, names, TapWish("", "sorted"))
+    passing = tap_vertex(link, names, TapWish("", "sorted"))
     assert next(passing).rows == []
     assert asked.wait(20)
     taps.see(account_of(verdict))

@@ -9,7 +9,7 @@ import pytest
 from ebbflow.connectors.nats.durable import Durable
 from ebbflow.connectors.nats.jetstream_source import JetStreamSettings, JetStreamSource
 from ebbflow.domain.message import NackOptions
-from ebbflow.domain.source import NackOffset
+from ebbflow.domain.user_source import NackOffset
 from ebbflow.nats import api
 from ebbflow.nats.bulk import publish_all
 from ebbflow.nats.publish import PublishRetry

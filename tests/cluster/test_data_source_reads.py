@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow.datasource import ranges
+from ebbflow.datasource import readers
 from ebbflow.datasource.planning import Leader, Range
-from ebbflow.datasource.ranges import Blocks
+from ebbflow.datasource.readers import Blocks
 from ebbflow.nats import api
 from tests.cluster.lagging import READS, lagging
 
@@ -49,7 +49,7 @@ def node_of(cluster, reader):
 def begun(cluster, link, wanted, node):
     """A reader that has read a first block, with a consumer on the node."""
     while True:
-        reader = ranges.RangeReader(link, wanted, Blocks(100, 100, silence=1.0))
+        reader = readers.RangeReader(link, wanted, Blocks(100, 100, silence=1.0))
         link.run(reader.open())
         found = link.run(reader.read_block()).seqs
         if node in (None, node_of(cluster, reader)):

@@ -23,7 +23,7 @@ def test_asking_for_a_frame_stores_nothing_and_a_new_leader_still_knows_it(clust
     link.run(buffers.put(rows, "f1"))
     assert link.run(buffers.has_stored("f1"))
     link.run(buffers.put(rows, "f2"))
-    link.run(api.purge(link.client, stream, names.buffer_subject("in", 0), 1))
+    link.run(api.purge_subject(link.client, stream, names.buffer_subject("in", 0), 1))
     cluster.kill(cluster.leader_of(stream))
 
     assert [link.run(buffers.has_stored(frame)) for frame in ("f1", "f2", "f3")] == [

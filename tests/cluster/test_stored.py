@@ -20,7 +20,7 @@ from ebbflow.nats.stored import read_last
 from ebbflow.runtime import provision
 from ebbflow.runtime.planning import make_plans
 from ebbflow.streams import catalogue
-from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.answer_bucket import AnswerBucket
 from ebbflow.streams.catalogue import bucket_config
 from ebbflow.streams.positions import PositionStore, read_positions
 from tests.cluster.lagging import READS, lagging
@@ -75,7 +75,7 @@ def test_it_is_known_what_is_drained_when_a_follower_lags(cluster, names):
             link.run(publish(link.client, subject, b"x", retry=BUFFER))
 
         def empty():
-            link.run(api.purge(link.client, names.buffer("out", 0), subject, 1_000))
+            link.run(api.purge_subject(link.client, names.buffer("out", 0), subject, 1_000))
 
         def drained_after(act):
             backlog = f"$KV.{names.positions}.large.0"

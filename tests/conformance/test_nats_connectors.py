@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from ebbflow.connectors.nats.messages import read_headers, write_headers
+from ebbflow.connectors.nats.messages import read_keys_and_headers, write_keys_and_headers
 from ebbflow.domain.errors import MessageTooLarge
 from ebbflow.publishing import Outgoing, Publisher
 from ebbflow.testing import (
@@ -102,7 +102,7 @@ class StreamUnderTest(_Nats, SourceUnderTest):
 
     def put(self, samples):
         messages = [
-            Outgoing(self.stream.subject, one.value, write_headers(one.keys, one.headers))
+            Outgoing(self.stream.subject, one.value, write_keys_and_headers(one.keys, one.headers))
             for one in samples
         ]
         try:
@@ -135,7 +135,7 @@ class SubjectUnderTest(_Nats, SourceUnderTest):
     @staticmethod
     async def _publish(client, samples):
         for one in samples:
-            headers = write_headers(one.keys, one.headers)
+            headers = write_keys_and_headers(one.keys, one.headers)
             await client.publish("plain.a", one.value, headers=headers or None)
         await client.flush()
 
@@ -171,7 +171,7 @@ class StreamTarget(_Target):
 
     def landed(self):
         return [
-            Sample(value, tuple(read_headers(subject, headers)[0]), headers)
+            Sample(value, tuple(read_keys_and_headers(subject, headers)[0]), headers)
             for subject, value, headers in self.stream.stored()
         ]
 
@@ -187,7 +187,7 @@ class SubjectTarget(_Target):
         link.flush()
 
     async def _hear(self, message):
-        keys, headers = read_headers(message.subject, message.headers)
+        keys, headers = read_keys_and_headers(message.subject, message.headers)
         self._heard.append(Sample(message.data, tuple(keys), headers))
 
     def sink(self):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.connectors.json_record import record, records
+from ebbflow.connectors.file import json_record, json_records
 from ebbflow.engine import frames
 
 TEXT = st.text(max_size=8)
@@ -32,9 +32,9 @@ def test_rows_are_written_as_each_message_would_be(messages):
     columns["headers"] = [None if pairs is None else list(pairs.items()) for pairs in headers]
     rows = frames.batch_of({name: list(column) for name, column in columns.items()}, len(messages))
 
-    lines = records(rows)
+    lines = json_records(rows)
 
     assert [json.loads(line) for line in lines] == [
-        json.loads(record(datum)) for datum in frames.Rows(rows).data()
+        json.loads(json_record(datum)) for datum in frames.Rows(rows).data()
     ]
     assert all(line.isascii() and b"\n" not in line for line in lines)

@@ -10,8 +10,8 @@ from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from ebbflow.datasource import JetStreamDataSource
+from ebbflow.datasource.jetstream import READ
 from ebbflow.datasource.readers import StreamReader
-from ebbflow.datasource.source import READ
 from tests.datasource.conftest import Stream
 from tests.nats.securing import address
 

@@ -10,8 +10,8 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StringType, StructField, StructType
 
 from ebbflow.datasource import JetStreamDataSource
+from ebbflow.datasource.jetstream import READ
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, ReadOptions, WriteOptions
-from ebbflow.datasource.source import READ
 from ebbflow.domain.errors import DataSourceError
 from ebbflow.nats.locate import NATS_URL
 

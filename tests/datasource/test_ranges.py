@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ebbflow.datasource import planning, ranges
+from ebbflow.datasource import planning, readers
 from ebbflow.datasource.planning import Leader, Range
-from ebbflow.datasource.ranges import Blocks
+from ebbflow.datasource.readers import Blocks
 from ebbflow.domain.errors import DataLoss, DataSourceError, JetStreamUnavailable
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
@@ -30,7 +30,7 @@ def whole(stream: Stream, **changes: Any) -> Range:
 
 
 def sequences(stream: Stream, wanted: Range) -> list[int]:
-    batches = ranges.read(stream.link.server, wanted)
+    batches = readers.read_range(stream.link.server, wanted)
     return [one for batch in batches for one in batch.column("sequence").to_pylist()]
 
 
@@ -68,7 +68,7 @@ def test_what_matches_behind_the_range_is_not_read(stream):
 def test_the_columns_are_what_was_published(stream):
     stream.publish(b"\x00\xff", on="bytes", headers={"k": "v", "Status": "404"})
     stream.publish("", on="nothing")
-    (batch,) = ranges.read(stream.link.server, whole(stream))
+    (batch,) = readers.read_range(stream.link.server, whole(stream))
     first, second = batch.to_pylist()
     assert first["subject"] == f"{stream.name}.bytes"
     assert first["data"] == b"\x00\xff"
@@ -80,7 +80,7 @@ def test_the_columns_are_what_was_published(stream):
 
 def test_a_block_is_bounded_by_its_bytes_and_one_larger_message_still_comes(stream):
     stream.publish(*(b"x" * 3_000 for _ in range(9)), b"x" * 300_000, b"x")
-    batches = list(ranges.read(stream.link.server, whole(stream), Blocks(size=10_000)))
+    batches = list(readers.read_range(stream.link.server, whole(stream), Blocks(size=10_000)))
     assert [batch.num_rows for batch in batches][:3] == [3, 3, 3]
     assert [len(one) for batch in batches for one in batch.column("data").to_pylist()] == [
         *[3_000] * 9,
@@ -103,7 +103,7 @@ def test_a_range_that_is_ahead_of_whoever_answers_is_waited_for(stream):
 
 @pytest.mark.guarantee("data-source-reads-all")
 def test_a_range_whose_end_does_not_come_is_an_error_and_not_a_shorter_range(stream, monkeypatch):
-    monkeypatch.setattr(ranges, "PATIENCE", 0.5)
+    monkeypatch.setattr(readers, "PATIENCE", 0.5)
     stream.fill(10)
     with pytest.raises(DataSourceError) as error:
         sequences(stream, whole(stream, until=13))
@@ -118,7 +118,7 @@ def blocks(link: Link) -> Callable[[Range], Iterator[list[int]]]:
     """The sequences of a range, in blocks of ten, so that something can happen in between."""
 
     def read(wanted: Range) -> Iterator[list[int]]:
-        for batch in ranges.read(link.server, wanted, Blocks(10, 10)):
+        for batch in readers.read_range(link.server, wanted, Blocks(10, 10)):
             yield batch.column("sequence").to_pylist()
 
     return read
@@ -258,7 +258,7 @@ def test_a_server_that_does_not_answer_is_reported(fragile, pid, monkeypatch):
 
 def test_a_server_that_was_killed_and_is_back_is_read_on(fragile, pid):
     fragile.fill(35)
-    reading = ranges.read(fragile.link.server, whole(fragile), Blocks(10, 10, silence=0.3))
+    reading = readers.read_range(fragile.link.server, whole(fragile), Blocks(10, 10, silence=0.3))
     found = next(reading).column("sequence").to_pylist()
     os.kill(pid, signal.SIGKILL)
     for batch in reading:

@@ -78,7 +78,7 @@ class Killing:
                 names.due_subject("store", partition),
             )
             info = link.run(api.read_info(link.client, stream))
-            link.run(api.purge(link.client, stream, subject, info["last_seq"]))
+            link.run(api.purge_subject(link.client, stream, subject, info["last_seq"]))
 
     def check(self) -> None:
         """Every message came back exactly once, changed, and nothing is left."""

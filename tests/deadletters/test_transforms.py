@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebbflow import LetterEdit, Message, NackOptions, nack
-from ebbflow.deadletters.transforms import DROP, Stays, decide
+from ebbflow.deadletters.transforms import DROP, Stays, transform_letter
 from ebbflow.engine.dead_letter import Letter
 from tests.deadletters.written import LETTER, NOON
 
@@ -30,7 +30,7 @@ from tests.deadletters.written import LETTER, NOON
     ],
 )
 def test_what_goes_back(result: Any, expected: Any) -> None:
-    assert decide(LETTER, lambda letter: result) == expected
+    assert transform_letter(LETTER, lambda letter: result) == expected
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_goes_back(result: Any, expected: Any) -> None:
     ],
 )
 def test_what_stays(result: Any, why: str) -> None:
-    fate = decide(LETTER, lambda letter: result)
+    fate = transform_letter(LETTER, lambda letter: result)
     assert isinstance(fate, Stays)
     assert why in fate.why
 
@@ -65,19 +65,19 @@ def test_whatever_a_function_raises_the_letter_stays_and_the_line_is_named() -> 
     def leaves(letter: Letter) -> bytes:
         raise SystemExit(9)
 
-    fate = decide(LETTER, leaves)
+    fate = transform_letter(LETTER, leaves)
     assert isinstance(fate, Stays)
     assert fate.why.startswith("the transform raised SystemExit: 9 (test_transforms.py:")
-    fate = decide(LETTER, broken)
+    fate = transform_letter(LETTER, broken)
     assert isinstance(fate, Stays)
     assert fate.why.startswith("the transform raised KeyError: 'customer' (test_transforms.py:")
-    fate = decide(LETTER, patient)
+    fate = transform_letter(LETTER, patient)
     assert isinstance(fate, Stays)
     assert "the shop is closed" in fate.why
 
 
 def test_without_a_function_the_letter_goes_back_as_it_is() -> None:
-    assert decide(LETTER, None) is LETTER
+    assert transform_letter(LETTER, None) is LETTER
 
 
 def test_an_edit_replaces_what_it_names() -> None:

@@ -16,7 +16,7 @@ from ebbflow import MonoVertex, Pipeline
 from ebbflow.cli.main import app
 from ebbflow.connectors.registry import SINKS, SOURCES
 from ebbflow.domain.outcome import Counts
-from ebbflow.runtime.run import RunOptionNames, RunOptions
+from ebbflow.runtime.run_setup import RunOptionNames, RunOptions
 from ebbflow.spec.lint import lint
 from ebbflow.status.run_report import Summary, Watcher
 from tests.docs.pages import BLOCKS, PAGES, ROOT, Block, Page, commands

@@ -93,7 +93,7 @@ NOT_ERRORS_OF_OURS = {
     "usercode/call_watch.py": {"WorkerLeaves"},  # ends a worker in the middle of a call
     "runtime/feeds.py": {"EngineDied"},  # has the run start another JVM
     "runtime/settling.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
-    "connectors/http/client.py": {"NoAnswer"},  # becomes the sink's answer about its messages
+    "connectors/http/http_client.py": {"NoAnswer"},  # becomes the sink's answer about its messages
     "connectors/kafka/sink.py": {"Unanswered"},  # likewise
     "ui/jobs.py": {"JobStopped"},  # ends a job that somebody has stopped, never leaves its module
     "web/exchange.py": {"Refusal"},  # becomes the answer to an HTTP request

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ebbflow.accounts.taps import TapFilter, TapWish
 from ebbflow.domain.records import from_json, from_plain, stored_as, to_json, to_plain
-from ebbflow.engine.pauses import Pauses
 from ebbflow.spec.graph import PipelineShape, ShapeEdge, ShapeVertex
+from ebbflow.streams.positions import Pauses
 
 NOON = datetime(2026, 5, 17, 12, tzinfo=UTC)
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.e2e.conftest import Whole, finish
 from tests.processes import command_of, family_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -122,10 +122,7 @@ def test_functions_end_with_the_run_and_are_there_again_in_the_next(whole: Whole
     wait_until_gone(functions)
 
     second = whole.start("--drain", "--timeout", "60s", "--plain")
-    functions = set()
-    while second.poll() is None and not functions:
-        functions = of_functions(second)
-        time.sleep(0.05)
+    functions = until(lambda: of_functions(second), 60, second, every=0.05)
     code, output = finish(second)
     assert code == 0, output
     wait_until_gone(functions)

@@ -18,7 +18,7 @@ from ebbflow.engine.frames import Rows, concat
 from ebbflow.engine.publications import again_rows
 from ebbflow.engine.verdict import Verdict
 from ebbflow.usercode.call_watch import RUNNING
-from ebbflow.usercode.calling import Handler, run_batch_map, run_map, run_sink
+from ebbflow.usercode.calling import Handler, call_map, call_sink, run_batch_map
 from tests.engine.sample_rows import some, verdict_on
 
 AWAY = ConnectionError("away")
@@ -33,7 +33,7 @@ def kinds(verdict: Verdict) -> str:
 
 def mapped(code, *ids: str, blame: Blame, **columns) -> str:
     verdict = verdict_on(some(*ids, **columns))
-    run_map(Handler(code, blame), verdict, 10)
+    call_map(Handler(code, blame), verdict, 10)
     return kinds(verdict)
 
 
@@ -49,7 +49,7 @@ def failing(*bad: str, error: Exception = AWAY):
 def test_a_message_that_meets_an_outage_waits_and_nothing_is_counted():
     blame = Blame()
     verdict = verdict_on(some("a", deliveries=[3], failures=[0], retries=[2]))
-    run_map(Handler(failing(), blame), verdict, 1)
+    call_map(Handler(failing(), blame), verdict, 1)
     (outcome,) = verdict.outcomes.values()
     assert outcome == Retry(500, "ConnectionError: away", retries=2, failures=0)
     assert blame.outage is not None
@@ -106,7 +106,7 @@ def test_an_async_map_that_exits_fails_its_message_alone(monkeypatch, limit):
 
     monkeypatch.setattr(RUNNING, "limit", limit)
     verdict = verdict_on(some(*"abc"))
-    run_map(Handler(code), verdict, 10)
+    call_map(Handler(code), verdict, 10)
     assert kinds(verdict) == "drd"
     assert verdict.outcomes[1].reason == "SystemExit: 3"
 
@@ -142,7 +142,7 @@ def test_a_batch_that_fails_is_tried_one_by_one_before_anybody_is_blamed():
         return [Response.ok(datum.id) for datum in data]
 
     verdict = verdict_on(some(*(f"m{number}" for number in range(12))))
-    run_sink(Handler(sink), verdict, 100)
+    call_sink(Handler(sink), verdict, 100)
     assert kinds(verdict) == "d" + "r" * 11, "the first passed alone: it is the messages' affair"
     assert calls == [12, 1]
 
@@ -164,7 +164,7 @@ def test_a_sink_can_say_of_single_messages_that_their_system_is_away():
         return [away if datum.id == "b" else Response.ok(datum.id) for datum in data]
 
     blame, verdict = Blame(), verdict_on(some(*"abc"))
-    run_sink(Handler(sink, blame), verdict, 10)
+    call_sink(Handler(sink, blame), verdict, 10)
     assert kinds(verdict) == "dwd"
     assert blame.outage is None
 
@@ -190,7 +190,7 @@ def test_any_answer_shows_that_the_system_works(answer):
         return Message.to_fail("no") if answer == "failure" else Message.to_nack(options)
 
     blame, verdict = Blame(), verdict_on(some(*"ab"))
-    run_map(Handler(code, blame), verdict, 1)
+    call_map(Handler(code, blame), verdict, 1)
     assert blame.outage is None
     assert mapped(failing("a"), "a", blame=blame) == "r"
 
@@ -225,7 +225,7 @@ def test_small_batches_that_fail_one_after_another_show_an_outage():
     blame = Blame()
     for number in range(0, ENOUGH, 2):
         assert blame.outage is None
-        run_sink(Handler(broken, blame), verdict_on(some(f"m{number}", f"m{number + 1}")), 100)
+        call_sink(Handler(broken, blame), verdict_on(some(f"m{number}", f"m{number + 1}")), 100)
     assert blame.outage is not None
 
 
@@ -270,7 +270,7 @@ class World:
 
     def _settle(self, rows: Rows) -> None:
         verdict = Verdict(rows, Rules("v", POLICY, 10**6))
-        run_map(self._handler, verdict, 1)
+        call_map(self._handler, verdict, 1)
         for index, one in enumerate(rows.column("id")):
             outcome = verdict.outcomes.get(index)
             if isinstance(outcome, Redeliver | Retry):

@@ -11,7 +11,6 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.engine import frames
 from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import (
     AWAITED,
     MOST,
@@ -32,6 +31,7 @@ from ebbflow.engine.position import (
     with_frame,
 )
 from ebbflow.engine.publications import FROM, Chunk, Place
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import settle
 from ebbflow.engine.verdict import Verdict
 

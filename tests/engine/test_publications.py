@@ -25,7 +25,6 @@ from ebbflow.domain.outcome import (
 )
 from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_key
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import (
     FROM,
     ROWS,
@@ -37,11 +36,12 @@ from ebbflow.engine.publications import (
     partition_of,
 )
 from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.streams.names import Names
 from ebbflow.streams.publish_settlement import _split_lanes, address
-from ebbflow.usercode.calling import Handler, call_with_retries, run_map
+from ebbflow.usercode.calling import Handler, call_map, call_with_retries
 from tests.engine.sample_rows import NOW, decide, some, verdict_on
 
 BORDERS = (0, 10, 200, 1_000, 60_000)
@@ -196,7 +196,7 @@ def test_outputs_after_retries_are_the_same_if_rows_are_decided_about_in_pieces(
 
         ids = [f"m{n}" for n in range(start, end)]
         verdict = verdict_on(some(*ids))
-        call = partial(run_map, Handler(sink_like), concurrency=1)
+        call = partial(call_map, Handler(sink_like), concurrency=1)
         call_with_retries(verdict, call, RETRIES, lambda _: None, "map")
         return verdict
 
@@ -253,7 +253,7 @@ def forwarded(
         return by_id[datum.id]
 
     verdict = verdict_on(some(*ids, keys=[[i] for i in ids]))
-    run_map(Handler(target), verdict, 1)
+    call_map(Handler(target), verdict, 1)
     place = Place("v", 2, given_edges, 1_000_000)
     return verdict, settle(Chunk("k", verdict.rows), verdict, place, NOW, watermark)
 

@@ -10,10 +10,11 @@ from ebbflow.domain.errors import MessageTooLarge, PermanentPublishError
 from ebbflow.domain.outcome import Counts, Redeliver, Served
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
-from ebbflow.engine.outputs import NOBODY, Edge
+from ebbflow.engine.outputs import NOBODY
 from ebbflow.engine.position import with_awaited, without_awaited
 from ebbflow.engine.publications import LATE, REDELIVERED_BY, ROWS, Chunk, ChunkNumber, Place, Stage
 from ebbflow.engine.refused import REASON, divide, explain_refusal
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.spark.batch.settling import Aggregates
 from ebbflow.streams.audit_rows import read_audit

@@ -19,12 +19,12 @@ from ebbflow.domain.outcome import DeadLetter, Redeliver
 from ebbflow.engine import frames, outputs, publications, rescue
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place, Stage
 from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
-from ebbflow.usercode.calling import Handler, run_columnar, run_map
+from ebbflow.usercode.calling import Handler, call_map, run_columnar
 from tests.engine.sample_rows import NOW, some, verdict_on
 
 LIMIT = 1_000_000
@@ -55,7 +55,7 @@ def ids_of(settlement: Settlement, stage: Stage) -> list[str]:
 
 def mapped(rows: Rows, function: Callable[[Datum], Any]) -> Verdict:
     verdict = verdict_on(rows, largest=LIMIT)
-    run_map(Handler(function), verdict, concurrency=1)
+    call_map(Handler(function), verdict, concurrency=1)
     return verdict
 
 
@@ -285,7 +285,7 @@ def fails_on(bad: set[str], seen: list[list[str]]) -> Callable[[Verdict], None]:
     def operator(verdict: Verdict) -> None:
         ids = verdict.rows.column("id")
         seen.append(ids)
-        run_map(Handler(lambda datum: Message(datum.value)), verdict, concurrency=1)
+        call_map(Handler(lambda datum: Message(datum.value)), verdict, concurrency=1)
         if bad.intersection(ids):
             raise Broken(f"because of {min(bad.intersection(ids))}")
 

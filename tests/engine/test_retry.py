@@ -12,7 +12,7 @@ from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
 from ebbflow.engine.publications import again_rows
 from ebbflow.engine.retry import ON_THE_SPOT, RetryStrategy
 from ebbflow.engine.verdict import EMPTY, Verdict
-from ebbflow.usercode.calling import Handler, call_with_retries, run_map, run_sink
+from ebbflow.usercode.calling import Handler, call_map, call_sink, call_with_retries
 from tests.engine.sample_rows import some, verdict_on
 
 SHORT = Backoff(interval=10, steps=3)
@@ -54,7 +54,7 @@ def tried(
     """The verdict of a sink with this strategy, and the waits it took."""
     verdict = verdict_on(some(*ids or ("a", "b", "c"), **columns), has_fallback=fallback)
     pauses = Pauses()
-    call = partial(run_sink, Handler(target), batch_size=100)
+    call = partial(call_sink, Handler(target), batch_size=100)
     call_with_retries(verdict, call, strategy, pauses, "sink")
     assert verdict.decisions.failed == {}
     return verdict, pauses
@@ -62,7 +62,7 @@ def tried(
 
 def mapped(target, strategy: RetryStrategy | None, *ids: str) -> Verdict:
     verdict = verdict_on(some(*ids or ("a", "b", "c")))
-    call = partial(run_map, Handler(target), concurrency=1)
+    call = partial(call_map, Handler(target), concurrency=1)
     call_with_retries(verdict, call, strategy, Pauses(), "map")
     return verdict
 
@@ -118,7 +118,7 @@ def test_a_retry_that_comes_back_goes_on_counting_where_it_was():
     rows, deliveries = some("a", failures=1, deliveries=4), []
     for _ in range(3):
         verdict = verdict_on(rows)
-        call = partial(run_sink, Handler(sink), batch_size=9)
+        call = partial(call_sink, Handler(sink), batch_size=9)
         call_with_retries(verdict, call, RetryStrategy(backoff, "drop"), Pauses(), "sink")
         outcome = verdict.outcomes[0]
         if isinstance(outcome, Retry):
@@ -162,7 +162,7 @@ def test_a_chunk_waits_about_a_second_at_most_and_every_row_has_one_end(
     sink = Sink(**dict(zip(ids, failing, strict=True)))
     verdict = verdict_on(some(*ids), has_fallback=True)
     pauses = Pauses()
-    call = partial(run_sink, Handler(sink), batch_size=3)
+    call = partial(call_sink, Handler(sink), batch_size=3)
     call_with_retries(verdict, call, strategy, pauses, "sink")
     assert sum(pauses) <= ON_THE_SPOT / 1000 + 1e-9
     assert all(one == sorted(one) for one in sink.calls), "in their order"

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.engine.outputs import Edge, route
+from ebbflow.engine.routing import Edge, route
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from ebbflow.domain.outcome import DONE, Dropped, Redeliver
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, Place, Publication, Stage
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.streams.names import Names
 from ebbflow.streams.publish_settlement import address
-from ebbflow.usercode.calling import Handler, run_map
+from ebbflow.usercode.calling import Handler, call_map
 from tests.engine.sample_rows import NOW, POLICY, batch, decide, some, times, verdict_on
 
 tags = st.lists(st.sampled_from("abc"), max_size=2)
@@ -91,7 +91,7 @@ def decided(given_inputs: list[tuple[dict, Any]]) -> Verdict:
         return decision
 
     verdict = verdict_on(Rows(batch([row for row, _ in given_inputs])))
-    run_map(Handler(user_code), verdict, concurrency=1)
+    call_map(Handler(user_code), verdict, concurrency=1)
     return verdict
 
 
@@ -424,7 +424,7 @@ def test_user_code_that_changes_what_it_was_shown_changes_nothing_that_is_kept()
         return [Message(b""), Message(b"", keys=["own"])]
 
     verdict = verdict_on(given_rows)
-    run_map(Handler(vandal), verdict, concurrency=1)
+    call_map(Handler(vandal), verdict, concurrency=1)
     settlement = settled(verdict, [Edge("x")])
     letter = letter_of(of(settlement, Stage.DEAD_LETTER)[0])
     assert (letter.keys, letter.headers, letter.metadata) == (["k"], {"h": "1"}, {})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ebbflow import Datum, Message
 from ebbflow.engine.inlet import Feeder, Watermark
-from ebbflow.usercode.calling import Handler, run_map
+from ebbflow.usercode.calling import Handler, call_map
 from tests.engine.sample_rows import some, verdict_on
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -102,7 +102,7 @@ def test_event_times_without_a_zone_are_in_utc_also_those_of_dropped_messages():
         "c": Message.to_nack(event_time=naive[2]),
     }
     verdict = verdict_on(some(*answers))
-    run_map(Handler(lambda datum: answers[datum.id]), verdict, 1)
+    call_map(Handler(lambda datum: answers[datum.id]), verdict, 1)
     assert min(verdict.gather_event_times()) == T[1]
 
 
@@ -118,7 +118,7 @@ def test_nacked_and_dropped_event_times_count_and_forwarded_ones_are_with_the_ou
         return results[datum.id]
 
     verdict = verdict_on(some(*results))
-    run_map(Handler(transformer), verdict, 1)
+    call_map(Handler(transformer), verdict, 1)
     assert verdict.decisions.event_times == [T[1], T[2], T[3]]
     assert verdict.outputs.event_times == [T[5], T[6]]
     watermark = Watermark((), None)

@@ -82,7 +82,7 @@ def test_a_server_that_is_out_of_storage_is_asked_until_it_has_some_and_quoted(t
         until(lambda: tally.refused > 10)
         assert tally.refusal == "insufficient resources"
         assert not sending.done()
-        link.run(api.purge(link.client, NAMES.dead_letters, subject, tally.confirmed))
+        link.run(api.purge_subject(link.client, NAMES.dead_letters, subject, tally.confirmed))
         acks = sending.result(60)
     assert sorted(ack.seq for ack in acks) == list(range(1, 13))
     assert tally.confirmed == 12

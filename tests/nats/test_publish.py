@@ -66,7 +66,7 @@ def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
         )
     )
     assert not waiting.done()
-    link.run(api.purge(link.client, names.buffer("v", 0), subject, 1))
+    link.run(api.purge_subject(link.client, names.buffer("v", 0), subject, 1))
     assert waiting.result(30).seq == 2
 
 

@@ -16,8 +16,8 @@ from ebbflow.engine import frames
 from ebbflow.engine.checks import Rules
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, Place, Publication, Stage
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import settle
 from ebbflow.engine.verdict import Operator, Verdict
 from tests.engine.sample_rows import NOW

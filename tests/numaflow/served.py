@@ -11,8 +11,8 @@ import grpc
 
 from ebbflow.numaflow.proto import map_pb2, sink_pb2, source_pb2
 from ebbflow.numaflow.proto import sourcetransform_pb2 as transform_pb2
+from ebbflow.numaflow.serve.function_server import FunctionServer, Serving
 from ebbflow.numaflow.serve.messages import FunctionFailure
-from ebbflow.numaflow.serve.server import FunctionServer, Serving
 from ebbflow.numaflow.services import SERVICES
 from tests.waiting import until
 

@@ -77,12 +77,12 @@ class InProcess(Side):
         handler = self.open(code)
         match kind:
             case "map" | "transformer":
-                return partial(calling.run_map, handler, concurrency=SIZE)
+                return partial(calling.call_map, handler, concurrency=SIZE)
             case "batch-map":
                 return partial(calling.run_batch_map, handler, batch_size=SIZE)
             case "stream-map":
                 return partial(calling.run_stream, handler)
-        return partial(calling.run_sink, handler, batch_size=SIZE)
+        return partial(calling.call_sink, handler, batch_size=SIZE)
 
     def source(self, code: Any, kind: str = "source") -> Any:
         return code

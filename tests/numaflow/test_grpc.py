@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ebbflow.domain.errors import CallTimeout, StreamBroken
 from ebbflow.numaflow import http2
 from ebbflow.numaflow.grpc import LARGEST, PREFIX, GrpcConnection, Splitter
-from ebbflow.numaflow.http2 import frame, settings
+from ebbflow.numaflow.http2 import frame, settings_payload
 from ebbflow.usercode.call_watch import RUNNING, watch_calls
 
 SOON = 20.0
@@ -264,7 +264,7 @@ def test_a_server_that_stops_reading_still_gets_its_answers_through(tmp_path):
         peer, _ = listening.accept()
         large = [(4, 2**31 - 1), (5, 2**24 - 1)]
         window = frame(http2.FrameType.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**30))
-        peer.sendall(frame(http2.FrameType.SETTINGS, 0, 0, settings(large)) + window)
+        peer.sendall(frame(http2.FrameType.SETTINGS, 0, 0, settings_payload(large)) + window)
         stream.send([b"x" * 30_000_000])  # far more than the socket holds
         writer = threading.Thread(target=peer.sendall, args=(answer(*[b"y" * 200_000]) * 1,))
         writer.start()

@@ -20,7 +20,7 @@ from ebbflow.numaflow.http2 import (
     FrameType,
     Http2,
     frame,
-    settings,
+    settings_payload,
 )
 
 INITIAL_WINDOW, MAX_FRAME, TABLE_SIZE = 4, 5, 1
@@ -94,7 +94,12 @@ def test_headers_that_are_larger_than_a_frame_go_on_in_another():
 def test_data_go_into_frames_as_large_as_the_peer_takes_them_and_the_end_is_said_on_the_last():
     connection, exchange = begun()
     connection.receive(
-        frame(FrameType.SETTINGS, 0, 0, settings([(INITIAL_WINDOW, 10**6), (MAX_FRAME, 20_000)]))
+        frame(
+            FrameType.SETTINGS,
+            0,
+            0,
+            settings_payload([(INITIAL_WINDOW, 10**6), (MAX_FRAME, 20_000)]),
+        )
     )
     exchange.unsent += b"x" * 45_000
     exchange.finishing = True
@@ -142,11 +147,15 @@ def test_never_more_is_sent_than_both_windows_allow_and_never_less(steps):
             connection.receive(frame(FrameType.WINDOW_UPDATE, 0, 1, number(size)))
             granted += size
         elif what == "initial":
-            connection.receive(frame(FrameType.SETTINGS, 0, 0, settings([(INITIAL_WINDOW, size)])))
+            connection.receive(
+                frame(FrameType.SETTINGS, 0, 0, settings_payload([(INITIAL_WINDOW, size)]))
+            )
             granted += size - initial
             initial = size
         else:
-            connection.receive(frame(FrameType.SETTINGS, 0, 0, settings([(MAX_FRAME, size)])))
+            connection.receive(
+                frame(FrameType.SETTINGS, 0, 0, settings_payload([(MAX_FRAME, size)]))
+            )
             largest = size
         while written := [f for f in frames_in(connection.take()) if f[0] == FrameType.DATA]:
             sizes = [len(payload) for _, _, _, payload in written]
@@ -180,7 +189,10 @@ def transcript() -> bytes:
     return b"".join(
         [
             frame(
-                FrameType.SETTINGS, 0, 0, settings([(INITIAL_WINDOW, 70_000), (TABLE_SIZE, 4_096)])
+                FrameType.SETTINGS,
+                0,
+                0,
+                settings_payload([(INITIAL_WINDOW, 70_000), (TABLE_SIZE, 4_096)]),
             ),
             frame(FrameType.SETTINGS, ACK, 0),
             frame(
@@ -360,7 +372,10 @@ def test_a_lost_connection_ends_all_exchanges_and_begins_no_other():
         (frame(FrameType.HEADERS, END_HEADERS | PADDED, 1, b""), "cannot be read"),
         (frame(FrameType.WINDOW_UPDATE, 0, 1, b"x"), "cannot be read"),
         (frame(FrameType.WINDOW_UPDATE, 0, 0, number(2**31 - 1)), "larger than allowed"),
-        (frame(FrameType.SETTINGS, 0, 0, settings([(MAX_FRAME, 16_383)])), "smaller than allowed"),
+        (
+            frame(FrameType.SETTINGS, 0, 0, settings_payload([(MAX_FRAME, 16_383)])),
+            "smaller than allowed",
+        ),
         (struct.pack(">IBI", 300_000 << 8 | FrameType.DATA, 0, 1), "larger than allowed"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

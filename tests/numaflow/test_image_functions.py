@@ -9,10 +9,10 @@ import pytest
 from ebbflow import Datum, Response
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DONE, DeadLetter, Dropped, FellBack, Redeliver, Served, Succeeded
-from ebbflow.domain.source import Source
+from ebbflow.domain.user_source import Source
 from ebbflow.numaflow import image_functions
 from ebbflow.numaflow.image_functions import CountingMetadataSource, CountingSource
-from ebbflow.numaflow.images import BUILT_IN
+from ebbflow.spec.bindings import BUILT_IN
 from ebbflow.testing import Result, run_map, run_sink
 
 KEYED = ("key",)

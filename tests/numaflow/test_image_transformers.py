@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from ebbflow import Datum
 from ebbflow.domain.outcome import Dropped
 from ebbflow.numaflow import image_functions
-from ebbflow.numaflow.images import BUILT_IN
+from ebbflow.spec.bindings import BUILT_IN
 from ebbflow.testing import Result, run_map
 
 LONG_AGO = datetime(2020, 5, 1, tzinfo=UTC)

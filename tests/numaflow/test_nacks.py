@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import NackOptions
-from ebbflow.domain.source import NackOffset
+from ebbflow.domain.user_source import NackOffset
 from ebbflow.numaflow.nacks import HeldNacks
 
 

@@ -14,10 +14,10 @@ from ebbflow.domain.errors import ContractViolation, StreamBroken, Unavailable
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
 from ebbflow.engine.blame import POSTPONED
 from ebbflow.engine.verdict import EMPTY, Failure, Verdict
-from ebbflow.numaflow import session
+from ebbflow.numaflow import function_session
+from ebbflow.numaflow.function_session import Failures
 from ebbflow.numaflow.process import FunctionPlan
 from ebbflow.numaflow.remote import RemoteMap
-from ebbflow.numaflow.session import Failures
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import Handler, run_columnar
 from ebbflow.usercode.columns import select_columns
@@ -294,7 +294,9 @@ def test_a_function_that_ended_while_nobody_asked_it_is_opened_anew_and_blames_n
     assert call(code, "a") == {}
     function.stop()
     function.start()
-    monkeypatch.setattr(session, "_ask_alone", lambda *_: pytest.fail("one message at a time"))
+    monkeypatch.setattr(
+        function_session, "_ask_alone", lambda *_: pytest.fail("one message at a time")
+    )
     assert call(code, *["b"] * 100) == {}
     assert function.seen["b"] == 100
 

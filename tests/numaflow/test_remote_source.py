@@ -16,7 +16,7 @@ import pytest
 
 from ebbflow.domain.errors import StreamBroken, Unavailable
 from ebbflow.domain.message import NackOptions
-from ebbflow.domain.source import NackOffset
+from ebbflow.domain.user_source import NackOffset
 from ebbflow.engine.inlet import NO_NACKS, HandedBack
 from ebbflow.engine.source_columns import check_columns
 from ebbflow.engine.system_errors import LISTED

@@ -205,7 +205,7 @@ def test_a_full_stream_is_waited_for_and_that_uses_up_no_attempts(publisher, sub
         publisher.publish(subject, b"y", ack_wait=0.2, **options)
 
     def make_room():
-        link.run(api.purge(link.client, stream.name, subject, 1))
+        link.run(api.purge_subject(link.client, stream.name, subject, 1))
 
     with later(0.2, make_room):
         ack = publisher.publish(subject, b"y", **options)

@@ -23,7 +23,6 @@ from ebbflow.domain.errors import MessageTooLarge
 from ebbflow.domain.outcome import FellBack, Served
 from ebbflow.engine.inlet import Inlet
 from ebbflow.engine.outage import BreakerLimit
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import (
     Known,
     Mark,
@@ -37,6 +36,7 @@ from ebbflow.engine.position import (
 from ebbflow.engine.publications import LATE, Place, Publication, Stage
 from ebbflow.engine.refused import divide
 from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
 from tests.runtime.memory_server import Moved, Server
 

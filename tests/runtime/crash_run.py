@@ -16,15 +16,15 @@ from ebbflow.engine.blame import Outage
 from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.inlet import Intake
 from ebbflow.engine.outage import Breaker, OpenCode, OutageGate, Patience, Waiting
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Span
 from ebbflow.engine.publications import Place
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import EMPTY, Operator, Verdict
 from ebbflow.runtime.deciding import DecisionRules
 from ebbflow.runtime.loop import ChunkLoop, Epoch, TaskParts
 from ebbflow.runtime.ports import Report
-from ebbflow.usercode.calling import Handler, call_with_retries, run_map, run_stream
+from ebbflow.usercode.calling import Handler, call_map, call_with_retries, run_stream
 from tests.runtime.crash_model import (
     AWAY,
     NO_BREAKER,
@@ -163,7 +163,7 @@ class ModelTask:
 
     def call(self) -> Callable[..., None]:
         """How user code is called."""
-        return partial(run_map, concurrency=1)
+        return partial(call_map, concurrency=1)
 
     def run(self, on_settled: Callable[[Settlement], None] = lambda settlement: None) -> Report:
         """Work until everything is done, or a crash, or a stop."""

@@ -21,7 +21,6 @@ from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Intake
 from ebbflow.engine.outage import Breaker, OutageGate, Patience
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import (
     Mark,
     Position,
@@ -40,10 +39,11 @@ from ebbflow.engine.publications import (
     Stage,
     with_due,
 )
+from ebbflow.engine.routing import Edge
 from ebbflow.runtime.deciding import ChunkDecider, DecisionRules
 from ebbflow.runtime.inline import InlineVertex, InlineVertices
 from ebbflow.runtime.loop import ChunkLoop, Epoch, TaskParts
-from ebbflow.usercode.calling import run_map
+from ebbflow.usercode.calling import call_map
 from tests.runtime.crash_model import (
     DELAYS,
     NO_BREAKER,
@@ -346,7 +346,7 @@ class GraphTask:
         self.loop = ChunkLoop(parts, self.epoch)
 
     def _gate(self, name: str) -> OutageGate:
-        code = CalledCode(self._codes(name), partial(run_map, concurrency=1))
+        code = CalledCode(self._codes(name), partial(call_map, concurrency=1))
         return OutageGate(code, Patience(clock=self.clock.monotonic), Breaker(NO_BREAKER))
 
     def _rules(self, name: str) -> DecisionRules:

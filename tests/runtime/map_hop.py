@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
     from ebbflow.operations.sending import Sender, SentMessage
     from ebbflow.runtime import provision
     from ebbflow.runtime.planning import make_plans
-    from ebbflow.runtime.run import store_spec
+    from ebbflow.runtime.run_setup import store_spec
     from ebbflow.spark.epoch import run_partition
     from ebbflow.streams.names import Names
 

@@ -21,11 +21,11 @@ from ebbflow.engine.verdict import EMPTY, Decisions, Verdict
 from ebbflow.streams.reader import FrameReader
 from ebbflow.usercode.calling import (
     Handler,
+    call_map,
     call_ranges,
+    call_sink,
     call_with_retries,
     run_batch_map,
-    run_map,
-    run_sink,
     run_stream,
 )
 from tests.engine.sample_rows import decide, some, verdict_on
@@ -52,7 +52,7 @@ async def later(datum: Datum) -> Message:
     return Message.to_nack(BUSY) if datum.id == "b" else Message(datum.value)
 
 
-@pytest.mark.parametrize("run", [partial(run_map, concurrency=8), run_stream])
+@pytest.mark.parametrize("run", [partial(call_map, concurrency=8), run_stream])
 def test_a_map_stops_at_the_first_row_that_comes_back(run):
     target, calls = nacking("b")
     verdict = ordered(some(*"abcd"))
@@ -65,7 +65,7 @@ def test_a_map_stops_at_the_first_row_that_comes_back(run):
 def test_an_async_map_goes_one_by_one_where_order_counts():
     verdict = ordered(some(*"abcd"))
     handler = Handler(later)
-    run_map(handler, verdict, concurrency=8)
+    call_map(handler, verdict, concurrency=8)
     handler.close()
     assert (verdict.decisions.unreached, verdict.outputs.parents) == (2, [0])
 
@@ -83,14 +83,14 @@ def test_an_async_map_goes_one_by_one_where_order_counts():
 )
 def test_only_what_comes_back_or_may_be_retried_stops_a_map(result, stops):
     verdict = ordered(some(*"abc"))
-    run_map(Handler(lambda d: result if d.id == "b" else Message(d.value)), verdict, 1)
+    call_map(Handler(lambda d: result if d.id == "b" else Message(d.value)), verdict, 1)
     assert verdict.decisions.unreached == (2 if stops else None)
 
 
 def test_without_order_nothing_stops():
     target, calls = nacking("a", "b")
     verdict = verdict_on(some(*"abc"))
-    run_map(Handler(target), verdict, 1)
+    call_map(Handler(target), verdict, 1)
     assert calls == ["a", "b", "c"]
     assert (verdict.decisions.unreached, verdict.first_held()) == (None, None)
 
@@ -103,7 +103,7 @@ def test_a_sink_stops_behind_the_batch_that_has_a_row_to_come_back():
         return [Response.nack(d.id) if d.id == "b" else Response.ok(d.id) for d in data]
 
     verdict = ordered(some(*"abcdef", keys=[[k] for k in "klmnop"]))
-    run_sink(Handler(target), verdict, 3)
+    call_sink(Handler(target), verdict, 3)
     assert calls == [["a", "b", "c"]]
     assert (verdict.decisions.unreached, verdict.first_held()) == (3, 1)
 
@@ -115,7 +115,7 @@ def test_a_sink_that_raises_holds_at_the_first_row_of_its_batch():
         return [Response.ok(d.id) for d in data]
 
     verdict = ordered(some(*"abcdef", keys=[[k] for k in "klmnop"]))
-    run_sink(Handler(target), verdict, 2)
+    call_sink(Handler(target), verdict, 2)
     assert (verdict.decisions.unreached, verdict.first_held()) == (4, 2)
 
 
@@ -171,7 +171,7 @@ def test_settling_stops_at_the_first_row_that_comes_back_or_was_not_reached(
 def test_a_cut_verdict_is_about_the_rows_before_alone():
     verdict = ordered(some(*"abcd"))
     target, _ = nacking("c")
-    run_map(Handler(lambda d: None if d.id == "b" else target(d)), verdict, 1)
+    call_map(Handler(lambda d: None if d.id == "b" else target(d)), verdict, 1)
     part = verdict.cut(2)
     assert part.rows.column("id") == ["a", "b"]
     assert (part.outcomes, part.outputs.parents) == ({1: EMPTY}, [0])
@@ -211,7 +211,7 @@ def test_rows_that_part_of_a_chunk_did_not_reach_are_not_reached_by_the_whole():
     whole = ordered(some(*"abcdef"))
     part = whole.part(Rows(whole.rows.batch.slice(2, 3)))
     target, _ = nacking("c")
-    run_map(Handler(target), part, 1)
+    call_map(Handler(target), part, 1)
     whole.decisions.merge(range(2, 5), part.decisions)
     assert whole.decisions.unreached == 3
     assert whole.first_held() == 2
@@ -253,7 +253,7 @@ def test_what_is_settled_ends_before_the_held_row_and_the_rest_is_given_back(mor
     target, _ = nacking("c")
     verdict = ordered(some(*"abcd", deliveries=2))
     reader = reader_behind(verdict.rows.batch, some(*more).batch if more else None)
-    run_map(Handler(target), verdict, 1)
+    call_map(Handler(target), verdict, 1)
     part, held = settled_part(verdict, reader, verdict.rows.batch, NOW)
     assert part.rows.column("id") == ["a", "b"]
     assert (held.deliveries, held.failures, held.retries, held.reason) == (3, 0, 0, "busy")
@@ -324,7 +324,7 @@ def test_messages_of_the_same_keys_are_finished_in_their_order(keys, script, siz
         if not batch.num_rows:
             break
         verdict = ordered(Rows(with_held(batch, held)))
-        call = partial(run_sink, Handler(sink), batch_size=size)
+        call = partial(call_sink, Handler(sink), batch_size=size)
         call_with_retries(verdict, call, strategy, lambda _seconds: None, "sink")
         reader = reader_behind(verdict.rows.batch)
         part, held = settled_part(verdict, reader, verdict.rows.batch, NOW)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.engine import frames
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Position, known_of_redeliveries
 from ebbflow.engine.publications import Publication, Stage
+from ebbflow.engine.routing import Edge
 from tests.runtime.graph_model import Graph, GraphRun, GraphTask, Scripted, World
 from tests.thorough import examples
 

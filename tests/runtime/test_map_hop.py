@@ -12,10 +12,11 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-MOST_MODULES = 29
+MOST_MODULES = 30
 """Fewer are better: lower this number when modules have been folded.
 
-One of them is ``nats.api``, if the purge of what is settled begins before the measuring ends.
+Tag routing is a module of its own because people look for it by name. One of the others is
+``nats.api``, if the purge of what is settled begins before the measuring ends.
 """
 
 MOST_FRAMES = 7

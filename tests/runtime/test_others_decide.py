@@ -26,7 +26,7 @@ from ebbflow.engine.outage import Breaker, BreakerLimit, OpenCode, OutageGate, P
 from ebbflow.engine.publications import again_rows
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.verdict import Operator, Verdict
-from ebbflow.usercode.calling import Handler, call_with_retries, run_batch_map, run_map, run_sink
+from ebbflow.usercode.calling import Handler, call_map, call_sink, call_with_retries, run_batch_map
 from ebbflow.usercode.sinks import Sinks, run_sinks
 from tests.engine.sample_rows import some
 
@@ -128,7 +128,7 @@ class World:
     def _make(self, kind: str) -> Code:
         if kind == "sink":
             primary, other = Handler(self.sink), Handler(self.accept)
-            call, beside = (partial(run_sink, one, batch_size=50) for one in (primary, other))
+            call, beside = (partial(call_sink, one, batch_size=50) for one in (primary, other))
             sinks = Sinks(call, beside, strategy=STRATEGY)
             return Code([primary, other], partial(run_sinks, sinks=sinks, pause=lambda _: None))
         code = self.map_async if kind == "async" else self.map
@@ -136,7 +136,7 @@ class World:
         call = (
             partial(run_batch_map, handler, batch_size=50)
             if kind == "batch"
-            else partial(run_map, handler, concurrency=20)
+            else partial(call_map, handler, concurrency=20)
         )
         operator = partial(
             call_with_retries, call=call, strategy=STRATEGY, pause=lambda _: None, what="map"

@@ -26,7 +26,7 @@ from ebbflow.nats.stored import read_subject
 from ebbflow.operations.sending import Sender, SentMessage
 from ebbflow.runtime import provision
 from ebbflow.runtime.planning import make_plans
-from ebbflow.runtime.run import store_spec
+from ebbflow.runtime.run_setup import store_spec
 from ebbflow.spark.epoch import run_partition
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions
@@ -47,7 +47,9 @@ class Task:
 
     def __init__(self, link: Link, code: Callable[[Datum], Message]) -> None:
         name = f"refused-{next(_numbers)}"
-        pipeline = Pipeline(name, inline=False).source("in", generator={"messages": 1}).map("work", code)
+        pipeline = (
+            Pipeline(name, inline=False).source("in", generator={"messages": 1}).map("work", code)
+        )
         spec = pipeline.sink("out", blackhole=True).spec
         self.names = Names(name)
         self._link = link

@@ -9,7 +9,7 @@ import pytest
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link
-from ebbflow.runtime.run import hold_run_lock
+from ebbflow.runtime.run_setup import hold_run_lock
 from ebbflow.streams.names import Names
 
 

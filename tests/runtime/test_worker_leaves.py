@@ -17,7 +17,7 @@ from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime import worker
 from ebbflow.runtime.worker import WORKER, Worker
 from ebbflow.usercode.call_watch import WorkerLeaves
-from ebbflow.usercode.calling import run_batch_map, run_map
+from ebbflow.usercode.calling import call_map, run_batch_map
 from ebbflow.usercode.poison import end_worker_on_base_exception
 from tests.engine.sample_rows import some
 
@@ -70,7 +70,7 @@ def leaves_one(datum):
     return Message(datum.value)
 
 
-@pytest.mark.parametrize(("call", "code"), [(run_map, leaves_one), (run_batch_map, leaves)])
+@pytest.mark.parametrize(("call", "code"), [(call_map, leaves_one), (run_batch_map, leaves)])
 def test_a_call_that_is_ended_by_the_end_of_the_run_fails_no_message(opened, call, code):
     verdict = Verdict(some("a", "b"), Rules("v", Backoff(interval=1, steps=1), 10**6))
     with pytest.raises(WorkerLeaves):

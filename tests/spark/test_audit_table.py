@@ -24,7 +24,7 @@ from ebbflow.operations.trace import trace_message
 from ebbflow.spark.audit.files import BatchRows, BatchSpan, TableFiles
 from ebbflow.spark.audit.local_query import open_local_query
 from ebbflow.spark.audit.spark_query import SparkTable, read_table
-from ebbflow.spark.audit.tables import AppendedTable, open_table
+from ebbflow.spark.audit.tables import AppendedTable, open_audit_table
 from ebbflow.spark.audit.writer import AuditTimes, AuditWriter
 from ebbflow.streams.audit import AuditBatch
 from tests.processes import frozen
@@ -126,7 +126,7 @@ def test_a_batch_that_is_written_twice_is_there_once(spark, audited: Audited, tm
     options = {"path": str(folder)} | ({"compression": "gzip"} if name == "parquet" else {})
     format = Format(name, tuple(options.items()))
     rows = BatchRows(audited.link.server, audited.names.pipeline, batch)
-    table = open_table(spark, format)
+    table = open_audit_table(spark, format)
     table.check()
     for _ in range(2):
         table.write(rows)
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_is_said_before_the_run(spark, tmp_path):
     (tmp_path / "file").touch()
     format = Format("parquet", (("path", str(tmp_path / "file" / "table")),))
     with pytest.raises(SetupError, match="The audit table cannot be written to"):
-        open_table(spark, format).check()
+        open_audit_table(spark, format).check()
 
 
 class Broken:
@@ -248,7 +248,7 @@ def test_a_table_that_was_begun_without_days_goes_on_and_what_waits_is_read(
 ):
     folder = tmp_path / "table"
     format = Format("parquet", (("path", str(folder)),))
-    table, stream = open_table(spark, format), audited.stream()
+    table, stream = open_audit_table(spark, format), audited.stream()
     table.check()
     life = f"{audited.names.pipeline}-{audited.life}"
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ebbflow.domain.errors import ContractViolation, MessageTooLarge
 from ebbflow.domain.outcome import Redeliver
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, Place
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import settle
 from ebbflow.engine.verdict import EMPTY, Verdict
 from ebbflow.spark.batch.settling import HEADERS, record_query_rows

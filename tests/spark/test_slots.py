@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from ebbflow.runtime.control import STOP, obey, shorten
+from ebbflow.runtime.control import STOP, obey, tell_shorter_epochs
 from ebbflow.spark.slots import TURN, Slots, WarmUp, find_executors, is_here
 
 
@@ -105,7 +105,7 @@ def test_a_turn_is_told_in_a_word_of_its_own():
     def hear(seconds: float) -> None:
         heard.append(seconds)
 
-    obey(shorten(2.0), {"shorten": hear})
+    obey(tell_shorter_epochs(2.0), {"shorten": hear})
     obey(STOP, {"shorten": hear})
     assert heard == [2.0]
 

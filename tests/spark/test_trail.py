@@ -11,7 +11,7 @@ import pytest
 from ebbflow import Message, Nack, Pipeline, Response
 from ebbflow.connectors.base import SOURCES
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.streams.answers import read_trail_after
+from ebbflow.streams.answer_bucket import read_trail_after
 from ebbflow.streams.names import Names
 from ebbflow.streams.trail_rows import TrailRow
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ebbflow.connectors.user_code import CodeSection
+from ebbflow.domain.code import expand_all
 from ebbflow.domain.errors import SetupError
 from ebbflow.spec.bindings import code_places
 from ebbflow.spec.lint import load, read_specs
 from ebbflow.spec.model import PipelineSpec
-from ebbflow.usercode.variables import expand_all
 
 Lint = Callable[[str], list[str]]
 

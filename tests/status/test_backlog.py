@@ -12,9 +12,9 @@ import pytest
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.message import NackOptions
 from ebbflow.engine.checks import Rules
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Held, Mark, Position, Span
 from ebbflow.engine.publications import Chunk, Place
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
@@ -59,7 +59,7 @@ class Vertex:
 
     def purge(self, up_to: int) -> None:
         names, subject = self._names, self._names.buffer_subject("v", 0)
-        self._link.run(api.purge(self._link.client, names.buffer("v", 0), subject, up_to))
+        self._link.run(api.purge_subject(self._link.client, names.buffer("v", 0), subject, up_to))
 
     def _verdict(self, *ids: str) -> Verdict:
         return Verdict(some(*ids), Rules("v", Backoff(interval=1, steps=1), 10**6))

@@ -23,7 +23,7 @@ from ebbflow.status.model import (
     Latency,
     Parked,
     PipelineStatus,
-    Sample,
+    StatusSample,
     VertexSample,
     VertexStatus,
     WorkInHand,
@@ -138,8 +138,10 @@ def _is_same(some: Any, other: Any, name: str) -> bool:
 
 @given(st.dictionaries(st.text(max_size=8), st.integers(0, 10**12), max_size=4))
 def test_a_sample_comes_back_as_it_was(read: dict[str, int]) -> None:
-    sample = Sample(NOON, {name: VertexSample(number, parked=1) for name, number in read.items()})
-    assert from_json(Sample, to_json(sample)) == sample
+    sample = StatusSample(
+        NOON, {name: VertexSample(number, parked=1) for name, number in read.items()}
+    )
+    assert from_json(StatusSample, to_json(sample)) == sample
 
 
 def test_a_vertex_is_found_by_its_name() -> None:

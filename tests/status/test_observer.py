@@ -21,7 +21,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
-from ebbflow.runtime.run import RunOptions
+from ebbflow.runtime.run_setup import RunOptions
 from ebbflow.spark.run import Run
 from ebbflow.status import observer
 from ebbflow.status.conditions import judge_health, list_concerns

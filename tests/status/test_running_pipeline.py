@@ -15,7 +15,7 @@ import pytest
 
 from ebbflow import Datum, Message, Pipeline, nack
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.status.model import ChunkTimes, PipelineStatus, Sample
+from ebbflow.status.model import ChunkTimes, PipelineStatus, StatusSample
 from ebbflow.status.stored import read_chunks, read_history, read_status
 from ebbflow.streams.names import Names
 from ebbflow.testing.background_run import BackgroundRun, until
@@ -67,7 +67,7 @@ class Seen:
         self.later: PipelineStatus
         self.killed: PipelineStatus
         self.red_after: float
-        self.history: list[Sample]
+        self.history: list[StatusSample]
         self.chunks: tuple[ChunkTimes, ...]
 
     def read(self) -> PipelineStatus:

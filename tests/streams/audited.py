@@ -12,9 +12,9 @@ from ebbflow.accounts.audit import AuditObserver
 from ebbflow.domain.outcome import Counts, Outcome
 from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Held, Mark, Position, Span
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import settle
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish

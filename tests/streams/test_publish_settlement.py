@@ -22,9 +22,9 @@ from ebbflow.engine.answers import answer_headers
 from ebbflow.engine.checks import Rules
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Mark
 from ebbflow.engine.publications import Chunk, Place, Publication, Stage
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
@@ -88,7 +88,7 @@ def test_room_is_waited_for_however_little_time_there_is_to_publish(
         waiting.result(3 * HASTY.ack_wait)
 
     subject = names.buffer_subject("out", 0)
-    link.run(api.purge(link.client, names.buffer("out", 0), subject, 1))
+    link.run(api.purge_subject(link.client, names.buffer("out", 0), subject, 1))
 
     assert waiting.result(30) == []
     assert tally.full > 3

@@ -281,8 +281,7 @@ def test_a_replay_ends_where_it_ended_before_whatever_is_behind_it(writer, knowi
     for one in behind:
         writer.write(1, one)
     again = knowing()
-    again._wake.wait(5)
-    time.sleep(0.3)
+    until(lambda: len(again._queue) == 3 + len(behind))
     taken = again.take_until(Mark(3))
     assert [batch.num_rows for batch in taken] == [2, 1]
     assert (again.mark, again.known) == (reader.mark, reader.known)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ebbflow import Message, Pipeline
-from ebbflow.runtime.run import RunOptions
+from ebbflow.runtime.run_setup import RunOptions
 from ebbflow.spark.run import Run
 from ebbflow.status.run_report import Silent
 from ebbflow.testing.background_run import until

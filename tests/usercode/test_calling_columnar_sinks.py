@@ -14,7 +14,7 @@ from ebbflow.domain.message import Status
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.verdict import Verdict
-from ebbflow.usercode.calling import Handler, call_with_retries, run_columnar_sink, run_sink
+from ebbflow.usercode.calling import Handler, call_sink, call_with_retries, run_columnar_sink
 from ebbflow.usercode.columns import COLUMNS
 from ebbflow.usercode.contract import UNTRIED
 from tests.engine.sample_rows import POLICY, some, verdict_on
@@ -336,7 +336,7 @@ def test_it_decides_as_a_sink_with_the_same_answers_in_a_list_does(said, size):
         return {row: made[said[int(i)]](RowResponse) for row, i in rows if said[int(i)] != "ok"}
 
     one, other = (verdict_on(some(*ids), allowed=EVERY, has_fallback=True) for _ in range(2))
-    run_sink(Handler(listed), one, size)
+    call_sink(Handler(listed), one, size)
     run_columnar_sink(Handler(in_rows), other, size, pandas=False)
     assert one.outcomes == other.outcomes
     for name in ("failed", "fallback", "served", "unreached"):

@@ -13,7 +13,7 @@ from ebbflow.domain.message import Signal
 from ebbflow.domain.outcome import DeadLetter, Redeliver
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.verdict import EMPTY, Verdict
-from ebbflow.usercode.calling import Handler, run_map
+from ebbflow.usercode.calling import Handler, call_map
 from tests.engine.sample_rows import some, verdict_on
 
 
@@ -22,7 +22,7 @@ def mapped(target, *ids: str, largest: int = 1_000, concurrency: int = 4) -> Ver
     verdict = verdict_on(some(*ids or ("a",)), largest=largest)
     handler = Handler(target)
     try:
-        run_map(handler, verdict, concurrency)
+        call_map(handler, verdict, concurrency)
     finally:
         handler.close()
     return verdict
@@ -420,7 +420,7 @@ class AsyncHooksOnly(AsyncResource):
 def test_a_class_is_made_and_opened_once_and_closed_at_the_end(target):
     handler = Handler(target)
     for ids in (("a", "b"), ("c",)):
-        run_map(handler, verdict_on(some(*ids)), concurrency=1)
+        call_map(handler, verdict_on(some(*ids)), concurrency=1)
     handler.close()
     assert handler.call.calls == ["made", "open", "a", "b", "c", "close"]
 

@@ -14,7 +14,7 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.domain.message import Status
 from ebbflow.domain.outcome import DeadLetter, Redeliver
 from ebbflow.engine.verdict import Verdict
-from ebbflow.usercode.calling import Handler, call_ranges, call_with_retries, run_sink
+from ebbflow.usercode.calling import Handler, call_ranges, call_sink, call_with_retries
 from tests.engine.sample_rows import POLICY, some, verdict_on
 
 
@@ -22,7 +22,7 @@ def sunk(target, *ids: str, size: int = 100, policy: Backoff = POLICY, **columns
     """The verdict of a sink on rows with these ids."""
     verdict = verdict_on(some(*ids or ("a", "b", "c"), **columns), policy)
     handler = Handler(target)
-    call = partial(run_sink, handler, batch_size=size)
+    call = partial(call_sink, handler, batch_size=size)
     call_with_retries(verdict, call, strategy=None, pause=never, what="sink")
     handler.close()
     return verdict

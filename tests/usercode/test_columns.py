@@ -14,7 +14,7 @@ from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
 from ebbflow.engine.blame import POSTPONED
 from ebbflow.engine.frames import SCHEMA
 from ebbflow.engine.verdict import EMPTY, Failure, Verdict
-from ebbflow.usercode.calling import Handler, run_columnar, run_map
+from ebbflow.usercode.calling import Handler, call_map, run_columnar
 from ebbflow.usercode.columns import COLUMNS, WATERMARK
 from tests.engine.sample_rows import NOW, some, verdict_on
 
@@ -348,7 +348,7 @@ def test_columns_and_messages_that_say_the_same_give_the_same(results, size, end
     given_rows = some(*ids, keys=[["in"]] * len(ids), event_time=[NOW] * len(ids))
     one, other = verdict_on(given_rows, largest=1_000), verdict_on(given_rows, largest=1_000)
     run_columnar(Handler(columnar), one, size, False)
-    run_map(Handler(lambda d: [message(row) for row in by_id[d.id]]), other, 1)
+    call_map(Handler(lambda d: [message(row) for row in by_id[d.id]]), other, 1)
     assert one.outcomes == other.outcomes
     assert rows_of(one) == rows_of(other)
     assert [list(tags) for tags in one.outputs.tags] == [list(tags) for tags in other.outputs.tags]

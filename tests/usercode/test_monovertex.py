@@ -16,13 +16,13 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, FellBack, Redeliver, Retry, Served, Succeeded
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.publications import Chunk, Place, Stage
 from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import EMPTY, Verdict
 from ebbflow.streams.trail_rows import read_trail
-from ebbflow.usercode.calling import Handler, run_map, run_sink
+from ebbflow.usercode.calling import Handler, call_map, call_sink
 from ebbflow.usercode.monovertex import NOT_FOR_THE_SINK, Bypass, Mono, MonoStep, run_mono
 from ebbflow.usercode.sinks import Sinks
 from tests.engine.sample_rows import NOW, some, verdict_on
@@ -84,7 +84,7 @@ class Vertex:
         steps = (("transformer", transformer), ("map", map))
         self._mono = Mono(
             [
-                MonoStep(name, partial(run_map, Handler(code), concurrency=1), strategy)
+                MonoStep(name, partial(call_map, Handler(code), concurrency=1), strategy)
                 for name, code in steps
                 if code
             ],
@@ -100,7 +100,7 @@ class Vertex:
 
     @staticmethod
     def _call(sink: Any) -> Any:
-        return partial(run_sink, Handler(sink), batch_size=100) if sink else None
+        return partial(call_sink, Handler(sink), batch_size=100) if sink else None
 
     def run(self, *ids: str, **columns: Any) -> Verdict:
         verdict = verdict_on(some(*ids, **columns))

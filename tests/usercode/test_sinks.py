@@ -16,7 +16,7 @@ from ebbflow.engine.blame import Blame
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.verdict import Verdict
 from ebbflow.usercode import sinks as sinking
-from ebbflow.usercode.calling import Handler, run_sink
+from ebbflow.usercode.calling import Handler, call_sink
 from ebbflow.usercode.sinks import Sinks, request_id, run_sinks
 from tests.engine.sample_rows import some, verdict_on
 
@@ -52,7 +52,7 @@ class Sink:
 
 
 def call_of(target: Any, size: int = 100) -> Any:
-    return partial(run_sink, Handler(target), batch_size=size)
+    return partial(call_sink, Handler(target), batch_size=size)
 
 
 def no_pause(_seconds: float) -> None:

@@ -32,8 +32,9 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ebbflow.domain import __version__
+from ebbflow.domain.code import Variables
 from ebbflow.domain.outcome import DONE, DeadLetter, Outcome, Redeliver, Retry
-from ebbflow.domain.version import __version__
 from ebbflow.engine import frames
 from ebbflow.engine.account import Account, ChunkObserver
 from ebbflow.engine.frames import TRACEPARENT, Rows
@@ -45,7 +46,6 @@ from ebbflow.engine.trace_context import (
     find_recorded,
     with_contexts,
 )
-from ebbflow.usercode.variables import Variables
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -25,7 +25,7 @@ from ebbflow.cli.options import (
     expand_options,
     parse_seconds,
 )
-from ebbflow.cli.tables import cut, print_table
+from ebbflow.cli.tables import cut_end, print_table
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.domain.message import json_bytes
 
@@ -168,7 +168,9 @@ def _facts(answer: Answer) -> dict[str, Any]:
 def _shorten(answer: Answer) -> str:
     from ebbflow.status.terminal import one_line
 
-    return cut(one_line(answer.payload[: 4 * _SHOWN].decode("utf-8", "backslashreplace")), _SHOWN)
+    return cut_end(
+        one_line(answer.payload[: 4 * _SHOWN].decode("utf-8", "backslashreplace")), _SHOWN
+    )
 
 
 def _line(answer: Answer) -> str:

@@ -284,7 +284,9 @@ def show(
     with _open(pipeline, server) as letters:
         chosen = letters.get(read_which(id))
     for stored in chosen:
-        typer.echo(json.dumps(describe_letter(stored)) if as_json else dlq_letters.describe(stored))
+        typer.echo(
+            json.dumps(describe_letter(stored)) if as_json else dlq_letters.letter_to_text(stored)
+        )
 
 
 @app.command()

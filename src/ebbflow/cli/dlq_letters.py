@@ -114,7 +114,7 @@ def stayed_lines(result: ReplayResult) -> list[str]:
     return lines
 
 
-def describe(stored: StoredLetter) -> str:
+def letter_to_text(stored: StoredLetter) -> str:
     """Returns everything about a letter, for people."""
     from ebbflow.deadletters.filters import own_headers
 

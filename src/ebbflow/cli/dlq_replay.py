@@ -29,10 +29,10 @@ from ebbflow.cli.dlq_letters import (
     text_or_hex,
 )
 from ebbflow.cli.options import ExitCode
-from ebbflow.cli.tables import cut
+from ebbflow.cli.tables import cut_end
 from ebbflow.deadletters.filters import own_headers
 from ebbflow.deadletters.replay import STEP
-from ebbflow.deadletters.transforms import LetterEdit, decide
+from ebbflow.deadletters.transforms import LetterEdit, transform_letter
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.status.terminal import one_line
@@ -185,7 +185,7 @@ class Samples:
         """Calls the transform."""
         result = self._transform(letter)
         if len(self._changes) < _SAMPLES:
-            changed = decide(letter, lambda _: result)
+            changed = transform_letter(letter, lambda _: result)
             if isinstance(changed, Letter) and changed != letter:
                 self._changes.append((letter, changed))
         return result
@@ -196,7 +196,7 @@ class Samples:
         for before, after in self._changes:
             yield f"{one_line(before.id)}:"
             for sign, letter in (("-", before), ("+", after)):
-                yield f"  {sign} {cut(one_line(_brief(letter)), width)}"
+                yield f"  {sign} {cut_end(one_line(_brief(letter)), width)}"
 
 
 def _brief(letter: Letter) -> str:
@@ -227,7 +227,7 @@ def edit_letter(stored: StoredLetter, pipeline: str) -> LetterEdit | None:
         path.unlink()
         return None
     try:
-        edit = read_edit(after)
+        edit = parse_edit(after)
     except ValueError as error:
         raise EbbflowError(f"{error} Nothing was sent; what you wrote is in {path}.") from error
     path.unlink()
@@ -273,7 +273,7 @@ def write_letter(stored: StoredLetter, pipeline: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_edit(text: str) -> LetterEdit:
+def parse_edit(text: str) -> LetterEdit:
     """Returns the edit that a text describes; ``ValueError`` says which line is wrong."""
     head, empty, value = text.partition("\n\n")
     if not empty:

@@ -1,4 +1,4 @@
-"""The ``ebbflow`` command. Each command is a module beside this one.
+"""The ``ebbflow`` command. Each command is in a module next to this one.
 
 An error that Ebbflow raises on purpose is printed as one text without a traceback; anything else is
 a bug and shows a plain one. Typer's own tracebacks are off because they print local variables, and
@@ -20,22 +20,19 @@ from ebbflow.cli import (
     answer,
     dlq,
     doctor,
-    logs,
-    pause,
+    pipeline_commands,
     run,
     send,
     serve_udf,
     spec_commands,
     sql,
-    status,
     tap,
     trace,
-    ui,
 )
 from ebbflow.cli.demo import demo
 from ebbflow.cli.options import EXIT_CODE_HELP, ExitCode, ListeningCommand, expand_options
+from ebbflow.domain import __version__
 from ebbflow.domain.errors import EbbflowError, EngineLost, SpecError
-from ebbflow.domain.version import __version__
 
 
 class Commands(TyperGroup):
@@ -69,10 +66,10 @@ app = typer.Typer(
     epilog=EXIT_CODE_HELP,
 )
 _COMMANDS = (
-    demo, spec_commands.lint, run.run, pause.pause, pause.resume, tap.tap, send.send,
-    spec_commands.graph, spec_commands.echo, spec_commands.schema, doctor.doctor,
-    spec_commands.permissions, serve_udf.serve_udf, trace.trace, ui.ui, sql.sql, status.status,
-    logs.logs,
+    demo, spec_commands.lint, run.run, pipeline_commands.pause, pipeline_commands.resume, tap.tap,
+    send.send, spec_commands.graph, spec_commands.echo, spec_commands.schema, doctor.doctor,
+    spec_commands.permissions, serve_udf.serve_udf, trace.trace, pipeline_commands.ui, sql.sql,
+    pipeline_commands.status, pipeline_commands.logs,
 )  # fmt: skip
 """In the order in which ``ebbflow --help`` lists them."""
 

@@ -30,7 +30,7 @@ from ebbflow.cli.options import (
 from ebbflow.domain.errors import EbbflowError
 
 if TYPE_CHECKING:
-    from ebbflow.runtime.run import RunOptionNames
+    from ebbflow.runtime.run_setup import RunOptionNames
     from ebbflow.status.run_report import Summary
     from ebbflow.status.terminal import Display
 

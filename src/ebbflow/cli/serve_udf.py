@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from ebbflow.cli.options import ExitCode
-from ebbflow.domain.code import Mode
+from ebbflow.domain.code import CONTAINER_TYPE, Mode
 from ebbflow.domain.durations import milliseconds
 from ebbflow.domain.errors import SetupError
-from ebbflow.domain.source import Source
+from ebbflow.domain.user_source import Source
 from ebbflow.numaflow.services import SERVICES, Kind, Service, find_service
 from ebbflow.usercode.targets import resolve
-from ebbflow.usercode.variables import CONTAINER_TYPE
 
 
 def serve_udf(
@@ -63,7 +62,7 @@ def serve_udf(
     seconds = _seconds(grace)
     try:
         # Imported here: gRPC is an extra, and other commands do without it.
-        from ebbflow.numaflow.serve.server import Serving, serve
+        from ebbflow.numaflow.serve.function_server import Serving, serve_function
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("grpc", "google"):
             raise
@@ -74,7 +73,7 @@ def serve_udf(
     code = resolve(target, Path.cwd())
     chosen = _choose_kind(kind, code)
     serving = Serving(code, chosen, _choose_mode(chosen, mode), folder, _name(target), seconds)
-    if serve(serving) is not None:
+    if serve_function(serving) is not None:
         raise typer.Exit(ExitCode.NOT_READY)
 
 

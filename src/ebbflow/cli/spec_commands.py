@@ -34,7 +34,7 @@ from ebbflow.domain.records import to_plain
 
 if TYPE_CHECKING:
     from ebbflow.domain.errors import Problem
-    from ebbflow.runtime.run import StoredSpec
+    from ebbflow.runtime.run_setup import StoredSpec
     from ebbflow.spec.graph import PipelineShape
     from ebbflow.spec.lint import SpecFile
     from ebbflow.spec.model import Spec
@@ -158,8 +158,7 @@ def graph(
 
 
 def _draw(shape: PipelineShape, format: str) -> str:
-    from ebbflow.spec.graph.pictures import draw_mermaid, draw_svg
-    from ebbflow.spec.graph.terminal import draw_terminal
+    from ebbflow.spec.graph.drawings import draw_mermaid, draw_svg, draw_terminal
 
     if format == "mermaid":
         return draw_mermaid(shape)
@@ -237,7 +236,7 @@ def read_pipeline(
     """
     if is_file(target):
         return _read_file(Path(target), name, defaults)
-    from ebbflow.runtime.run import read_spec
+    from ebbflow.runtime.run_setup import read_spec
 
     if defaults:
         raise typer.BadParameter(
@@ -248,7 +247,7 @@ def read_pipeline(
 
 
 def _read_file(file: Path, name: str | None, defaults: bool) -> StoredSpec:
-    from ebbflow.runtime.run import StoredSpec
+    from ebbflow.runtime.run_setup import StoredSpec
     from ebbflow.spec.echo import outline, to_document
     from ebbflow.spec.lint import load
 

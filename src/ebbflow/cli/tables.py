@@ -61,10 +61,10 @@ def _line(cells: Sequence[str], widths: Sequence[int], to_right: Sequence[bool])
         text.rjust(size) if right else cut_middle(text, size).ljust(size)
         for text, size, right in others
     ]
-    return _GAP.join([*padded, cut(last[0], last[1])]).rstrip()
+    return _GAP.join([*padded, cut_end(last[0], last[1])]).rstrip()
 
 
-def cut(text: str, size: int) -> str:
+def cut_end(text: str, size: int) -> str:
     """Returns the text, cut to a size with a mark that it was."""
     return text if len(text) <= size else text[: size - 1] + "…"
 

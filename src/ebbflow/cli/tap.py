@@ -97,7 +97,7 @@ def tap(
         if waiting:
             rows: Iterator[Row] = tapping.read_waiting(link, names, wish)
         else:
-            rows = _pass_on(tapping.tap(link, names, wish), seconds)
+            rows = _pass_on(tapping.tap_vertex(link, names, wish), seconds)
         with closing(rows):  # type: ignore[type-var]
             _print(rows, show, limit)
 

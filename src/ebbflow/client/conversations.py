@@ -37,9 +37,9 @@ from ebbflow.client.protocol import (
     is_in_progress,
     raise_error,
     raise_not_found,
-    read_answer,
     read_pause,
-    read_status,
+    read_request_status,
+    read_results,
     says_nothing,
 )
 from ebbflow.domain.durations import Backoff, Duration, milliseconds
@@ -96,7 +96,7 @@ class Conversations:
 
     def status(self, id: str, options: LookOptions) -> Conversation[RequestStatus]:
         """Begins to look how far a request is."""
-        return status(self._at, id, self._limit(options))
+        return request_status(self._at, id, self._limit(options))
 
     def follow(self, value: Any, options: AskOptions) -> Conversation[None]:
         """Begins to hand in a request and to follow it, or to follow the one that has the id."""
@@ -157,7 +157,7 @@ def ask(at: ServerPaths, request: NamedRequest, limit: TimeLimit) -> Conversatio
         return (yield from await_answer(at, request.id, limit))
     if not has_answer(came):
         raise_error(request.id, came)
-    return read_answer(request.id, came)
+    return read_results(request.id, came)
 
 
 def submit(at: ServerPaths, request: NamedRequest, limit: TimeLimit) -> Conversation[str]:
@@ -224,7 +224,7 @@ def await_answer(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[Ans
     while True:
         came = yield from calling(at.look(id, "fetch", limit.left))
         if isinstance(came, ServerReply) and has_answer(came):
-            return read_answer(id, came)
+            return read_results(id, came)
         if isinstance(came, ServerReply) and not (is_busy(came) or is_in_progress(came)):
             raise_not_found(id, came)
         pause = limit.grow()
@@ -240,12 +240,12 @@ def fetch(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[Answered |
         return None
     if not has_answer(came):
         raise_not_found(id, came)
-    return read_answer(id, came)
+    return read_results(id, came)
 
 
-def status(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[RequestStatus]:
+def request_status(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[RequestStatus]:
     """Looks once how far a request is."""
-    return read_status(id, (yield from _look(at, id, "status", limit)))
+    return read_request_status(id, (yield from _look(at, id, "status", limit)))
 
 
 def _look(at: ServerPaths, id: str, what: str, limit: TimeLimit) -> Conversation[ServerReply]:

@@ -251,7 +251,7 @@ def has_answer(reply: ServerReply) -> bool:
     return reply.status == 204 or (reply.status == 200 and not is_in_progress(reply))
 
 
-def read_answer(id: str, reply: ServerReply) -> Answered:
+def read_results(id: str, reply: ServerReply) -> Answered:
     """Returns the results of a request that is complete."""
     return Answered(id, tuple(_split(reply)))
 
@@ -267,7 +267,7 @@ def _split(reply: ServerReply) -> Iterator[bytes]:
         yield reply.body[start:end]
 
 
-def read_status(id: str, reply: ServerReply) -> RequestStatus:
+def read_request_status(id: str, reply: ServerReply) -> RequestStatus:
     """Returns the state of a request; raises a ``RequestError`` if there is none."""
     if reply.status != 200:
         raise_not_found(id, reply)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Never, assert_never
 
-from ebbflow.domain.code import Code, SinkMode
+from ebbflow.domain.code import Code, SinkMode, Variables
 from ebbflow.domain.secrets import Secret
 from ebbflow.usercode.printing import Emit, Printed, cut
-from ebbflow.usercode.variables import Variables
 
 if TYPE_CHECKING:  # lint does without Arrow
     from ebbflow.domain.message import Datum
@@ -167,6 +166,10 @@ class BlackholeSink:
 @dataclass(frozen=True, slots=True)
 class ServeSink:
     """Store every message as an answer to its request."""
+
+    def write(self, verdict: Verdict) -> None:
+        """Leaves all values to the serving store, which decides about the messages."""
+        verdict.decisions.serve_all(verdict.rows.column("value"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from ebbflow.connectors.plans import Pulled, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.container import Container, Program
 from ebbflow.connectors.schema.fields import Section
-from ebbflow.domain.code import Code, Mode, SinkMode
+from ebbflow.domain.code import Code, Mode, SinkMode, Variables
 from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan, check_docker
 from ebbflow.numaflow.pynumaflow.recognition import Place
 from ebbflow.numaflow.services import service_of
 from ebbflow.usercode import targets
-from ebbflow.usercode.variables import Variables
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
     orders = spark.read.format("jetstream").option("stream", "ORDERS").load()
 
 Reads are by sequence and can be repeated exactly; rows are written until they are stored, and once.
-Programs import it, and nothing in Ebbflow does. Start with ``source``.
+Programs import it, and nothing in Ebbflow does. Start with ``jetstream``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ebbflow.spark.versions import require_data_source
 
 require_data_source()  # before the imports that an older PySpark does not have
 
-from ebbflow.datasource.source import JetStreamDataSource  # noqa: E402
+from ebbflow.datasource.jetstream import JetStreamDataSource  # noqa: E402
 from ebbflow.domain.errors import DataLoss, DataSourceError  # noqa: E402
 from ebbflow.nats.locate import NATS_URL  # noqa: E402
 from ebbflow.nats.login import Login  # noqa: E402

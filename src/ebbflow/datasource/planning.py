@@ -47,7 +47,7 @@ Count = Callable[[int], Awaitable[int]]
 # --- asking the leader ----------------------------------------------------------------------------
 
 
-def connect(server: Addresses) -> Link:
+def open_data_link(server: Addresses) -> Link:
     """Opens a connection, on the driver or on a worker."""
     return Link(server, f"Start it, or correct the option url or {NATS_URL}.")
 

@@ -3,14 +3,26 @@
 The range of a batch is fixed when it is planned, and read in parts. A micro-batch can be read again
 exactly as it was: the checkpoint alone says where a query is. Nothing is acknowledged, for Spark
 tells that a batch is done only when it plans the next one.
+
+A worker reads every message of its range that exists, or raises. Messages come in blocks of bounded
+size. If a consumer, its server or the connection is lost, another one continues behind the last
+message seen. A consumer reads from one replica, which may lag behind: so a range has ended when its
+last message or a later one was seen, or when the leader says that nothing else is in it, never
+because a consumer has nothing more.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import nats.errors
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -20,20 +32,31 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ebbflow.datasource import ranges
 from ebbflow.datasource.options import ReadOptions
 from ebbflow.datasource.planning import (
+    PATIENCE,
+    PERMISSIONS,
+    Facts,
     Leader,
     Offset,
     Range,
-    connect,
     find_beginning,
     find_end_of_batch,
     find_ending,
     find_start,
+    open_data_link,
 )
+from ebbflow.domain.errors import AccessError, DataSourceError
 from ebbflow.nats.link import Link
 from ebbflow.nats.login import Addresses
+from ebbflow.nats.pull import (
+    NO_DELIVERIES,
+    Deliveries,
+    LightConsumer,
+    PullConsumer,
+    PullRequest,
+    Word,
+)
 
 T = TypeVar("T")
 
@@ -47,7 +70,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plans the range, in so many parts."""
-        with closing(connect(self._server)) as link:
+        with closing(open_data_link(self._server)) as link:
             leader = Leader(link.client, self._options.stream)
             wanted = link.run(self._plan(leader))
         return [InputPartition(part) for part in wanted.split(self._options.partitions)]
@@ -61,7 +84,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the messages of one part, on a worker."""
         # Spark makes up a partition without a value when there is none.
-        return ranges.read(self._server, partition.value) if partition.value else iter(())
+        return read_range(self._server, partition.value) if partition.value else iter(())
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -128,7 +151,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the messages of one part of a batch, on a worker."""
-        return ranges.read(self._server, partition.value)
+        return read_range(self._server, partition.value)
 
     def stop(self) -> None:
         """Lets the connection go."""
@@ -139,6 +162,190 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ask(self, question: Callable[[Leader], Coroutine[Any, Any, T]]) -> T:
         """Asks the leader on the connection of this query, made on the first question."""
         if self._link is None:
-            self._link = connect(self._server)
+            self._link = open_data_link(self._server)
         leader = Leader(self._link.client, self._options.stream, self._options.subject)
         return self._link.run(question(leader))
+
+
+# --- a range, on a worker -----------------------------------------------------------------------
+
+_READ_ARROW = pa.schema(
+    [
+        ("subject", pa.string()),
+        ("sequence", pa.int64()),
+        ("time", pa.timestamp("us", tz="UTC")),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("data", pa.binary()),
+    ]
+)
+# A replica that lags is looked at again so often before another one may be chosen.
+_LAG, _LOOKS = 0.05, 20
+_GOES_ON = (Word.DRY, Word.FULL, Word.TOO_LARGE)
+"""The words after which the same consumer is asked again; after any other it is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The messages of a block, its bytes, and the seconds of silence after which it is given up.
+
+    A request may bring messages from behind the range: the ``first`` one asks for few.
+    """
+
+    first: int = 1_000
+    largest: int = 16_000
+    size: int = 8 * 1024 * 1024
+    silence: float = 3.0
+
+
+_USUAL = Blocks()
+
+
+def read_range(
+    server: Addresses, wanted: Range, blocks: Blocks = _USUAL
+) -> Iterator[pa.RecordBatch]:
+    """Yields the messages of a range, a block at a time."""
+    link = open_data_link(server)
+    reader = RangeReader(link, wanted, blocks)
+    try:
+        link.run(reader.open())
+        while block := link.run(reader.read_block()):
+            yield to_batch(block)
+    finally:
+        # An interpreter that is ending has stopped the link's thread: there would be no answer.
+        if not sys.is_finalizing():
+            with contextlib.suppress(TimeoutError):
+                link.run(reader.close(), timeout=5)
+            link.close()
+
+
+def to_batch(messages: Deliveries) -> pa.RecordBatch:
+    """Returns messages as Spark takes them."""
+    parcel = messages.parcel
+    headers: list[list[tuple[str, str]]] = [[]] * len(parcel)
+    for row in parcel.rows_with_headers():
+        headers[row] = list((parcel.headers(row) or {}).items())
+    arrays = [
+        pa.array(parcel.subjects, pa.binary()).cast(pa.string()),
+        pa.array(messages.seqs, pa.int64()),
+        messages.times(),
+        pa.array(headers, _READ_ARROW.field("headers").type),
+        parcel.payloads(),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_READ_ARROW)
+
+
+class RangeReader:
+    """Reads one range. Everything happens on the link's loop."""
+
+    def __init__(self, link: Link, wanted: Range, blocks: Blocks = _USUAL) -> None:
+        self._client = link.client
+        self._limits = blocks
+        self._leader = Leader(link.client, wanted.stream, wanted.subject)
+        self._wanted = wanted
+        self._seen = wanted.after
+        self._consumer: LightConsumer | None = None
+        self._pull: PullConsumer | None = None
+        self._blocks: list[Deliveries] = []
+        self._most = blocks.first
+        self._size = blocks.size
+
+    async def open(self) -> None:
+        """Begins, if the range is still there."""
+        self._seen = self._wanted.available(await self._check_stream()).after
+
+    async def close(self) -> None:
+        """Ends, whether everything was read or not; the consumer is deleted."""
+        pull, self._pull = self._pull, None
+        consumer, self._consumer = self._consumer, None
+        with contextlib.suppress(nats.errors.Error):
+            if pull is not None:
+                await pull.close()
+            if consumer is not None:
+                await consumer.forget(self._client)
+
+    async def read_block(self) -> Deliveries:
+        """Returns the next messages of the range; none when it has returned all."""
+        looks = 0
+        deadline = time.monotonic() + PATIENCE
+        while self._seen < self._wanted.until:
+            messages, word = await self._fetch()
+            if messages:
+                deadline = time.monotonic() + PATIENCE
+                if within := await self._cut_to_range(messages):
+                    return within
+            elif word is Word.DRY and await self._is_exhausted():
+                self._seen = self._wanted.until
+            elif time.monotonic() > deadline:
+                raise self._explain_stall()
+            else:
+                looks += 1
+                if looks % _LOOKS == 0:
+                    await self.close()
+                await asyncio.sleep(_LAG)
+        return NO_DELIVERIES
+
+    async def _fetch(self) -> tuple[Deliveries, Word]:
+        """Returns what one request brings, and why it is not more."""
+        most = min(self._most, self._wanted.until - self._seen)
+        self._most = min(2 * self._most, self._limits.largest)
+        pull = self._pull or await self._open_pull()
+        self._blocks.clear()
+        try:
+            request = PullRequest(batch=most, max_bytes=self._size, no_wait=True)
+            status = await pull.fetch(request, silence=self._limits.silence)
+        except AccessError as error:
+            raise DataSourceError(error.what, PERMISSIONS) from None
+        block = Deliveries.join(self._blocks) if self._blocks else NO_DELIVERIES
+        if status.word not in _GOES_ON:
+            await self.close()
+        if status.word is Word.TOO_LARGE and not block:
+            self._size *= 2
+        return block, status.word
+
+    async def _open_pull(self) -> PullConsumer:
+        """Makes a consumer of the messages behind the last one seen."""
+        behind = self._seen
+        self._consumer, _ = await self._leader.consume_after(behind)
+        self._pull = PullConsumer(
+            self._client,
+            self._wanted.stream,
+            self._consumer.name,
+            lambda deliveries: self._blocks.append(deliveries.after(behind)),
+        )
+        await self._pull.open()
+        return self._pull
+
+    async def _cut_to_range(self, messages: Deliveries) -> Deliveries:
+        """Returns those of the range, when it is known that none was lost before or among them."""
+        until, whole = self._wanted.until, self._seen
+        self._seen = min(until, messages.seqs[-1])
+        within = messages.up_to(until)
+        for seq in within.seqs:
+            if seq != whole + 1:
+                break
+            whole = seq
+        if whole < self._seen and self._wanted.fail_on_loss:
+            self._wanted.check_loss(await self._check_stream(), whole)
+        return within
+
+    async def _is_exhausted(self) -> bool:
+        now = await self._check_stream()
+        if now.last < self._wanted.until:
+            return False  # whoever answered is behind the one that told the end of the range
+        following = await self._leader.find_next_after(self._seen)
+        if following is not None and following <= self._wanted.until:
+            return False  # and the consumer will have it as soon as its replica does
+        self._wanted.check_loss(now, self._seen)
+        return True
+
+    async def _check_stream(self) -> Facts:
+        now = await self._leader.read_facts()
+        self._wanted.check(now)
+        return now
+
+    def _explain_stall(self) -> DataSourceError:
+        return DataSourceError(
+            f"{self._wanted.stream}: messages behind {self._seen} up to {self._wanted.until} did "
+            f"not come within {PATIENCE:.0f} s.",
+            "Check the servers of the stream; the same range can be read again.",
+        )

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from ebbflow.deadletters.chain import Chain, ReplayParcel
 from ebbflow.deadletters.filters import StoredLetter
-from ebbflow.deadletters.transforms import Stays, Transform, decide
+from ebbflow.deadletters.transforms import Stays, Transform, transform_letter
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.publications import partition_of
@@ -213,7 +213,7 @@ class Replay:
         now = datetime.now(UTC)
         for entry in batch.letters:
             why = self._packing.explain_refusal(entry.letter)
-            fate = Stays(why) if why else decide(entry.letter, self._transform)
+            fate = Stays(why) if why else transform_letter(entry.letter, self._transform)
             if isinstance(fate, Letter) and (why := self._packing.explain_size(fate)):
                 fate = Stays(why)
             if isinstance(fate, Stays):

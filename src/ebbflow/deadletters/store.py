@@ -137,7 +137,9 @@ class LetterStore(ReplayStore):
     def sweep(self, vertex: str, up_to: int) -> int:
         """Deletes every letter of a vertex up to a number; returns how many there were."""
         subject = self.names.dead_letter_subject(vertex)
-        return self.link.run(api.purge(self.link.client, self.names.dead_letters, subject, up_to))
+        return self.link.run(
+            api.purge_subject(self.link.client, self.names.dead_letters, subject, up_to)
+        )
 
     # --- marks ----------------------------------------------------------------------------------
 

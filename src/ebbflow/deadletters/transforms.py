@@ -62,7 +62,7 @@ class LetterEdit:
         )
 
 
-def decide(letter: Letter, transform: Transform | None) -> Fate:
+def transform_letter(letter: Letter, transform: Transform | None) -> Fate:
     """Returns what becomes of a letter; whatever the transform raises, the letter stays."""
     if transform is None:
         return letter

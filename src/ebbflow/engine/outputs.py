@@ -3,9 +3,7 @@
 Outputs come message by message (``Outputs``) or as whole columns (``ColumnOutputs``); what can be
 done with them, ``AnyOutputs`` says once. Either way a row's id is the way the message took, so ids
 stay unique where branches meet again, and whatever the user did not set is inherited from the
-input. ``Edge`` is a way out of a vertex, and ``route`` chooses those that an output follows, by tag
-conditions as Numaflow has them: no condition forwards to all, ``or`` wants any of the values among
-the tags, ``and`` all of them, ``not`` none of them.
+input. Which edges an output follows is decided by ``routing``.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate, groupby, pairwise
 from typing import Any
@@ -22,7 +19,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.domain.code import TagOperator
 from ebbflow.domain.message import Message, Metadata
 from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
@@ -345,37 +341,3 @@ def _shorten_way(way: str) -> str:
     # What the message came from stays readable; the way since then is told by its hash.
     digest = hashlib.blake2b(way.encode(), digest_size=12).hexdigest()
     return f"{way.partition('/')[0][:LONGEST_ID]}/~{digest}"
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A way out of a vertex, to the buffers of the next one.
-
-    ``keyed`` sends messages with the same keys to the same partition, in order; ``discards`` gives
-    messages up when the buffer is full.
-    """
-
-    to: str
-    partitions: int = 1
-    operator: TagOperator = "or"
-    values: frozenset[str] = frozenset()
-    keyed: bool = False
-    discards: bool = False
-
-    def accepts(self, tags: Sequence[str]) -> bool:
-        """Returns whether a message with these tags goes this way."""
-        if not self.values:
-            return True
-        if self.operator == "and":
-            return self.values.issubset(tags)
-        return self.values.isdisjoint(tags) is (self.operator == "not")
-
-
-def route(edges: Sequence[Edge], tags: Sequence[Sequence[str]]) -> list[Sequence[int]]:
-    """Returns for each edge the indexes of the outputs that follow it."""
-    return [
-        range(len(tags))
-        if not edge.values
-        else [index for index, these in enumerate(tags) if edge.accepts(these)]
-        for edge in edges
-    ]

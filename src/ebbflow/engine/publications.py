@@ -33,9 +33,10 @@ from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_headers, answer_key
 from ebbflow.engine.dead_letter import MARK, Letter
 from ebbflow.engine.frames import Rows, request_id
-from ebbflow.engine.outputs import NOBODY, Edge, route
+from ebbflow.engine.outputs import NOBODY
 from ebbflow.engine.position import name_sender
 from ebbflow.engine.redelivery import due_after, round_delay
+from ebbflow.engine.routing import Edge, route
 from ebbflow.engine.verdict import Verdict
 
 FROM = "Ebbflow-From"

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.domain.message import Metadata
-from ebbflow.domain.source import LONGEST_OFFSET, SourceMessage
+from ebbflow.domain.user_source import LONGEST_OFFSET, SourceMessage
 from ebbflow.engine import frames
 
 OFFSETS = pa.binary()

@@ -121,7 +121,7 @@ async def read_state(client: Client, stream: str, aside: str = "") -> StreamStat
     return StreamState(facts["messages"] - left_out, facts["last_seq"])
 
 
-async def purge(client: Client, stream: str, subject: str, up_to: int) -> int:
+async def purge_subject(client: Client, stream: str, subject: str, up_to: int) -> int:
     """Deletes the messages on the subject up to and including the sequence; returns how many.
 
     None are left to be counted if the server's reply got lost and the call was repeated.

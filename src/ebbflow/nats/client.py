@@ -35,7 +35,14 @@ from nats.aio.transport import TcpTransport
 
 from ebbflow.domain.errors import AccessError, SetupError
 from ebbflow.nats.login import Addresses
-from ebbflow.nats.wire import BulkParser, Parcel, Publishes, TakeParcel, encode, write_headers
+from ebbflow.nats.wire import (
+    BulkParser,
+    Parcel,
+    Publishes,
+    TakeParcel,
+    encode_publish,
+    write_headers,
+)
 
 OnDenial = Callable[[AccessError], None]
 
@@ -454,7 +461,7 @@ class Requests:
             self._look_at(loop, until)
         try:
             self._client.send(
-                encode(subject.encode(), b" " + self._inbox + number, headers, payload)
+                encode_publish(subject.encode(), b" " + self._inbox + number, headers, payload)
             )
             return await answer
         finally:

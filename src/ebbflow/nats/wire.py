@@ -345,10 +345,10 @@ class Publishes:
 
     def _lines(self, replies: Iterable[bytes]) -> list[bytes]:
         rows = zip(self.subjects, replies, self.headers, self.payloads, strict=False)
-        return [encode(*row) for row in rows]
+        return [encode_publish(*row) for row in rows]
 
 
-def encode(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
+def encode_publish(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
     """Returns one publish for the wire. ``reply`` is empty, or begins with a space."""
     if headers:
         size = len(headers)

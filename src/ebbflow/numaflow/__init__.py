@@ -2,5 +2,5 @@
 
 A function runs in a process of its own next to the task that calls it and listens on a unix socket.
 Connectors, ``spec`` and the command line import it, mostly for names and plans. Start with
-``services``, then ``session``.
+``services``, then ``function_session``.
 """

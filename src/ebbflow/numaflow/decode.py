@@ -33,9 +33,10 @@ from numpy.typing import NDArray
 
 from ebbflow.domain.errors import CallTimeout, ContractViolation, StreamBroken
 from ebbflow.domain.message import Signal
-from ebbflow.domain.source import SourceMessage
+from ebbflow.domain.user_source import SourceMessage
 from ebbflow.engine.frames import FEW
 from ebbflow.engine.source_columns import columns_of
+from ebbflow.numaflow.function_session import Failures
 from ebbflow.numaflow.grpc import Arrived
 from ebbflow.numaflow.nacks import OPTIONS, read_option
 from ebbflow.numaflow.proto import nack_options_pb2, source_pb2
@@ -49,10 +50,9 @@ from ebbflow.numaflow.protobuf import (
     map_groups,
     map_texts,
     read_times,
-    to_time,
+    timestamp_to_time,
 )
 from ebbflow.numaflow.services import Service
-from ebbflow.numaflow.session import Failures
 from ebbflow.usercode.columns import TYPES
 
 DROP, NACK, FAIL = Signal.DROP.tag, Signal.NACK.tag, Signal.FAIL.tag
@@ -224,7 +224,7 @@ class FewResponses:
             columns |= self._tagged()
         if self._shape.event_time is not None:
             columns["event_time"] = [
-                to_time(result.event_time) if result.HasField("event_time") else None
+                timestamp_to_time(result.event_time) if result.HasField("event_time") else None
                 for result in results
             ]
         return {name: pa.array(column, TYPES[name]) for name, column in columns.items()}
@@ -426,7 +426,7 @@ def _read_one(result: Any) -> SourceMessage:
     return SourceMessage(
         result.payload,
         b"%b.%d" % (result.offset.offset, partition),
-        to_time(result.event_time) if result.HasField("event_time") else None,
+        timestamp_to_time(result.event_time) if result.HasField("event_time") else None,
         list(result.keys),
         dict(result.headers),
         partition,

@@ -63,7 +63,7 @@ def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
     return _HEAD.pack(len(payload) << 8 | kind, flags, number) + payload
 
 
-def settings(pairs: Iterable[tuple[int, int]]) -> bytes:
+def settings_payload(pairs: Iterable[tuple[int, int]]) -> bytes:
     """Returns the payload of a settings frame."""
     return b"".join(_SETTING.pack(name, value) for name, value in pairs)
 
@@ -120,7 +120,7 @@ class Http2:
             (_MAX_HEADER_LIST, _LONGEST_BLOCK),
         ]
         more = _NUMBER.pack(max(1, self._window - _DEFAULT_WINDOW))
-        opening = frame(FrameType.SETTINGS, 0, 0, settings(ours))
+        opening = frame(FrameType.SETTINGS, 0, 0, settings_payload(ours))
         return opening + frame(FrameType.WINDOW_UPDATE, 0, 0, more)
 
     # --- requests -------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.domain.message import Datum, Message, Metadata, RowResponse
-from ebbflow.domain.source import Source, SourceMessage
+from ebbflow.domain.user_source import Source, SourceMessage
 from ebbflow.engine.frames import TIME
 from ebbflow.usercode.columns import TYPES
 
@@ -271,7 +271,7 @@ def send_to_either(batch: pa.RecordBatch) -> RowResponses:
     return {row: _SUCCESS if success else _FALLBACK for row, success in enumerate(written)}
 
 
-def serve(batch: pa.RecordBatch) -> RowResponses:
+def serve_payloads(batch: pa.RecordBatch) -> RowResponses:
     """Answers every request with the payload of its message."""
     payloads = batch.column("value").to_pylist()
     return {row: RowResponse.serve(payload) for row, payload in enumerate(payloads)}

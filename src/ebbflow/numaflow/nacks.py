@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ebbflow.domain.message import NackOptions
-from ebbflow.domain.source import NackOffset
+from ebbflow.domain.user_source import NackOffset
 
 _LONGEST_DELAY = 2**53 - 1
 """Milliseconds: longer than any delay that means something, and all that a delay can hold."""
@@ -29,13 +29,13 @@ def read_option(said: Any, name: str) -> Any:
     return getattr(said, name) if said.HasField(name) else None
 
 
-def read_options(said: Any) -> NackOptions:
+def read_nack_options(said: Any) -> NackOptions:
     """Returns what a function asked for."""
     delay, most, reason = (read_option(said, name) for name in OPTIONS)
     return NackOptions(None if delay is None else min(delay, _LONGEST_DELAY), most, reason)
 
 
-def write_options(options: NackOptions) -> dict[str, Any]:
+def write_nack_options(options: NackOptions) -> dict[str, Any]:
     """Returns options as the fields that a function reads; what is not set stays unset."""
     return {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
 

@@ -33,6 +33,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from ebbflow.domain.code import CONTAINER_TYPE, Variables, expand, expand_all
 from ebbflow.domain.errors import SetupError, Unavailable
 from ebbflow.domain.host import is_linux, keep_private
 from ebbflow.numaflow import launcher
@@ -48,7 +49,6 @@ from ebbflow.numaflow.server_info import (
 )
 from ebbflow.numaflow.services import ContainerType
 from ebbflow.usercode.printing import LONGEST, cut
-from ebbflow.usercode.variables import CONTAINER_TYPE, Variables, expand, expand_all
 
 BATCH_ROWS = 500
 """The most messages that a sink gets at a time or a source is asked for, unless a spec says it.

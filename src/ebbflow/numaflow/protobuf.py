@@ -258,7 +258,7 @@ def read_times(fields: Fields, count: int) -> pa.TimestampArray:
     return pa.array(times, mask=absent).cast(pa.timestamp("us")).cast(frames.TIME)
 
 
-def to_time(stamp: Timestamp) -> datetime | None:
+def timestamp_to_time(stamp: Timestamp) -> datetime | None:
     """Returns the time of one message, likewise."""
     try:
         return stamp.ToDatetime(UTC)

@@ -39,12 +39,12 @@ from ebbflow.domain.message import Message, RowResponse, Status
 from ebbflow.engine.frames import join_bytes
 from ebbflow.numaflow.decode import Answers
 from ebbflow.numaflow.encode import encode_requests
+from ebbflow.numaflow.function_session import Asking, Failures, RemoteCode, Session, ask_all
 from ebbflow.numaflow.grpc import PREFIX, Arrived, GrpcStream
-from ebbflow.numaflow.nacks import read_options
+from ebbflow.numaflow.nacks import read_nack_options
 from ebbflow.numaflow.process import FunctionPlan
 from ebbflow.numaflow.proto import sink_pb2, store_pb2
 from ebbflow.numaflow.services import READY, SERVICES, MapMode, Service, pack
-from ebbflow.numaflow.session import Asking, Failures, RemoteCode, Session, ask_all
 from ebbflow.usercode.contract import UNTRIED
 
 CONCURRENCY = 500
@@ -344,7 +344,7 @@ class _SinkCall(Asking):
                 return RowResponse.on_success(_message(result.on_success_msg) if given else None)
             case sink_pb2.NACK:
                 given = result.HasField("nack_options")
-                return RowResponse.nack(read_options(result.nack_options) if given else None)
+                return RowResponse.nack(read_nack_options(result.nack_options) if given else None)
             case unknown:
                 what = f"answered with the status {unknown}, which means nothing"
                 return ContractViolation(name, what, [self._ids[row]], _SINK_FIX)

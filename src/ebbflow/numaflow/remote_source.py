@@ -25,14 +25,14 @@ from typing_extensions import override
 
 from ebbflow.domain.errors import CallTimeout, StreamBroken, Unavailable
 from ebbflow.domain.message import NackOptions
-from ebbflow.domain.source import NackOffset, Source
+from ebbflow.domain.user_source import NackOffset, Source
 from ebbflow.numaflow.decode import offset_of, read_messages
+from ebbflow.numaflow.function_session import RemoteCode
 from ebbflow.numaflow.grpc import UNAVAILABLE, Arrived, GrpcStream
-from ebbflow.numaflow.nacks import HeldNacks, write_options
+from ebbflow.numaflow.nacks import HeldNacks, write_nack_options
 from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan
 from ebbflow.numaflow.proto import source_pb2
 from ebbflow.numaflow.services import pack
-from ebbflow.numaflow.session import RemoteCode
 
 _READ, _ACK = "ReadFn", "AckFn"
 ACK_LIMIT = 60.0
@@ -232,5 +232,5 @@ def _cut(offsets: Sequence[bytes], size: int) -> Iterator[Sequence[bytes]]:
 
 
 def _write_nack(nack: NackOffset) -> dict[str, Any]:
-    options = None if nack.options == NackOptions() else write_options(nack.options)
+    options = None if nack.options == NackOptions() else write_nack_options(nack.options)
     return {"offsets": [offset_of(nack.offset)], "nack_options": options}

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ebbflow.engine.pauses import Pauses
 from ebbflow.engine.position import Position
 from ebbflow.nats.link import Link
 from ebbflow.runtime import control
-from ebbflow.runtime.run import find_run, read_spec
+from ebbflow.runtime.run_setup import find_run, read_spec
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import change_pauses, read_pauses, read_positions
+from ebbflow.streams.positions import Pauses, change_pauses, read_pauses, read_positions
 
 _PATIENCE = 20.0
 _REPEAT_EVERY = 0.25
@@ -41,7 +40,7 @@ class PauseReport:
     runs: bool
 
 
-def pause(
+def pause_vertices(
     link: Link, names: Names, vertex: str | None = None, patience: float = _PATIENCE
 ) -> PauseReport:
     """Pauses a vertex, or all, and waits until their tasks have settled what they had in hand.
@@ -56,7 +55,7 @@ def pause(
     return _follow(link, names, pauses, vertices, patience, (word,), _not_paused)
 
 
-def resume(
+def resume_vertices(
     link: Link, names: Names, vertex: str | None = None, patience: float = _PATIENCE
 ) -> PauseReport:
     """Has a vertex, or all, go on: those that people have paused and those that a breaker stopped.
@@ -66,7 +65,7 @@ def resume(
     """
     vertices = _vertices(link, names, vertex)
     pauses = link.run(change_pauses(link.client, names, lambda known: known.resuming(vertex)))
-    words = (control.tell_pauses(pauses), control.resume(vertex))
+    words = (control.tell_pauses(pauses), control.tell_resume(vertex))
     return _follow(link, names, pauses, vertices, patience, words, _not_resumed)
 
 

@@ -24,7 +24,7 @@ from ebbflow.engine.publications import ROWS, partition_of
 from ebbflow.nats.bulk import publish_lanes
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import PublishRetry, WaitForRoom, publish
-from ebbflow.runtime.run import read_spec
+from ebbflow.runtime.run_setup import read_spec
 from ebbflow.spec.graph import ShapeVertex
 from ebbflow.streams.names import Names
 

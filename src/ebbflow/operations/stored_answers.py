@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from ebbflow.builders import Builder
-from ebbflow.connectors.serving.answers import OwnStore
+from ebbflow.connectors.serving.answer_stores import OwnStore
 from ebbflow.domain.durations import Duration, milliseconds
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.answers import Answer
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.streams.answers import AnswerBucket, bucket_in, read_metadata
+from ebbflow.streams.answer_bucket import AnswerBucket, bucket_in, read_run_metadata
 from ebbflow.streams.catalogue import OWN_STORE
 from ebbflow.streams.names import Names
 
@@ -112,7 +112,7 @@ def open_answers(
 def _open_bucket(pipeline: str, state: str | Path, nats: str | None) -> Iterator[StoredAnswers]:
     inbox = Names(pipeline).inbox
     with open_link_to_pipeline(Path(state), nats, inbox=inbox) as link:
-        metadata = link.run(read_metadata(link, pipeline))
+        metadata = link.run(read_run_metadata(link, pipeline))
         if OWN_STORE in metadata:
             raise SetupError(
                 f"Pipeline {pipeline!r} keeps its answers in a store of your own.",

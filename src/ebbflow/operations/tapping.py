@@ -37,12 +37,12 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries, Follower, follow
 from ebbflow.nats.stored import read_after
 from ebbflow.runtime.control import ask_tap, end_tap
-from ebbflow.runtime.run import read_spec
+from ebbflow.runtime.run_setup import read_spec
 from ebbflow.spec.graph import ShapeVertex
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions
 
-__all__ = ["OUTCOMES", "TapFilter", "TapWish", "Tapped", "read_waiting", "tap"]
+__all__ = ["OUTCOMES", "TapFilter", "TapWish", "Tapped", "read_waiting", "tap_vertex"]
 
 _REPEAT_EVERY = 1.0
 _IDLE = 0.25
@@ -57,7 +57,7 @@ class Tapped:
     skipped: int = 0
 
 
-def tap(link: Link, names: Names, wish: TapWish) -> Iterator[Tapped]:
+def tap_vertex(link: Link, names: Names, wish: TapWish) -> Iterator[Tapped]:
     """Yields what passes a vertex, for ever; empty ones while nothing passes.
 
     A pipeline that does not run is waited for. ``EbbflowError`` if there is no such vertex.

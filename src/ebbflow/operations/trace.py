@@ -20,7 +20,12 @@ from typing import Any
 
 from ebbflow.accounts.trail import RequestStep
 from ebbflow.connectors.serving.requests import OpenRequest
-from ebbflow.connectors.serving.store import RequestRecords, ServedRequest, read_life, read_waiting
+from ebbflow.connectors.serving.store import (
+    RequestRecords,
+    ServedRequest,
+    read_life,
+    read_unsettled_requests,
+)
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.domain.records import to_plain
 from ebbflow.engine.account import REDELIVERED
@@ -32,7 +37,7 @@ from ebbflow.runtime.provision import lineage
 from ebbflow.spark.audit.files import AuditFolder, folder_of, read_format
 from ebbflow.status.model import WorkInHand
 from ebbflow.status.stored import read_status
-from ebbflow.streams.answers import TrailFrame, find_bucket, read_trail_after
+from ebbflow.streams.answer_bucket import TrailFrame, find_bucket, read_trail_after
 from ebbflow.streams.audit import AuditStream
 from ebbflow.streams.audit_rows import read_audit, to_table
 from ebbflow.streams.catalogue import AUDIT_TABLE
@@ -267,7 +272,7 @@ async def find_request(
     for vertex, checkpoint in (await records.read_checkpoints(life)).items():
         # Before the trail: a row that leaves the buffer meanwhile is there by then.
         partitions = sum(names.buffer(vertex, number) in streams for number in range(len(streams)))
-        waiting = await read_waiting(link, names, vertex, partitions)
+        waiting = await read_unsettled_requests(link, names, vertex, partitions)
         history = OpenRequestHistory(vertex, request, waiting.get(request))
         async for frames in read_trail_after(link.client, names, checkpoint.begin):
             history.take(frames)

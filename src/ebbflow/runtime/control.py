@@ -16,10 +16,9 @@ from nats.aio.msg import Msg
 
 from ebbflow.accounts.taps import TapWish
 from ebbflow.engine.blame import Outage
-from ebbflow.engine.pauses import Pauses
 from ebbflow.nats.link import Link
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_pauses
+from ebbflow.streams.positions import Pauses, read_pauses
 
 
 def _word(name: str, **facts: Any) -> bytes:
@@ -30,12 +29,12 @@ STOP = _word("stop")
 """Has tasks settle what they hold and end; no other epoch follows."""
 
 
-def shorten(seconds: float) -> bytes:
+def tell_shorter_epochs(seconds: float) -> bytes:
     """Returns the word that ends epochs after this time, because others wait for the slots."""
     return _word("shorten", seconds=seconds)
 
 
-def resume(vertex: str | None) -> bytes:
+def tell_resume(vertex: str | None) -> bytes:
     """Returns the word that lets a vertex, or all, continue after too many dead letters."""
     return _word("resume", vertex=vertex)
 

@@ -30,7 +30,7 @@ from ebbflow.runtime.inline_task import InlineTask, Speaker, open_load
 from ebbflow.runtime.loop import AT_BUFFER, AT_REQUESTS, AT_SOURCE, ChunkLoop, Epoch, TaskParts
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import Report, SystemClock
-from ebbflow.runtime.source_process.client import SourcePlan
+from ebbflow.runtime.source_process.companion import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.runtime.vertex_parts import decision_rules, late_observers, open_spans
 from ebbflow.runtime.worker import WORKER

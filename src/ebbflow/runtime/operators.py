@@ -16,8 +16,7 @@ from ebbflow.connectors.plans import (
     SparkSink,
     UserSink,
 )
-from ebbflow.connectors.serving import sink as serve
-from ebbflow.domain.code import Code
+from ebbflow.domain.code import Code, Variables
 from ebbflow.engine.blame import Outage
 from ebbflow.engine.dead_letter import set_aside_dead
 from ebbflow.engine.outage import OpenCode
@@ -46,7 +45,6 @@ from ebbflow.usercode.monovertex import Mono, MonoStep, run_mono
 from ebbflow.usercode.poison import Child, PoisonIsolation
 from ebbflow.usercode.printing import LOG_LEVEL, Emit
 from ebbflow.usercode.sinks import Sinks, Store, run_sinks
-from ebbflow.usercode.variables import Variables
 
 
 def set_environment(plan: VertexPlan, partition: int) -> None:
@@ -195,9 +193,7 @@ class Operators:
                 return self._user_sink(role, name, retried)
             case LogSink():
                 return partial(role.write, emit=self._emit, role=name)
-            case ServeSink():
-                return serve.write
-            case BlackholeSink() | SparkSink():
+            case BlackholeSink() | ServeSink() | SparkSink():
                 return role.write
             case never:
                 assert_never(never)

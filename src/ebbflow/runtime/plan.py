@@ -9,21 +9,20 @@ from dataclasses import dataclass, field
 
 from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import SinkPlan, UserSink, runs_inline
-from ebbflow.domain.code import Code, Mode
+from ebbflow.domain.code import Code, Mode, Variables
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Feeder
 from ebbflow.engine.outage import DEFAULT_LIMIT, DEFAULT_ON_UNAVAILABLE, BreakerLimit
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.system_errors import LISTED, SystemErrors
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
-from ebbflow.runtime.source_process.client import SourcePlan
+from ebbflow.runtime.source_process.companion import SourcePlan
 from ebbflow.streams.feed import FeedPlan
 from ebbflow.streams.names import VertexStreams
 from ebbflow.usercode.monovertex import Bypass
-from ebbflow.usercode.variables import Variables
 
 TABLE_ROWS = 2_000
 """The most rows that a columnar map is given at a time, unless something else is said.

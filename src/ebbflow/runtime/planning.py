@@ -15,8 +15,8 @@ from ebbflow.accounts.traces import read_trace_variables
 from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
 from ebbflow.engine.inlet import Feeder
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.numaflow.pynumaflow.adapters import mode_of
@@ -33,7 +33,7 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
-from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
+from ebbflow.runtime.source_process.companion import COLUMNS_LIMIT, SourcePlan
 from ebbflow.runtime.worker import resolve_code
 from ebbflow.streams.feed import FeedPlan, StorePlan
 from ebbflow.usercode.monovertex import Bypass

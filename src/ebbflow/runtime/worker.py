@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.domain.code import Code
+from ebbflow.domain.code import CONTAINER_TYPE, Code, Variables
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine.blame import USER_ERRORS, Blame
 from ebbflow.engine.outage import Breaker, BreakerLimit, Patience
@@ -31,7 +31,6 @@ from ebbflow.runtime.chunk_size import Pace
 from ebbflow.usercode.call_watch import RUNNING, WorkerLeaves
 from ebbflow.usercode.calling import Handler, in_environment
 from ebbflow.usercode.targets import resolve
-from ebbflow.usercode.variables import CONTAINER_TYPE, Variables
 
 if TYPE_CHECKING:
     from ebbflow.accounts.taps import Tap

@@ -44,7 +44,7 @@ _HANDED = (0, 1, 2)
 _LARGEST = 2**20
 
 
-def load() -> None:
+def import_for_workers() -> None:
     """Imports everything that workers need."""
     import pandas  # noqa: F401 - Arrow looks for it in any case
     import pyarrow.compute  # noqa: F401
@@ -56,7 +56,7 @@ def load() -> None:
     gc.set_threshold(_OBJECTS)
 
 
-def serve() -> None:
+def fork_workers() -> None:
     """Forks workers for as long as Spark wants any."""
     from pyspark import daemon
 
@@ -154,7 +154,7 @@ def wait_preloaded(driver: int) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.environ.pop(_SOCKET))
         listener.listen()
-        load()
+        import_for_workers()
         listener.settimeout(_LOOK_EVERY)
         while os.getppid() == driver:
             with contextlib.suppress(TimeoutError):
@@ -163,7 +163,7 @@ def wait_preloaded(driver: int) -> None:
         else:
             return
     _take_over(connection)
-    serve()
+    fork_workers()
 
 
 def _take_over(connection: socket.socket) -> None:
@@ -187,8 +187,8 @@ def main() -> None:
     if sys.argv[1:2] == [_PRELOAD]:
         wait_preloaded(driver=int(sys.argv[2]))
     elif not hand_over():
-        load()
-        serve()
+        import_for_workers()
+        fork_workers()
 
 
 if __name__ == "__main__":

@@ -32,11 +32,17 @@ from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.embedded import FolderWitness
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
-from ebbflow.runtime.control import STOP, shorten
+from ebbflow.runtime.control import STOP, tell_shorter_epochs
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
-from ebbflow.runtime.run import Attachment, RunOptionNames, RunOptions, hold_run_lock, store_spec
+from ebbflow.runtime.run_setup import (
+    Attachment,
+    RunOptionNames,
+    RunOptions,
+    hold_run_lock,
+    store_spec,
+)
 from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines
@@ -264,9 +270,9 @@ class Run:
 
     def _check_batches(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
         if any(plan.streams.batched for plan in plans):
-            from ebbflow.spark.batch.vertex import check_batches
+            from ebbflow.spark.batch.vertex import check_batch_plans
 
-            check_batches(spark, plans)
+            check_batch_plans(spark, plans)
 
     def _slots(self, plans: Sequence[VertexPlan]) -> Slots:
         tasks = sum(plan.partitions for plan in plans)
@@ -359,7 +365,7 @@ class Run:
         self._tell_tasks(STOP)
 
     def _tell_turns(self) -> None:
-        self._tell_tasks(shorten(TURN))
+        self._tell_tasks(tell_shorter_epochs(TURN))
 
     def _tell_tasks(self, word: bytes) -> None:
         """Sends a word to all tasks, if NATS takes it: it is repeated, and epochs end anyway."""

@@ -164,7 +164,7 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    from ebbflow.connectors.spark.session import root_cause
+    from ebbflow.connectors.spark.vertex_session import root_cause
     from ebbflow.spark import jvm
 
     conf = SparkConf().setAll(list(settings.items()))

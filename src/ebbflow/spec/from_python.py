@@ -76,14 +76,14 @@ class ServingOptions(TypedDict, total=False):
     cors: Sequence[str]
 
 
-def fields_of(fields: Any) -> Any:
+def copy_fields(fields: Any) -> Any:
     """Returns a copy of the fields; what is no mapping stays as it is, for lint to report."""
     return dict(fields) if isinstance(fields, Mapping) else fields
 
 
 def kinds_of(options: Mapping[str, Any], names: Iterable[str]) -> Part:
     """Those of the options that choose a kind of source or sink."""
-    return {name: fields_of(options[name]) for name in names if name in options}
+    return {name: copy_fields(options[name]) for name in names if name in options}
 
 
 def _shipped() -> Iterable[str]:
@@ -100,7 +100,7 @@ def code_fields(code: CodeChoice | None) -> Part:
     return {"python": code}
 
 
-def source(
+def source_section(
     code: CodeChoice | None,
     kinds: Mapping[str, Any],
     transformer: CodeChoice | None,
@@ -125,7 +125,7 @@ def serving_source(
 ) -> Part:
     """Returns a serving source; the retries are its transformer's."""
     settings = kinds_of(options, ServingOptions.__annotations__)
-    return source(None, {"serving": settings}, transformer, retry, on_failure)
+    return source_section(None, {"serving": settings}, transformer, retry, on_failure)
 
 
 def udf(
@@ -142,7 +142,7 @@ def udf(
     return {**part, "mode": mode, **_retry_strategy(retry, on_failure)}
 
 
-def sink(
+def sink_section(
     code: CodeChoice | None,
     kinds: Mapping[str, Any],
     *,
@@ -183,7 +183,7 @@ def store(choice: Store) -> Part:
 def backoff(policy: Policy) -> Any:
     """Returns the fields of a back-off."""
     if not isinstance(policy, Backoff):
-        return fields_of(policy)
+        return copy_fields(policy)
     return {
         "interval": timedelta(milliseconds=policy.interval),
         "steps": policy.steps,
@@ -202,14 +202,14 @@ def on_unavailable(options: Mapping[str, Any]) -> Part:
 
 _SETTINGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "partitions": ("partitions", lambda count: count),
-    "limits": ("limits", fields_of),
+    "limits": ("limits", copy_fields),
     "inline": ("inline", lambda enabled: enabled),
     "ordered": ("ordered", lambda enabled: {"enabled": enabled}),
     "on_error": ("onError", lambda policy: {"backoff": backoff(policy)}),
     "on_unavailable": ("onUnavailable", on_unavailable),
     "breaker": ("breaker", dict),
     "serving_store": ("servingStore", store),
-    "inter_step_buffer": ("interStepBuffer", fields_of),
+    "inter_step_buffer": ("interStepBuffer", copy_fields),
     "audit": ("audit", dict),
 }
 """Options of a whole pipeline or of a step → their names in YAML, and what writes them."""

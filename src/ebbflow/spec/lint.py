@@ -38,10 +38,12 @@ from ebbflow.spec.kinds import (
 from ebbflow.spec.model import PipelineSpec, Spec
 from ebbflow.spec.rules.graph import check_graph
 from ebbflow.spec.rules.serving import check_answers, check_serving, check_serving_pipeline
-from ebbflow.spec.rules.spark import check_audit, check_batches, check_no_batches
 from ebbflow.spec.rules.vertices import (
+    check_audit,
+    check_batches,
     check_monovertex,
     check_name,
+    check_no_batches,
     check_store,
     check_support,
     check_vertices,

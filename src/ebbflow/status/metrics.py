@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from ebbflow.accounts.numbers import BOUNDS, Histogram
-from ebbflow.domain.version import __version__
+from ebbflow.domain import __version__
 from ebbflow.status.conditions import judge_health
 from ebbflow.status.model import Condition, Phase, PipelineStatus, VertexStatus
 

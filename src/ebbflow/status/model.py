@@ -4,8 +4,8 @@ The live table, the commands, the web UI, the metrics and the end of a run are s
 
 ``PipelineStatus`` is the whole. The run makes one about twice a second, from positions, from the
 state of its streams and from what its tasks tell, and publishes it once a second, so that it can be
-read from any other process. ``Sample`` is its short form for charts over time. All of it is plain
-data; times have the time zone UTC, and durations are in seconds.
+read from any other process. ``StatusSample`` is its short form for charts over time. All of it is
+plain data; times have the time zone UTC, and durations are in seconds.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ class VertexSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StatusSample:
     """The numbers of a pipeline at one moment, by vertex."""
 
     at: datetime

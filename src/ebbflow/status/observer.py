@@ -31,8 +31,8 @@ from ebbflow.accounts.listener import TaskListener, ToldChunk
 from ebbflow.accounts.numbers import Histogram
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.causes import Raised, RaisedErrors
-from ebbflow.engine.outputs import Edge
 from ebbflow.engine.position import Position, count_by_vertex
+from ebbflow.engine.routing import Edge
 from ebbflow.nats.link import Link
 from ebbflow.runtime.plan import DataFrameMap, MonoPlan, SinksPlan, SqlMap, VertexPlan
 from ebbflow.status.backlog import Backlog, LetterCauses, VertexBacklog, age_of

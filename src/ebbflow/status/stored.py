@@ -34,7 +34,7 @@ from ebbflow.status.model import (
     ChunkTimes,
     Concern,
     PipelineStatus,
-    Sample,
+    StatusSample,
     VertexSample,
     VertexStatus,
 )
@@ -116,10 +116,10 @@ def _shorten(status: PipelineStatus, traces: int, errors: int) -> PipelineStatus
     return replace(status, vertices=tuple(map(shorten, status.vertices)))
 
 
-def make_sample(status: PipelineStatus) -> Sample:
+def make_sample(status: PipelineStatus) -> StatusSample:
     """Returns the numbers of a state that charts need."""
     assert status.at is not None
-    return Sample(
+    return StatusSample(
         status.at,
         {
             vertex.name: VertexSample(
@@ -263,14 +263,14 @@ async def follow_status(
         await inbox.unsubscribe()
 
 
-def read_history(link: Link, names: Names) -> list[Sample]:
+def read_history(link: Link, names: Names) -> list[StatusSample]:
     """Returns the samples of the last hour, oldest first."""
 
-    async def load() -> list[Sample]:
-        samples: list[Sample] = []
+    async def load() -> list[StatusSample]:
+        samples: list[StatusSample] = []
         async for deliveries in read_after(link.client, names.status, subject, 0):
             parcel = deliveries.parcel
-            samples += [from_json(Sample, parcel.payload(row)) for row in range(len(parcel))]
+            samples += [from_json(StatusSample, parcel.payload(row)) for row in range(len(parcel))]
         return samples
 
     subject = names.status_subject(SAMPLE)

@@ -152,7 +152,7 @@ class AuditStream:
         for whose, seq in ends.items():
             vertex, _, partition = whose.rpartition(".")
             subject = self._names.audit_subject(vertex, partition)
-            await api.purge(self._link.client, self._names.audit, subject, seq)
+            await api.purge_subject(self._link.client, self._names.audit, subject, seq)
 
     async def _load(self) -> None:
         stored = await self._stored.read()

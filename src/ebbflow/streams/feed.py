@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ebbflow.domain.code import Code
+from ebbflow.domain.code import Code, Variables
 from ebbflow.domain.errors import PermanentPublishError
 from ebbflow.domain.message import Ack
 from ebbflow.engine import frames
@@ -23,7 +23,6 @@ from ebbflow.engine.publications import ROWS
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, WaitForRoom, publish
 from ebbflow.streams.names import Names
-from ebbflow.usercode.variables import Variables
 
 _NO_ROLLUP = 10111
 

@@ -216,7 +216,7 @@ class Ledger:
                 TimeoutError, JetStreamUnavailable, api.ApiError, nats.errors.Error
             ):
                 # What fails is covered by the next purge.
-                await api.purge(self._link.client, self._stream, self._subject, done[-1])
+                await api.purge_subject(self._link.client, self._stream, self._subject, done[-1])
 
     async def _move_up(self, tally: Tally) -> None:
         """Writes what the older half of our frames holds anew, so that they can be deleted."""

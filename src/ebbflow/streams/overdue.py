@@ -61,7 +61,7 @@ async def clear_overdue(
             await _move(client, place, seq, subject)
             moved += 1
         # After the copy is stored: a crash in between leaves both, and only one is awaited.
-        await api.purge(client, place.stream, subject, seq)
+        await api.purge_subject(client, place.stream, subject, seq)
     return deleted, moved
 
 

@@ -231,7 +231,7 @@ class FrameReader(Inlet):
         self._purging = True
         try:
             while (done := self._done) > self._purged:
-                await api.purge(self._link.client, self.stream, self.subject, done)
+                await api.purge_subject(self._link.client, self.stream, self.subject, done)
                 self._purged = done
         except AccessError as error:
             self._fail(error)  # a buffer that is never purged ends up full

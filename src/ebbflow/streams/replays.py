@@ -109,7 +109,7 @@ class ReplayMarks:
     async def forget(self, target: ReplayTarget, up_to: int) -> None:
         """Deletes marks, once the letters in them are deleted."""
         stream, subject = self._address(target)
-        await api.purge(self._client, stream, subject, up_to)
+        await api.purge_subject(self._client, stream, subject, up_to)
 
     async def prepare(self, target: ReplayTarget) -> None:
         """Brings a stream that an earlier version has made to where it can hold marks."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.runtime.run import RunOptions
+from ebbflow.runtime.run_setup import RunOptions
 from ebbflow.spark.run import Run
 from ebbflow.spark.session import open_session
 from ebbflow.status.model import PipelineStatus

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from ebbflow.domain.code import Code, SinkMode
 from ebbflow.domain.message import Datum, Response, RowResponse
-from ebbflow.domain.source import Messages, NackOffset, Source, SourceMessage
+from ebbflow.domain.user_source import Messages, NackOffset, Source, SourceMessage
 from ebbflow.engine.source_columns import columns_of
 from ebbflow.testing.conformance.rules import Sample
 

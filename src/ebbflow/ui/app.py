@@ -98,7 +98,7 @@ class WebUiApp:
 
     def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
         """Returns who takes the body of a request; ``Refusal`` if nobody does."""
-        exchange.error_body = describe_error
+        exchange.error_body = describe_refusal
         exchange.extra_headers += _CAREFUL
         self._guard.check_site(request)
         return self._router.open(request, exchange)
@@ -133,7 +133,7 @@ class WebUiApp:
             await answer(exchange)
 
 
-def describe_error(refusal: Refusal) -> bytes:
+def describe_refusal(refusal: Refusal) -> bytes:
     """Returns the body of a refusal: what is wrong, and what to do next."""
     return encode_json({"error": refusal.reason, "next_step": refusal.next_step})
 
@@ -192,7 +192,7 @@ def read_number(text: str, name: str, most: int) -> int:
     return int(text)
 
 
-def read_time(text: str, name: str) -> datetime:
+def parse_iso_time(text: str, name: str) -> datetime:
     """Returns a time in ISO 8601, in UTC; without a zone it is UTC."""
     try:
         time = datetime.fromisoformat(text)

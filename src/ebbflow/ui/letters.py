@@ -25,10 +25,10 @@ from ebbflow.ui.app import (
     Stream,
     UiRoute,
     number_of,
+    parse_iso_time,
     pipeline_of,
     read_name,
     read_number,
-    read_time,
 )
 from ebbflow.ui.jobs import Jobs, Progress
 from ebbflow.ui.pipelines import Pipelines
@@ -83,7 +83,7 @@ class LettersApi:
         page = await self._ask(
             request, lambda letters: letters.search(chosen, after, limit, newest)
         )
-        entries = [describe(stored, whole=False) for stored in page.letters]
+        entries = [letter_to_json(stored, whole=False) for stored in page.letters]
         answer = {"letters": entries, "next": page.next, "total": page.total}
         return HttpReply.json(answer)
 
@@ -108,7 +108,7 @@ class LettersApi:
     async def _show(self, request: HttpRequest) -> HttpReply:
         number = read_number(request.names["number"], "the number", _LARGEST_NUMBER)
         stored = await self._ask(request, partial(_find, number=number))
-        return HttpReply.json(describe(stored, whole=True))
+        return HttpReply.json(letter_to_json(stored, whole=True))
 
     async def _export(self, request: HttpRequest) -> Stream:
         """Sends all that match, line by line; a client that reads slowly holds no thread."""
@@ -195,7 +195,7 @@ class LettersApi:
         return HttpReply.json(job.describe())
 
 
-def describe(stored: StoredLetter, whole: bool) -> dict[str, Any]:
+def letter_to_json(stored: StoredLetter, whole: bool) -> dict[str, Any]:
     """Returns a letter for the web UI: its value is ``{"text": …}`` or ``{"base64": …}``."""
     facts = describe_letter(stored, whole)
     if isinstance(facts.get("value"), str):
@@ -296,7 +296,7 @@ def read_filter(fields: Mapping[str, Any]) -> LetterFilter:
     """
     texts = {name: _text(fields[name], name) for name in _FIELDS & fields.keys()}
     chosen: dict[str, Any] = {name: texts.get(name) for name in _TEXTS}
-    chosen |= {name: read_time(texts[name], name) for name in _TIMES if texts.get(name)}
+    chosen |= {name: parse_iso_time(texts[name], name) for name in _TIMES if texts.get(name)}
     if texts.get("vertex"):
         chosen["vertex"] = read_name(str(texts["vertex"]), "vertex")
     if texts.get("up_to"):

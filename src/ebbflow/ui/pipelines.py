@@ -21,9 +21,9 @@ from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.domain.records import to_plain
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.operations.pausing import PauseReport, pause, resume
+from ebbflow.operations.pausing import PauseReport, pause_vertices, resume_vertices
 from ebbflow.operations.trace import trace_on_link
-from ebbflow.runtime.run import StoredSpec, read_spec
+from ebbflow.runtime.run_setup import StoredSpec, read_spec
 from ebbflow.spec.echo import document_to_yaml
 from ebbflow.spec.graph.layout import lay_out
 from ebbflow.status.conditions import Health, judge_health
@@ -35,7 +35,7 @@ from ebbflow.streams.names import PREFIX, Names, list_pipelines
 from ebbflow.ui.app import (
     Stream,
     UiRoute,
-    describe_error,
+    describe_refusal,
     explain_failure,
     number_of,
     parameter,
@@ -248,7 +248,7 @@ def _read_pipelines(link: Link) -> list[str]:
 
 
 def _describe(error: Exception) -> bytes:
-    return describe_error(explain_failure(error))
+    return describe_refusal(explain_failure(error))
 
 
 # --- states, specs, logs and traces ---------------------------------------------------------------
@@ -274,8 +274,8 @@ class PipelinesApi:
             UiRoute("GET", f"{one}/graph", self._graph),
             UiRoute("GET", f"{one}/logs", self._logs),
             UiRoute("GET", f"{one}/trace/{{id...}}", self._trace),
-            UiRoute("POST", f"{one}/pause", partial(self._change_pause, pause)),
-            UiRoute("POST", f"{one}/resume", partial(self._change_pause, resume)),
+            UiRoute("POST", f"{one}/pause", partial(self._change_pause, pause_vertices)),
+            UiRoute("POST", f"{one}/resume", partial(self._change_pause, resume_vertices)),
         ]
 
     async def _list(self, request: HttpRequest) -> HttpReply:
@@ -285,7 +285,7 @@ class PipelinesApi:
 
     async def _describe(self, name: str) -> dict[str, Any]:
         try:
-            return describe_pipeline(await self._pipelines.status(name))
+            return summarise_pipeline(await self._pipelines.status(name))
         except Exception:
             # One that cannot be read does not hide the others.
             return {"name": name, "phase": None}
@@ -355,7 +355,7 @@ class PipelinesApi:
         return HttpReply.json(report)
 
 
-def describe_pipeline(status: PipelineStatus) -> dict[str, Any]:
+def summarise_pipeline(status: PipelineStatus) -> dict[str, Any]:
     """Returns what a list of pipelines shows of one."""
     return {
         "name": status.pipeline,

@@ -30,7 +30,7 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import LoopThread
 from ebbflow.nats.login import Addresses
-from ebbflow.runtime.run import Attachment
+from ebbflow.runtime.run_setup import Attachment
 from ebbflow.ui.app import FilesApi, UiRoute, WebUiApp
 from ebbflow.ui.jobs import Jobs
 from ebbflow.ui.letters import LettersApi

@@ -34,7 +34,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow.compute as pc
 
-from ebbflow.domain.code import Mode
+from ebbflow.domain.code import Mode, Variables, expand_all
 from ebbflow.domain.message import Datum, Message, Nack, Signal
 from ebbflow.engine.blame import ENOUGH, USER_ERRORS, Blame, Trial
 from ebbflow.engine.checks import NOT_MESSAGES, check_message
@@ -46,7 +46,6 @@ from ebbflow.usercode.call_watch import RUNNING, beating, in_time
 from ebbflow.usercode.columns import record_columns, select_columns
 from ebbflow.usercode.contract import order_results, record_answers, record_rows
 from ebbflow.usercode.targets import is_class
-from ebbflow.usercode.variables import Variables, expand_all
 
 
 class Stream:
@@ -271,7 +270,7 @@ async def _gather(results: AsyncIterator[Any]) -> list[Any]:
     return [result async for result in results]
 
 
-def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
+def call_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     """Gives every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
     ordered = verdict.rules.ordered
     if handler.is_async and not ordered:
@@ -360,7 +359,7 @@ def map_in_mode(handler: Handler, mode: Mode, size: int) -> Operator:
     """Returns the call of a map in its mode; at most ``size`` messages are in it at a time."""
     match mode:
         case "unary":
-            return partial(run_map, handler, concurrency=size)
+            return partial(call_map, handler, concurrency=size)
         case "stream":
             return partial(run_stream, handler)
         case "batch":
@@ -374,12 +373,12 @@ def sink_in_mode(
 ) -> Operator:
     """Returns the call of a sink in its mode, with at most ``size`` messages at a time."""
     if mode == "batch":
-        return partial(run_sink, handler, batch_size=size, fail_unavailable=fail_unavailable)
+        return partial(call_sink, handler, batch_size=size, fail_unavailable=fail_unavailable)
     call = partial(run_columnar_sink, handler, batch_size=size, pandas=mode == "pandas")
     return partial(call, fail_unavailable=fail_unavailable)
 
 
-def run_sink(
+def call_sink(
     handler: Handler, verdict: Verdict, batch_size: int, fail_unavailable: bool = False
 ) -> None:
     """Gives the rows to the sink in batches and records its responses.

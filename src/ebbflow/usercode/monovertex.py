@@ -33,8 +33,9 @@ from ebbflow.domain.outcome import (
 from ebbflow.engine import frames
 from ebbflow.engine.answers import way_order
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import DELIVERY, INHERITED, Edge, event_times
+from ebbflow.engine.outputs import DELIVERY, INHERITED, event_times
 from ebbflow.engine.retry import Pause, RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.engine.verdict import Decisions, Operator, Verdict
 from ebbflow.usercode.calling import call_with_retries
 from ebbflow.usercode.contract import SENT_TO_FALLBACK

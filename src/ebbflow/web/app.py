@@ -239,7 +239,7 @@ class Admission:
 
         Its body may have ``largest`` bytes.
         """
-        check_size(size, largest)
+        check_body_size(size, largest)
         self._check(1, size)
         self._inside += 1
         self._held += size
@@ -288,7 +288,7 @@ class Reservation:
         self._admission.release(self._size)
 
 
-def check_size(size: int, largest: int) -> None:
+def check_body_size(size: int, largest: int) -> None:
     """Refuses a body that is larger than a message may be."""
     if size > largest:
         raise Refusal(413, f"a body may have {largest:,} bytes, not {size:,} or more")
@@ -310,7 +310,7 @@ class Body:
     def feed(self, piece: bytes) -> None:
         """Takes a piece of the body; ``Refusal`` if there is no room for it."""
         self.received += len(piece)
-        check_size(self.received, self._reservation.largest)
+        check_body_size(self.received, self._reservation.largest)
         self._reservation.grow_to(self.received)
         self._pieces.append(piece)
 

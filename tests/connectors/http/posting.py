@@ -88,7 +88,7 @@ class Posting:
         """As a vertex does with what it has settled."""
         subject = self.names.buffer_subject(self.vertex, 0)
         stream = self.names.buffer(self.vertex, 0)
-        self.link.run(api.purge(self.link.client, stream, subject, 2**40))
+        self.link.run(api.purge_subject(self.link.client, stream, subject, 2**40))
 
 
 def asked(connection, method, path, body=None, headers=None, **options) -> Answered:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.connectors.http import sink as answers
-from ebbflow.connectors.http.client import LONGEST_WAIT, HttpAnswer, parse_retry_after
-from ebbflow.connectors.http.sink import decide
+from ebbflow.connectors.http.http_client import LONGEST_WAIT, HttpAnswer, parse_retry_after
+from ebbflow.connectors.http.sink import decide_response
 from ebbflow.domain.message import RowResponse, Status
 from ebbflow.engine.verdict import Failure
 from ebbflow.usercode.contract import record_rows
@@ -72,7 +72,7 @@ def test_no_retry_after_breaks_anything(text):
     ],
 )
 def test_the_status_decides(answer, status, text):
-    response = decide(answer) or RowResponse.ok()
+    response = decide_response(answer) or RowResponse.ok()
 
     assert response.status is status
     if status is Status.NACK:
@@ -112,7 +112,7 @@ def test_a_batch_without_statuses_is_decided_by_the_status_of_the_answer(body):
 
 def test_a_strategy_decides_what_an_outage_means():
     verdict = verdict_on(some("a"))
-    answers = {0: decide(HttpAnswer(504))}
+    answers = {0: decide_response(HttpAnswer(504))}
     assert record_rows(verdict, 0, 1, answers, fail_unavailable=True) == []
     assert verdict.decisions.failed == {0: Failure("HTTP 504", 0)}
 

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from ebbflow import Datum, Pipeline
-from ebbflow.connectors.http.client import ClientTls
+from ebbflow.connectors.http.http_client import ClientTls
 from ebbflow.connectors.http.sink import BatchSettings, HttpSink, HttpSinkSettings, split_lines
 from ebbflow.domain.message import RowResponse, Status
 from ebbflow.domain.secrets import Secret

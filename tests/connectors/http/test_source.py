@@ -51,7 +51,7 @@ def source(link, tmp_path, shared):
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
     """All who share a port have been added as soon as one is there."""
-    monkeypatch.setattr("ebbflow.connectors.listening.server._SETTLING", 0.0)
+    monkeypatch.setattr("ebbflow.connectors.listening.feed._SETTLING", 0.0)
 
 
 # --- what is stored -----------------------------------------------------------------------------
@@ -633,7 +633,7 @@ def test_two_vertices_share_a_port_until_the_last_one_stops(link, tmp_path):
 
 
 def test_a_vertex_that_is_about_to_listen_is_not_taken_for_unknown(source, monkeypatch):
-    monkeypatch.setattr("ebbflow.connectors.listening.server._SETTLING", 60.0)
+    monkeypatch.setattr("ebbflow.connectors.listening.feed._SETTLING", 60.0)
     answer = source.ask("POST", "/vertices/other", b"x")
 
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")

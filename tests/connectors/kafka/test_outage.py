@@ -6,7 +6,11 @@ import threading
 
 import pytest
 
-from ebbflow.connectors.kafka.client import KafkaAccess, KafkaSinkSettings, KafkaSourceSettings
+from ebbflow.connectors.kafka.kafka_client import (
+    KafkaAccess,
+    KafkaSinkSettings,
+    KafkaSourceSettings,
+)
 from ebbflow.connectors.kafka.sink import KafkaSink
 from ebbflow.connectors.kafka.source import KafkaSource
 from ebbflow.domain.message import Status

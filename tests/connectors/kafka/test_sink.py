@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from ebbflow.connectors.kafka.client import KafkaAccess, KafkaSinkSettings
+from ebbflow.connectors.kafka.kafka_client import KafkaAccess, KafkaSinkSettings
 from ebbflow.connectors.kafka.sink import KafkaSink
-from ebbflow.connectors.kafka.source import columns_of
+from ebbflow.connectors.kafka.source import columns_of_records
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import Status
 from ebbflow.engine import frames
@@ -97,7 +97,7 @@ def test_what_a_source_reads_is_what_the_sink_was_given(kafka, sink_to, keys):
     headers = {"trace": "7", "é": "ü"}
     write(sink_to(topic, set_key=True), b"\x00\xff", keys=keys, headers=headers)
 
-    (message,) = messages_of(columns_of(kafka.records(topic)))
+    (message,) = messages_of(columns_of_records(kafka.records(topic)))
     assert message.value == b"\x00\xff"
     assert (list(message.keys), message.headers) == (keys, headers)
 
@@ -107,7 +107,7 @@ def test_a_deleted_value_stays_one(kafka, sink_to):
     write(sink_to(topic, set_key=True), b"", keys=["ann"], headers={"__tombstone": "true"})
     (record,) = kafka.records(topic)
     assert record.value() is None
-    (message,) = messages_of(columns_of([record]))
+    (message,) = messages_of(columns_of_records([record]))
     assert message.headers == {"__tombstone": "true"}
 
 

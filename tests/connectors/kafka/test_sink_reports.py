@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.connectors.kafka.client import KafkaAccess, KafkaSinkSettings
+from ebbflow.connectors.kafka.kafka_client import KafkaAccess, KafkaSinkSettings
 from ebbflow.connectors.kafka.sink import KafkaSink
 from ebbflow.domain.message import Status
 from ebbflow.engine import frames

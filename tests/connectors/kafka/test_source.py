@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
-from ebbflow.connectors.kafka.client import KafkaAccess, KafkaSourceSettings
+from ebbflow.connectors.kafka.kafka_client import KafkaAccess, KafkaSourceSettings
 from ebbflow.connectors.kafka.source import KafkaSource
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
-from ebbflow.domain.source import SourceMessage
+from ebbflow.domain.user_source import SourceMessage
 from tests.connectors.kafka.broker import PASSWORD, USER, free_ports
 from tests.waiting import until
 

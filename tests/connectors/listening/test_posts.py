@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.connectors.http.known_ids import RecentIds
-from ebbflow.connectors.listening.posts import Envelope, rows_of
+from ebbflow.connectors.listening.posts import Envelope, rows_of_posts
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.stored import read_subject
@@ -134,7 +134,7 @@ async def put(source, frame, ids):
     buffers = Buffers(source.link, source.names, "in", 1)
     head = [(b"host", b"x"), (b"content-length", b"1")]
     posts = [(Envelope([*head, (b"x-numaflow-id", name.encode())], 0), b"x") for name in ids]
-    await buffers.put(rows_of(posts), frame)
+    await buffers.put(rows_of_posts(posts), frame)
 
 
 def test_asking_whether_a_frame_is_stored_stores_nothing(link, tmp_path):

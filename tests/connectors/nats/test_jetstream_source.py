@@ -13,7 +13,7 @@ from ebbflow.connectors.nats.durable import Durable
 from ebbflow.connectors.nats.jetstream_source import JetStreamSettings, JetStreamSource
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import NackOptions
-from ebbflow.domain.source import NackOffset, SourceMessage
+from ebbflow.domain.user_source import NackOffset, SourceMessage
 from ebbflow.engine.source_columns import columns_of, ids_of
 from ebbflow.nats import api
 from ebbflow.nats.link import Link

@@ -53,7 +53,7 @@ class Place:
 
     def make_room(self):
         stream, subject = self.names.buffer("in", 0), self.names.buffer_subject("in", 0)
-        self.link.run(api.purge(self.link.client, stream, subject, 1_000_000))
+        self.link.run(api.purge_subject(self.link.client, stream, subject, 1_000_000))
 
 
 @pytest.fixture

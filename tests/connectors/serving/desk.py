@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.connectors.listening.posts import Envelope
-from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers
+from ebbflow.connectors.serving.answer_stores import AnswerSource, BucketAnswers
 from ebbflow.connectors.serving.book import RequestBook
 from ebbflow.connectors.serving.store import ServedRequest
 from ebbflow.domain.outcome import Counts
@@ -21,7 +21,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import read_subject
 from ebbflow.streams import catalogue, provision
-from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.answer_bucket import AnswerBucket
 from ebbflow.streams.catalogue import bucket_config
 from ebbflow.streams.feed import Spot, StorePlan
 from ebbflow.streams.names import Names

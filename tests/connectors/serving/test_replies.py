@@ -29,7 +29,7 @@ def server(link, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
     """All who share a port have been added as soon as one is there."""
-    monkeypatch.setattr("ebbflow.connectors.listening.server._SETTLING", 0.0)
+    monkeypatch.setattr("ebbflow.connectors.listening.feed._SETTLING", 0.0)
 
 
 # --- sync ---------------------------------------------------------------------------------------

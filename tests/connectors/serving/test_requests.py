@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ebbflow.accounts.trail import MOST_STEPS
 from ebbflow.connectors.serving.requests import OpenRequest, RequestRegister
 from ebbflow.connectors.serving.store import Checkpoint, ServedRequest
-from ebbflow.streams.answers import TrailFrame
+from ebbflow.streams.answer_bucket import TrailFrame
 from ebbflow.streams.trail_rows import TrailRow
 from tests.connectors.serving.desk import at, row
 

@@ -6,8 +6,8 @@ import pytest
 
 from ebbflow import Message, MonoVertex, Pipeline
 from ebbflow.connectors.plans import Format, SparkSourceSettings
-from ebbflow.connectors.spark.rows import as_messages, open_table
-from ebbflow.connectors.spark.session import clone_session, leaving_active
+from ebbflow.connectors.spark.rows import as_messages, open_source_table
+from ebbflow.connectors.spark.vertex_session import clone_session, leaving_active
 from ebbflow.deadletters import DeadLetters
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats.locate import open_link, start_embedded
@@ -37,7 +37,7 @@ def read(spark, folder):
         settings = SparkSourceSettings(table, schema=schema, stream=False, value=value)
         with leaving_active(spark):
             messages = as_messages(
-                open_table(clone_session(spark, {}), settings, "in"), settings, "in"
+                open_source_table(clone_session(spark, {}), settings, "in"), settings, "in"
             )
             found = messages.collect()
         good = sorted(bytes(row.value or b"").decode() for row in found if not told(row))

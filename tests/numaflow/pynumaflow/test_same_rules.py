@@ -19,7 +19,7 @@ from ebbflow.domain.outcome import DeadLetter, Outcome
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.verdict import Verdict
 from ebbflow.numaflow.pynumaflow.adapters import adapt
-from ebbflow.usercode.calling import Handler, run_batch_map, run_map, run_sink, run_stream
+from ebbflow.usercode.calling import Handler, call_map, call_sink, run_batch_map, run_stream
 from tests.engine.sample_rows import some, verdict_on
 from tests.numaflow.pynumaflow.functions import FAIL, NACK
 
@@ -145,7 +145,7 @@ def test_maps(later: bool, answers: list[Any], inputs: dict[str, Any]) -> None:
     async def own_later(datum: Any) -> list[Message]:
         return both.own(datum)
 
-    run = partial(run_map, concurrency=4)
+    run = partial(call_map, concurrency=4)
     code, own = (theirs_later, own_later) if later else (theirs, both.own)
     compare(decided(adapt(code, "map"), run, answers, inputs), decided(own, run, answers, inputs))
 
@@ -218,5 +218,5 @@ def test_sinks(words: list[str], size: int) -> None:
         }
         return [r for datum in data for r in answered[said[datum.value]](datum.id)]
 
-    run = partial(run_sink, batch_size=size)
+    run = partial(call_sink, batch_size=size)
     compare(decided(adapt(theirs, "sink"), run, words, {}), decided(own, run, words, {}))

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from ebbflow import NackOptions
-from ebbflow.domain.source import NackOffset, Source
+from ebbflow.domain.user_source import NackOffset, Source
 from ebbflow.numaflow.pynumaflow.adapters import PynumaflowSource, adapt
 from ebbflow.usercode.calling import Handler
 from tests.numaflow.pynumaflow import functions

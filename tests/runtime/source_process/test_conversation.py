@@ -28,11 +28,11 @@ from ebbflow.engine.inlet import handed_back
 from ebbflow.engine.outage import Patience
 from ebbflow.engine.position import Mark
 from ebbflow.engine.system_errors import LISTED
-from ebbflow.runtime.source_process import client, reading
-from ebbflow.runtime.source_process.client import SourcePlan
+from ebbflow.runtime.source_process import companion, reading
+from ebbflow.runtime.source_process.companion import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
+from ebbflow.runtime.source_process.program import SourceProcess
 from ebbflow.runtime.source_process.protocol import Order
-from ebbflow.runtime.source_process.server import SourceProcess
 from ebbflow.streams.ledger import History
 from tests.waiting import until
 
@@ -212,7 +212,7 @@ def served(source: type, messages: int) -> Iterator[tuple[Outside, str]]:
     global OUTSIDE
     outside = OUTSIDE = Outside(messages)
     run = f"test-{os.getpid()}-{next(RUNS)}"
-    path = client._socket_path(f"{run}/in/0")
+    path = companion._socket_path(f"{run}/in/0")
     code = pickle.dumps(source)
     order = Order("in", 0, code, None, [], str(path), LISTED, 0, 5, 7, 0.01)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -455,4 +455,4 @@ def test_a_folder_of_somebody_else_or_a_link_to_one_of_ours_is_refused(
     else:
         folder.write_text("a file")
     with pytest.raises(SourceError, match=f"{folder} is not a folder of this user"):
-        client._socket_path("run/in/0")
+        companion._socket_path("run/in/0")

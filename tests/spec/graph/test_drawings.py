@@ -8,8 +8,7 @@ from hypothesis import given
 
 from ebbflow.domain.records import from_json, to_json
 from ebbflow.spec.graph import PipelineShape
-from ebbflow.spec.graph.pictures import draw_mermaid, draw_svg
-from ebbflow.spec.graph.terminal import draw_terminal, draw_tree
+from ebbflow.spec.graph.drawings import draw_mermaid, draw_svg, draw_terminal, draw_tree
 from tests.spec.graph.shapes import shape_of
 from tests.spec.graph.test_layout import graphs
 

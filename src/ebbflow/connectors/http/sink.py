@@ -23,8 +23,14 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.connectors.http.client import ClientTls, HttpAnswer, HttpClient, NoAnswer, bound_wait
-from ebbflow.connectors.json_record import records
+from ebbflow.connectors.file import json_records
+from ebbflow.connectors.http.http_client import (
+    ClientTls,
+    HttpAnswer,
+    HttpClient,
+    NoAnswer,
+    bound_wait,
+)
 from ebbflow.domain.message import NackOptions, RowResponse
 from ebbflow.domain.secrets import Secret
 from ebbflow.engine.position import LINEAGE
@@ -70,7 +76,7 @@ class HttpSinkSettings:
     batch: BatchSettings | None = None
 
 
-def decide(answer: HttpAnswer) -> RowResponse | None:
+def decide_response(answer: HttpAnswer) -> RowResponse | None:
     """Returns the response for a message that the whole answer is about; none if it is written."""
     return _respond(answer.status, answer.wait, answer.words)
 
@@ -78,7 +84,7 @@ def decide(answer: HttpAnswer) -> RowResponse | None:
 def decide_each(ids: Sequence[str], answer: HttpAnswer) -> Answers:
     """Returns the responses for the messages of a batch that are not simply written."""
     if not 200 <= answer.status < 300:
-        return _to_all(ids, decide(answer))
+        return _to_all(ids, decide_response(answer))
     if not answer.whole:
         why = f"HTTP {answer.status}, with an answer that could not be read as a whole"
         return _to_all(ids, RowResponse.failure(why))
@@ -171,7 +177,7 @@ class HttpSink:
             requests = [*enumerate(zip(values, heads, strict=True))]
             await self._run_all(lambda request: self._send(*request, answers), requests)
         else:
-            ids, lines = rows.column("id").to_pylist(), records(rows)
+            ids, lines = rows.column("id").to_pylist(), json_records(rows)
             parts = [*split_lines(lines, batch)]
             await self._run_all(lambda part: self._send_part(part, ids, lines, answers), parts)
         return answers or None
@@ -194,7 +200,7 @@ class HttpSink:
     ) -> None:
         try:
             answer = await self._client.send(*message, _LONGEST_ANSWER)
-            response = decide(answer)
+            response = decide_response(answer)
         except NoAnswer as error:
             response = self._respond_unavailable(str(error))
         if response is not None:

@@ -25,7 +25,7 @@ from ebbflow.connectors.listening.posts import (
     ROW_BYTES,
     Envelope,
     PostStore,
-    rows_of,
+    rows_of_posts,
 )
 from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import Link
@@ -72,7 +72,7 @@ class HttpFeed(ListeningFeed):
         await known_ids.load(buffers.has_stored)
         self._store = PostStore(buffers, known_ids, self._ack_wait)
         # The first column that Arrow makes has it import pandas: not while somebody waits.
-        rows_of([])
+        rows_of_posts([])
 
     def _routes(self) -> list[Route]:
         return [Route((b"POST",), self._path, self.open)]

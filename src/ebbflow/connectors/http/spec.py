@@ -20,7 +20,7 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 
 if TYPE_CHECKING:
-    from ebbflow.connectors.http.client import ClientTls
+    from ebbflow.connectors.http.http_client import ClientTls
     from ebbflow.connectors.http.sink import HttpSinkSettings
     from ebbflow.connectors.http.source import HttpSourceSettings
     from ebbflow.streams.feed import FeedPlan
@@ -95,7 +95,7 @@ class HttpSourceSpec(ListeningSection):
         """Returns the feed, with all secrets read."""
         require_extra("The http source", "http", "cryptography")
         from ebbflow.connectors.http.source import HttpFeed
-        from ebbflow.connectors.listening.server import check_ports
+        from ebbflow.connectors.listening.feed import check_ports
         from ebbflow.streams.feed import FeedPlan
 
         settings = self.settings(f"the http source {vertex}")
@@ -163,7 +163,7 @@ class HttpSinkSpec(SinkSection):
 
 def _read_tls(section: Tls, where: str) -> ClientTls:
     """Returns the files' contents; ``SetupError`` when they do not fit together."""
-    from ebbflow.connectors.http.client import ClientTls
+    from ebbflow.connectors.http.http_client import ClientTls
 
     contents = section.contents(where)
     key = Secret(contents["key"]) if "key" in contents else None

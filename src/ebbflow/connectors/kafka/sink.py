@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ebbflow.connectors.kafka.client import (
+from ebbflow.connectors.kafka.kafka_client import (
     ClientErrors,
     KafkaSinkSettings,
-    describe,
+    describe_kafka_error,
     find_topics,
     make_client,
 )
@@ -189,7 +189,7 @@ class KafkaSink:
                 trouble = error  # the others need not wait for brokers that are gone
 
     def _response(self, error: KafkaError, errors_seen: ClientErrors) -> RowResponse:
-        why = describe(error)
+        why = describe_kafka_error(error)
         if error.code() == KafkaError._MSG_TIMED_OUT and errors_seen.last is not None:
             why = f"{why} ({errors_seen.text})"
         if _is_refusal(error):

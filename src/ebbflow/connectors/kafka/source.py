@@ -27,20 +27,20 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from ebbflow.connectors.kafka.client import (
+from ebbflow.connectors.kafka.kafka_client import (
     ClientErrors,
     GroupOffsets,
     KafkaSourceSettings,
     Partition,
     commit_for_certain,
     consumer_settings,
-    describe,
+    describe_kafka_error,
     find_topics,
     make_client,
 )
 from ebbflow.connectors.kafka.records import Headers, read_columns
 from ebbflow.domain.errors import SetupError
-from ebbflow.domain.source import Source
+from ebbflow.domain.user_source import Source
 
 _TIME = pa.timestamp("us", tz="UTC")
 _AHEAD = 8_000
@@ -187,7 +187,7 @@ class KafkaSource(Source):
                 failure, self._failure = self._failure, None
                 raise failure
             self._change.notify_all()
-        return columns_of(taken)
+        return columns_of_records(taken)
 
     def ack(self, offsets: Sequence[bytes]) -> None:
         """Notes that these are settled; they are committed soon."""
@@ -314,7 +314,7 @@ class KafkaSource(Source):
             self._leave_group()
         if error.fatal() or error.code() not in _PASSING:
             raise SetupError(
-                f"Kafka at {self._settings.access} does not go on: {describe(error)}.",
+                f"Kafka at {self._settings.access} does not go on: {describe_kafka_error(error)}.",
                 "See whether topic:, consumerGroup: and config: are right.",
             )
 
@@ -477,7 +477,7 @@ def _reach_ends(progress: Progress, events: list[Message]) -> None:
             progress.reach(offset)
 
 
-def columns_of(records: Sequence[Message]) -> pa.RecordBatch:
+def columns_of_records(records: Sequence[Message]) -> pa.RecordBatch:
     """Returns records as messages of the pipeline; an offset is the same whoever reads it."""
     values = list(map(Message.value, records))
     partitions = cast("list[int]", list(map(Message.partition, records)))

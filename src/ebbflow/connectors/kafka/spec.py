@@ -22,7 +22,7 @@ from ebbflow.connectors.schema.secrets import SecretRef, Tls
 from ebbflow.domain.secrets import Secret
 
 if TYPE_CHECKING:
-    from ebbflow.connectors.kafka.client import KafkaAccess
+    from ebbflow.connectors.kafka.kafka_client import KafkaAccess
 
 _PEM = {"ca": "ssl.ca.pem", "cert": "ssl.certificate.pem", "key": "ssl.key.pem"}
 RESERVED_SETTINGS = {
@@ -197,7 +197,7 @@ class KafkaSection(Section):
 
     def access(self) -> KafkaAccess:
         """Returns the brokers and the login, with all secrets as they are now."""
-        from ebbflow.connectors.kafka.client import KafkaAccess
+        from ebbflow.connectors.kafka.kafka_client import KafkaAccess
 
         return KafkaAccess(
             self.brokers,
@@ -230,7 +230,7 @@ class KafkaSourceSpec(KafkaSection, SourceSection):
         require_extra("Kafka", "kafka", "confluent_kafka")
         from confluent_kafka import Consumer
 
-        from ebbflow.connectors.kafka.client import (
+        from ebbflow.connectors.kafka.kafka_client import (
             ClientErrors,
             KafkaSourceSettings,
             consumer_settings,
@@ -261,7 +261,11 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
         require_extra("Kafka", "kafka", "confluent_kafka")
         from confluent_kafka import Producer
 
-        from ebbflow.connectors.kafka.client import ClientErrors, KafkaSinkSettings, make_client
+        from ebbflow.connectors.kafka.kafka_client import (
+            ClientErrors,
+            KafkaSinkSettings,
+            make_client,
+        )
         from ebbflow.connectors.kafka.sink import KafkaSink, producer_settings
 
         settings = self.freeze("Kafka", KafkaSinkSettings, access=self.access())

@@ -121,7 +121,7 @@ class Envelope:
             raise Refusal(413, f"{self.size:,} bytes of headers are too many for {rows:,} messages")
 
 
-def rows_of(posts: Sequence[tuple[Envelope, bytes]]) -> pa.RecordBatch:
+def rows_of_posts(posts: Sequence[tuple[Envelope, bytes]]) -> pa.RecordBatch:
     """Returns the messages of posts that are one message each."""
     envelopes = [envelope for envelope, _ in posts]
     has_keys = any(envelope.keys for envelope in envelopes)
@@ -294,7 +294,7 @@ class Group:
         """Returns all its messages."""
         singles = [(post.envelope, post.value) for post in self.posts if post.rows is None]
         batches = [post.rows for post in self.posts if post.rows is not None]
-        return frames.concat([*([rows_of(singles)] if singles else []), *batches])
+        return frames.concat([*([rows_of_posts(singles)] if singles else []), *batches])
 
     def end(self) -> None:
         """Hears that all its posts are settled."""

@@ -30,7 +30,7 @@ import pyarrow as pa
 from ebbflow.connectors.nats.durable import Durable, confirm
 from ebbflow.connectors.nats.messages import not_allowed, outside_link, to_source_columns
 from ebbflow.domain.errors import AccessError, EbbflowError, JetStreamUnavailable, SetupError
-from ebbflow.domain.source import NackOffset, Source
+from ebbflow.domain.user_source import NackOffset, Source
 from ebbflow.nats import api
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.pull import (
@@ -348,7 +348,7 @@ class JetStreamSource(Source):
 
 def _to_rows(deliveries: Deliveries) -> pa.RecordBatch:
     columns = to_source_columns(deliveries.parcel)
-    columns["offset"] = pa.array(write_offsets(deliveries), pa.binary())
+    columns["offset"] = pa.array(write_sequences(deliveries), pa.binary())
     columns["event_time"] = deliveries.times()
     # Whichever process has it, it is the same message.
     columns["partition"] = pa.repeat(pa.scalar(0, pa.int32()), len(deliveries))
@@ -395,10 +395,10 @@ class InFlightMessages:
 
     def take(self, deliveries: Deliveries) -> Deliveries:
         """Returns the messages that were not in flight already; they are now."""
-        offsets = write_offsets(deliveries)
+        offsets = write_sequences(deliveries)
         if not self._held.keys().isdisjoint(offsets):
             deliveries = self._without_held(deliveries, offsets)
-            offsets = write_offsets(deliveries)
+            offsets = write_sequences(deliveries)
         size, replies = sum(deliveries.parcel.sizes()), deliveries.parcel.replies
         batch = _HeldBatch(offsets, size, len(offsets), time.monotonic())
         self._held.update(zip(offsets, zip(replies, repeat(batch), strict=False), strict=True))
@@ -445,6 +445,6 @@ class InFlightMessages:
                 yield [reply for reply, owner in held if owner is batch]
 
 
-def write_offsets(deliveries: Deliveries) -> list[bytes]:
+def write_sequences(deliveries: Deliveries) -> list[bytes]:
     """Returns the offsets of messages: the stream's sequences, as text."""
     return [b"%d" % seq for seq in deliveries.seqs]

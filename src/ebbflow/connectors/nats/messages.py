@@ -46,7 +46,7 @@ _ID_ALONE = b"NATS/1.0\r\nNats-Msg-Id: %b/%b\r\n\r\n"
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
-def read_headers(
+def read_keys_and_headers(
     subject: str, headers: Mapping[str, str] | None
 ) -> tuple[list[str], dict[str, str]]:
     """Returns the keys and headers of a message that has come; the subject is a header too."""
@@ -76,7 +76,7 @@ def to_source_columns(parcel: Parcel) -> dict[str, pa.Array]:
     else:
         pairs = [[(SUBJECT, subject)] for subject in subjects.to_pylist()]
         for row in rows:
-            keys[row], own = read_headers(pairs[row][0][1], parcel.headers(row))
+            keys[row], own = read_keys_and_headers(pairs[row][0][1], parcel.headers(row))
             pairs[row] = list(own.items())
         headers = pa.array(pairs, HEADERS)
     return {
@@ -92,7 +92,7 @@ def _only_subjects(subjects: pa.StringArray) -> pa.MapArray:
     return pa.MapArray.from_arrays(pa.array(range(len(subjects) + 1), pa.int32()), names, subjects)
 
 
-def write_headers(keys: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:
+def write_keys_and_headers(keys: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:
     """Returns the headers that a message takes along."""
     kept = {
         name: value for name, value in headers.items() if not name.lower().startswith(_RESERVED)
@@ -164,7 +164,7 @@ class PublishSettings:
         for row, (row_id, value, keys, pairs) in enumerate(zip(*columns, strict=True)):
             headers = dict(pairs or ())
             try:
-                own = write_headers(keys or (), headers)
+                own = write_keys_and_headers(keys or (), headers)
                 message = Outgoing(self._subject(headers), value, own, f"{lineage}/{row_id}")
                 check_size(largest, message.data, wire.write_headers(message.headers or {}))
             except (ValueError, MessageTooLarge) as error:

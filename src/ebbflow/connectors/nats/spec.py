@@ -194,9 +194,9 @@ class NatsTarget(NatsAccess, SinkSection):
 
     def plan(self) -> UserSink:
         """Returns the sink, with all secrets read."""
-        from ebbflow.connectors.nats import sinks
+        from ebbflow.connectors.nats import sink
 
-        code = partial(getattr(sinks, self.SINK), self.settings())
+        code = partial(getattr(sink, self.SINK), self.settings())
         return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)
 
 

@@ -32,8 +32,8 @@ from ebbflow.connectors.schema.secrets import (
     SecretKeyRef,
     ValueKind,
 )
+from ebbflow.domain.code import Variables, literal
 from ebbflow.domain.errors import SetupError
-from ebbflow.usercode.variables import Variables, literal
 
 POD_FIELDS = {
     "metadata.name": "$(NUMAFLOW_POD)",

@@ -30,16 +30,16 @@ from ebbflow.connectors.listening.posts import (
     PostStore,
     check_id,
     join_headers,
-    rows_of,
+    rows_of_posts,
 )
-from ebbflow.connectors.serving.answers import AnswerSource
+from ebbflow.connectors.serving.answer_stores import AnswerSource
 from ebbflow.connectors.serving.requests import AnswersSoFar, OpenRequest, RequestRegister
 from ebbflow.connectors.serving.store import (
     Checkpoint,
     RequestRecords,
     ServedRequest,
     read_life,
-    read_waiting,
+    read_unsettled_requests,
     tell_again,
 )
 from ebbflow.domain.errors import EbbflowError
@@ -48,10 +48,10 @@ from ebbflow.engine.answers import Answer
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Follower
-from ebbflow.streams.answers import follow_trail
+from ebbflow.streams.answer_bucket import follow_trail
 from ebbflow.streams.feed import Spot
 from ebbflow.streams.names import Names
-from ebbflow.web.app import check_size
+from ebbflow.web.app import check_body_size
 from ebbflow.web.exchange import Refusal, too_many, unavailable
 
 MOST_OPEN = 100_000
@@ -102,7 +102,7 @@ class RequestBook:
         self._life = await read_life(link.client, self._names.trail)
         checkpoint = await self._records.read_checkpoint(vertex, self._life)
         # Before the trail's end is looked for: a row that leaves the buffer is in the trail.
-        waiting = await read_waiting(link, self._names, vertex, self._spot.partitions)
+        waiting = await read_unsettled_requests(link, self._names, vertex, self._spot.partitions)
         self._register.begin_recovery(checkpoint, waiting)
         trail = self._trail = await follow_trail(
             link.client, self._names, checkpoint.begin, self._register.take, self._fail
@@ -111,7 +111,7 @@ class RequestBook:
         await self._register.end_recovery(waiting)
         self._checkpoints = asyncio.get_running_loop().create_task(self._write_checkpoints(trail))
         # The first column that Arrow makes has it import pandas: not while somebody waits.
-        rows_of([])
+        rows_of_posts([])
         self._failure = None
 
     def _fail(self, error: EbbflowError) -> None:
@@ -187,7 +187,7 @@ class RequestBook:
 
     def _make_request(self, envelope: Envelope, body: bytes) -> OpenRequest:
         """Returns a request that is not open yet; ``Refusal`` if it cannot be accepted."""
-        check_size(len(body), self._spot.largest)
+        check_body_size(len(body), self._spot.largest)
         if self._failure is not None:
             raise unavailable(self._failure)
         if self._register.knows(envelope.id):

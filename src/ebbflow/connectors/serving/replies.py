@@ -275,7 +275,7 @@ def read_last_event(asked: HttpRequest) -> int:
 def reply_with(request: ServedRequest) -> HttpReply:
     """Returns the results of a request that has ended, or its failure."""
     if request.status == "failed":
-        return HttpReply(describe_failure(request), 500)
+        return HttpReply(describe_failed_request(request), 500)
     if not request.answers:
         return HttpReply(b"", 204, headers={LENGTH: "0"})
     results = [answer.payload for answer in request.answers]
@@ -320,7 +320,7 @@ def describe_problem(refusal: Refusal, **facts: Any) -> bytes:
     return encode_json(_problem(refusal.reason, refusal.status, facts))
 
 
-def describe_failure(request: ServedRequest) -> bytes:
+def describe_failed_request(request: ServedRequest) -> bytes:
     """Returns the body of the answer to a request that has failed."""
     failure = request.failure
     facts: dict[str, Any] = {"id": request.id}
@@ -364,6 +364,6 @@ def format_answer(answer: Answer) -> bytes:
 def format_end(request: ServedRequest, answers: int) -> bytes:
     """Returns the last event of a request that has ended with that many answers."""
     if request.status == "failed":
-        return format_event(describe_failure(request), b"error")
+        return format_event(describe_failed_request(request), b"error")
     facts = {"id": request.id, "status": request.status, "answers": answers}
     return format_event(encode_json(facts), b"done")

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from ebbflow.accounts.trail import Completion, ToldRow
 from ebbflow.connectors.serving.store import Checkpoint, RequestRecords, ServedRequest, Status
 from ebbflow.engine.answers import Answer, answer_key
-from ebbflow.streams.answers import TrailFrame
+from ebbflow.streams.answer_bucket import TrailFrame
 from ebbflow.streams.trail_rows import TrailRow
 
 MOST_ENDED = 10_000

@@ -2,23 +2,27 @@
 
 A feed: a request is stored in the vertex's buffer before anybody hears that it was taken, and the
 book of requests knows what becomes of it. The endpoints stand on the pipeline's web server, beside
-those of its http sources.
+those of its http sources. They are described by an OpenAPI document, and by a page that a browser
+shows without a network.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import html
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import yaml
 from typing_extensions import override
 
 from ebbflow.connectors.listening.feed import ListeningFeed
 from ebbflow.connectors.listening.posts import KEYS, TIME
-from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers, OwnStoreAnswers
+from ebbflow.connectors.serving.answer_stores import AnswerSource, BucketAnswers, OwnStoreAnswers
 from ebbflow.connectors.serving.book import RequestBook
-from ebbflow.connectors.serving.openapi import PAGE_HEADERS, make_document, make_page
 from ebbflow.connectors.serving.replies import (
     LENGTH,
     LENGTHS,
@@ -26,8 +30,9 @@ from ebbflow.connectors.serving.replies import (
     ServingSettings,
     describe_problem,
 )
+from ebbflow.domain import __version__
 from ebbflow.nats.link import Link
-from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.answer_bucket import AnswerBucket
 from ebbflow.streams.feed import Spot, StorePlan
 from ebbflow.web.app import BodilessRequest, HttpReply, Route, reply_always
 from ebbflow.web.exchange import Exchange, HttpRequest, Opener, Receiver, unavailable
@@ -82,7 +87,7 @@ class ServingFeed(ListeningFeed):
         self._freeze()
 
     async def _open_book(self, link: Link) -> RequestBook:
-        answers = open_answers(link, self._spot.store)
+        answers = open_answer_source(link, self._spot.store)
         book = RequestBook(link, self._spot, answers, self._settings.ack_wait)
         await book.open()
         return book
@@ -145,9 +150,105 @@ class ServingFeed(ListeningFeed):
         return BodilessRequest(lambda: None)
 
 
-def open_answers(link: Link, store: StorePlan | None) -> AnswerSource:
+def open_answer_source(link: Link, store: StorePlan | None) -> AnswerSource:
     """Returns the store of a pipeline's answers, for reading."""
     assert store is not None, "a pipeline that serves has a store"
     if store.code is None:
         return BucketAnswers(AnswerBucket(link.client, store.bucket))
     return OwnStoreAnswers(store.code, store.search, store.env)
+
+
+# --- the OpenAPI document ------------------------------------------------------------------------
+
+Tree = dict[str, Any]
+
+_DOCUMENT = Path(__file__).with_name("openapi.yaml")
+
+
+def make_document(pipeline: str, settings: ServingSettings) -> Tree:
+    """Returns the OpenAPI document of a serving source."""
+    words = {
+        "{pipeline}": pipeline,
+        "{version}": __version__,
+        "{id_header}": settings.id_header,
+        "{timeout}": f"{settings.request_timeout:g}",
+    }
+    document: Tree = _fill(yaml.safe_load(_DOCUMENT.read_text("utf-8")), words)
+    del document["parts"]
+    impossible = "401" if settings.token is None else "403"
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop(impossible, None)
+    if settings.token is not None:
+        scheme = {"type": "http", "scheme": "bearer"}
+        document["components"]["securitySchemes"] = {"token": scheme}
+        document["security"] = [{"token": []}]
+    return document
+
+
+def _fill(tree: Any, words: Mapping[str, str]) -> Any:
+    """Returns a copy of a tree with the words that its texts leave open."""
+    if isinstance(tree, dict):
+        return {_fill(name, words): _fill(part, words) for name, part in tree.items()}
+    if isinstance(tree, list):
+        return [_fill(part, words) for part in tree]
+    if not isinstance(tree, str) or "{" not in tree:
+        return tree
+    name = next((name for name in words if name in tree), None)
+    return tree if name is None else tree.replace(name, words[name])
+
+
+# --- the page of it -----------------------------------------------------------------------------
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem;"
+    "color-scheme:light dark}code,pre{font-family:ui-monospace,monospace;font-size:.9em}"
+    "h2{margin-top:2.5rem}table{border-collapse:collapse}td,th{text-align:left;"
+    "vertical-align:top;padding:.2rem 1rem .2rem 0}b{font-weight:600}"
+)
+
+
+def make_page(document: Tree) -> str:
+    """Returns a page about the document, in HTML, that needs nothing else."""
+    title = html.escape(document["info"]["title"])
+    sections = [
+        _describe_operation(path, method, operation)
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    ]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width">'
+        f"<style>{_STYLE}</style><h1>{title}</h1>"
+        f"<p>{html.escape(document['info']['description'])} "
+        'For programs: <a href="/openapi.json">openapi.json</a>.</p>' + "".join(sections)
+    )
+
+
+def _describe_operation(path: str, method: str, operation: Tree) -> str:
+    rows = [
+        (parameter["name"], f"{parameter['in']}: {parameter['description']}")
+        for parameter in operation.get("parameters", ())
+    ]
+    answers = [(code, answer["description"]) for code, answer in operation["responses"].items()]
+    return (
+        f"<h2>{html.escape(operation['summary'])}</h2>"
+        f"<p><code><b>{method.upper()}</b> {html.escape(path)}</code></p>"
+        f"<p>{html.escape(operation.get('description', ''))}</p>"
+        f"{_describe_rows('Says', rows)}{_describe_rows('Answers', answers)}"
+    )
+
+
+def _describe_rows(title: str, rows: list[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    cells = "".join(
+        f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(text)}</td></tr>"
+        for name, text in rows
+    )
+    return f'<table><tr><th colspan="2">{title}</th></tr>{cells}</table>'

@@ -66,7 +66,7 @@ class ServingSourceSpec(ServingFields):
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
         require_extra("The serving source", "http", "cryptography")
-        from ebbflow.connectors.listening.server import check_ports
+        from ebbflow.connectors.listening.feed import check_ports
         from ebbflow.connectors.serving.source import ServingFeed
         from ebbflow.streams.feed import FeedPlan
 

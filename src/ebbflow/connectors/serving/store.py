@@ -203,7 +203,7 @@ async def read_life(client: SecuredClient, stream: str) -> str:
     return str(facts["created"])
 
 
-async def read_waiting(
+async def read_unsettled_requests(
     link: Link, names: Names, vertex: str, partitions: int
 ) -> dict[str, datetime]:
     """Returns the requests whose rows the source has not settled, and when they were accepted."""

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from ebbflow.connectors.plans import SparkSourceSettings
-from ebbflow.connectors.spark.session import find_format, root_cause
+from ebbflow.connectors.spark.vertex_session import find_format, root_cause
 from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class Table:
         return [name for name in self.rows.columns if name != COLUMN]
 
 
-def open_table(spark: SparkSession, settings: SparkSourceSettings, vertex: str) -> Table:
+def open_source_table(spark: SparkSession, settings: SparkSourceSettings, vertex: str) -> Table:
     """Returns the table, streamed if it can and should be; ``SetupError`` if it cannot be read."""
     known = _PARSED.match(find_format(spark, settings.format, vertex))
     cannot = f"{vertex} cannot read {settings.format.name}"

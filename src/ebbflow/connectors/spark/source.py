@@ -32,8 +32,12 @@ from py4j.protocol import Py4JError
 from pyspark import InheritableThread, TaskContext
 
 from ebbflow.connectors.plans import SparkSourceSettings
-from ebbflow.connectors.spark.rows import as_messages, open_table
-from ebbflow.connectors.spark.session import clone_session, root_cause, silence_pyspark_loggers
+from ebbflow.connectors.spark.rows import as_messages, open_source_table
+from ebbflow.connectors.spark.vertex_session import (
+    clone_session,
+    root_cause,
+    silence_pyspark_loggers,
+)
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import EbbflowError, MessageTooLarge
 from ebbflow.domain.outcome import DeadLetter
@@ -253,7 +257,7 @@ class SparkFeed:
         """Begins; ``SetupError`` when there is nothing to read or an expression does not work."""
         silence_pyspark_loggers()
         spark = clone_session(self._spot.spark, _SETTINGS)
-        table = open_table(spark, self._settings, self._spot.vertex)
+        table = open_source_table(spark, self._settings, self._spot.vertex)
         self._rows = as_messages(table, self._settings, self._spot.vertex)
         self._spot.memory.mkdir(parents=True, exist_ok=True)
         self._thread.start()

@@ -28,7 +28,7 @@ from typing import Any
 
 from ebbflow.domain.code import Mode
 from ebbflow.domain.message import Message, NackOptions, Response, Signal, Status
-from ebbflow.domain.source import NackOffset, Source, SourceMessage
+from ebbflow.domain.user_source import NackOffset, Source, SourceMessage
 from ebbflow.engine.checks import NOT_MESSAGES
 from ebbflow.engine.frames import Rows
 from ebbflow.numaflow.nacks import OPTIONS, HeldNacks
@@ -120,11 +120,11 @@ class KeysAndDatum(PynumaflowCode):
         if (usual := read_usual(answer, facts)) is not None:
             return usual
         if hasattr(answer, "_messages") or not inspect.isawaitable(answer):
-            return read_messages(answer, facts)
+            return adapt_messages(answer, facts)
         return self._wait(answer, datum)
 
     async def _wait(self, answer: Awaitable[Any], datum: Any) -> Any:
-        return read_messages(await answer, datum._facts)
+        return adapt_messages(await answer, datum._facts)
 
 
 class AsyncKeysAndDatum(PynumaflowCode):
@@ -132,7 +132,7 @@ class AsyncKeysAndDatum(PynumaflowCode):
 
     async def __call__(self, datum: Any) -> Any:
         """Calls the handler."""
-        return read_messages(
+        return adapt_messages(
             await self._handler(datum._facts.keys(datum._index), datum), datum._facts
         )
 
@@ -254,7 +254,7 @@ def _read_message(message: Any) -> SourceMessage:
         keys=message.keys,
         headers=message.headers,
         partition=partition,
-        metadata=read_metadata(getattr(message, "user_metadata", None)),
+        metadata=adapt_metadata(getattr(message, "user_metadata", None)),
     )
 
 
@@ -277,7 +277,7 @@ def read_usual(messages: Any, facts: RowFacts) -> Message | bytes | None:
     return Message(value, keys) if keys or facts.has_keys or type(value) is not bytes else value
 
 
-def read_messages(messages: Any, facts: RowFacts) -> Any:
+def adapt_messages(messages: Any, facts: RowFacts) -> Any:
     """Returns what a handler answered for a datum with these facts: a message or a list."""
     # Its own methods to go through the messages take longer than all the rest.
     several = getattr(messages, "_messages", messages)
@@ -313,7 +313,7 @@ def _read_all(message: Any) -> Message:
         message.keys or (),
         message.tags,
         event_time,
-        metadata=read_metadata(getattr(message, "user_metadata", None)),
+        metadata=adapt_metadata(getattr(message, "user_metadata", None)),
     )
 
 
@@ -322,17 +322,17 @@ def _read_signal(signal: Signal, message: Any, event_time: datetime | None) -> M
         case Signal.DROP:
             return Message.to_drop(event_time)
         case Signal.NACK:
-            return Message.to_nack(read_options(message), event_time)
+            return Message.to_nack(adapt_nack_options(message), event_time)
         case Signal.FAIL:
             return Message.to_fail(getattr(message, "error", None) or "failed", event_time)
 
 
-def read_metadata(metadata: Any) -> Mapping[str, Mapping[str, bytes]]:
+def adapt_metadata(metadata: Any) -> Mapping[str, Mapping[str, bytes]]:
     """Returns the metadata of a message, by group and key."""
     return {} if metadata is None else {group: metadata[group] for group in metadata.groups()}
 
 
-def read_options(answer: Any) -> NackOptions | None:
+def adapt_nack_options(answer: Any) -> NackOptions | None:
     """Returns the options of a nack; releases of pynumaflow without them give none."""
     options = getattr(answer, "nack_options", None)
     if options is None:
@@ -347,7 +347,7 @@ def read_batch(responses: Any, facts: RowFacts) -> Any:
     results: dict[Any, Any] = {}
     for response in responses:
         read_id = getattr(response, "id", None)
-        results[read_id] = read_messages(getattr(response, "messages", response), facts)
+        results[read_id] = adapt_messages(getattr(response, "messages", response), facts)
     return results
 
 
@@ -372,8 +372,8 @@ def _read_response(response: Any) -> Any:
         return Response.on_success(response.id, _read_handed_on(response.on_success_msg))
     if getattr(response, "serve", None) is True:
         return Response.serve(response.id, getattr(response, "serve_response", None) or b"")
-    if getattr(response, "nack", None) is True or read_options(response) is not None:
-        return Response.nack(response.id, read_options(response))
+    if getattr(response, "nack", None) is True or adapt_nack_options(response) is not None:
+        return Response.nack(response.id, adapt_nack_options(response))
     return Response(response.id, Status.FAILURE, error=response.err or "failed")
 
 
@@ -381,7 +381,9 @@ def _read_handed_on(message: Any) -> Message | None:
     """Returns the message for the on-success sink, which replaces keys and metadata as well."""
     if message is None:
         return None
-    return Message(message.value, message.keys or (), metadata=read_metadata(message.user_metadata))
+    return Message(
+        message.value, message.keys or (), metadata=adapt_metadata(message.user_metadata)
+    )
 
 
 # --- choosing the adapter -------------------------------------------------------------------------

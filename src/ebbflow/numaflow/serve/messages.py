@@ -42,7 +42,7 @@ from ebbflow.engine.redelivery import describe
 from ebbflow.engine.system_errors import retry_after
 from ebbflow.engine.verdict import EMPTY, Decisions, Emitter, Verdict
 from ebbflow.numaflow.decode import DROP, FAIL, NACK
-from ebbflow.numaflow.nacks import write_options
+from ebbflow.numaflow.nacks import write_nack_options
 from ebbflow.numaflow.proto import metadata_pb2, rpc_status_pb2, sink_pb2
 from ebbflow.numaflow.services import (
     DELIVERIES,
@@ -322,7 +322,7 @@ class MapResults:
         for out in list_outputs(reply.outputs):
             results[out.parent].append(self._result(reply.requests[out.parent], out))
         for index, options in reply.nacked.items():
-            wish = None if options is None else write_options(options)
+            wish = None if options is None else write_nack_options(options)
             results[index] = [self._declined(reply, index, NACK, wish)]
         for index, failure in reply.decisions.failed.items():
             reason = {"reason": failure.error}
@@ -382,7 +382,7 @@ def _sink_result(reply: Replies, index: int, request: Request) -> Any:
     if index in reply.nacked:
         result.status = sink_pb2.NACK
         if (options := reply.nacked[index]) is not None:
-            result.MergeFrom(sink_pb2.SinkResponse.Result(nack_options=write_options(options)))
+            result.MergeFrom(sink_pb2.SinkResponse.Result(nack_options=write_nack_options(options)))
     elif index in decisions.failed:
         result.status, result.err_msg = sink_pb2.FAILURE, decisions.failed[index].error
     elif index in decisions.fallback:

@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ebbflow.domain.source import NackOffset, SourceMessage, redelivers
+from ebbflow.domain.user_source import NackOffset, SourceMessage, redelivers
 from ebbflow.engine.source_columns import check_columns, columns_of
-from ebbflow.numaflow.nacks import HeldNacks, read_options
+from ebbflow.numaflow.nacks import HeldNacks, read_nack_options
 from ebbflow.numaflow.proto import source_pb2, store_pb2
 from ebbflow.numaflow.serve.function import ServedFunction
 from ebbflow.numaflow.serve.messages import write_metadata, write_time
@@ -177,7 +177,7 @@ class ServedSource(ServedObject):
 def _read_nacks(raw: bytes) -> Iterator[NackOffset]:
     for entry in source_pb2.NackRequest.FromString(raw).request:
         for offset in entry.offsets:
-            yield NackOffset(offset.offset, read_options(entry.nack_options))
+            yield NackOffset(offset.offset, read_nack_options(entry.nack_options))
 
 
 def _list_given(given: Any) -> Iterator[SourceMessage]:

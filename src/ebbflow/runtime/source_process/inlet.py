@@ -1,6 +1,6 @@
 """An inlet for sources that are read from and told what became of each message.
 
-The source itself lives in a process of its own (``server``), which reads ahead within a window of
+The source itself lives in a process of its own (``program``), which reads ahead within a window of
 messages that are not settled yet. One thread of the task's listens to it, another tells it what is
 settled; the task takes what has come. A source's messages cannot be read again by position: after
 a crash those that were not acknowledged are given again by the source, which is why nothing is
@@ -23,7 +23,7 @@ from ebbflow.engine.inlet import HandedBack, Inlet
 from ebbflow.engine.outage import Patience, Waiting
 from ebbflow.engine.position import Mark
 from ebbflow.engine.source_columns import NO_OFFSETS, frame_of
-from ebbflow.runtime.source_process.client import Companion, SourcePlan
+from ebbflow.runtime.source_process.companion import Companion, SourcePlan
 from ebbflow.runtime.source_process.protocol import (
     End,
     Failed,

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import NackOptions
-from ebbflow.domain.source import NackOffset, SourceMessage, redelivers
+from ebbflow.domain.user_source import NackOffset, SourceMessage, redelivers
 from ebbflow.engine.blame import Outage
 from ebbflow.engine.source_columns import check_columns, columns_of, rows_of
 from ebbflow.numaflow.pynumaflow.adapters import adapt

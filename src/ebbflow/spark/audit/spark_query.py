@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from typing_extensions import override
 
 from ebbflow.connectors.plans import FILE_FORMATS, Format
-from ebbflow.connectors.spark.session import root_cause, silence_pyspark_loggers
+from ebbflow.connectors.spark.vertex_session import root_cause, silence_pyspark_loggers
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.spark.audit.files import (
     WAITING,

@@ -26,7 +26,7 @@ from pyspark.errors import PySparkException
 from typing_extensions import override
 
 from ebbflow.connectors.plans import FILE_FORMATS, Format
-from ebbflow.connectors.spark.session import clone_session, find_format, root_cause
+from ebbflow.connectors.spark.vertex_session import clone_session, find_format, root_cause
 from ebbflow.domain.errors import SetupError, SparkError
 from ebbflow.spark.audit.files import (
     ASIDE,
@@ -79,7 +79,7 @@ class AuditTable:
         """Deletes the files of a pipeline all of whose rows ended before a time."""
 
 
-def open_table(spark: SparkSession, format: Format) -> AuditTable:
+def open_audit_table(spark: SparkSession, format: Format) -> AuditTable:
     """Returns the table of a format."""
     path = dict(format.options).get("path")
     if format.name.lower() not in FILE_FORMATS or path is None:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark import InheritableThread
 
-from ebbflow.connectors.spark.session import silence_pyspark_loggers
+from ebbflow.connectors.spark.vertex_session import silence_pyspark_loggers
 from ebbflow.domain.durations import Backoff
 from ebbflow.spark.audit.files import BatchRows, BatchSpan
-from ebbflow.spark.audit.tables import AuditTable, open_table
+from ebbflow.spark.audit.tables import AuditTable, open_audit_table
 from ebbflow.status.model import Concern
 from ebbflow.streams.audit import AuditStream
 from ebbflow.streams.catalogue import DEFAULT_BUFFER_BYTES
@@ -67,7 +67,7 @@ def writing_audit(
         yield
         return
     options = tuple(json.loads(plan.run.audit)["options"].items())
-    table = open_table(spark, replace(audit.read_format("the audit table"), options=options))
+    table = open_audit_table(spark, replace(audit.read_format("the audit table"), options=options))
     table.check()
     stream = AuditStream(link, Names(plan.pipeline), plan.run.lineage)
     times = AuditTimes(lambda: slots.epoch_seconds, audit.interval / 1000, audit.lasts)

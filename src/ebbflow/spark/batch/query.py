@@ -33,7 +33,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 from typing_extensions import override
 
 from ebbflow.connectors.plans import SparkSink
-from ebbflow.connectors.spark.session import find_format, root_cause
+from ebbflow.connectors.spark.vertex_session import find_format, root_cause
 from ebbflow.domain.errors import CallTimeout, ContractViolation, MessageTooLarge, SetupError
 from ebbflow.engine.isolation import Trouble
 from ebbflow.runtime.plan import DataFrameMap, SinksPlan, SqlMap, VertexPlan
@@ -195,7 +195,7 @@ class Query(BatchWork):
         else:
             made = self._call_function(batch)
         self.traced = "id" in made.columns
-        return normalise(self._vertex, made)
+        return normalise_columns(self._vertex, made)
 
     def _call_function(self, batch: DataFrame) -> DataFrame:
         if self._function is None:
@@ -208,7 +208,7 @@ class Query(BatchWork):
         return made
 
 
-def normalise(vertex: str, made: DataFrame) -> DataFrame:
+def normalise_columns(vertex: str, made: DataFrame) -> DataFrame:
     """Returns the columns of a result that mean something, each with the one type it has here."""
     types = {field.name: field.dataType for field in made.schema}
     if "value" not in types or not isinstance(types["value"], StringType | BinaryType):

@@ -21,7 +21,11 @@ from pyspark import InheritableThread
 
 from ebbflow.accounts.events import Events
 from ebbflow.connectors.plans import BlackholeSink
-from ebbflow.connectors.spark.session import clone_session, leaving_active, silence_pyspark_loggers
+from ebbflow.connectors.spark.vertex_session import (
+    clone_session,
+    leaving_active,
+    silence_pyspark_loggers,
+)
 from ebbflow.domain import records
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import SparkError, Unavailable
@@ -58,7 +62,7 @@ _SETTINGS = {
 }
 
 
-def check_batches(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
+def check_batch_plans(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
     """Raises ``SetupError`` if the SQL, function or columns of a vertex cannot work."""
     silence_pyspark_loggers()
     with leaving_active(spark):

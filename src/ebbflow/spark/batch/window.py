@@ -60,7 +60,7 @@ _FACTS = {
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | _FACTS).items())
 """What is read: next to the message its place, and on the last row of a frame facts about it."""
 FRAME_OF_PLACE = f"shiftright(__place, {_ROW_BITS})"
-"""What ``frame_of`` says of a place, in Spark SQL."""
+"""What ``frame_number`` says of a place, in Spark SQL."""
 _MOST_FRAMES = 1_000
 _MOST_BYTES = 16 * 1024 * 1024
 # Redelivered frames lie among others that are not due yet: so many of both at a time.
@@ -121,10 +121,10 @@ class Pending:
     async def _forget(self, done: Span) -> None:
         before, self._forgotten = self._forgotten, done
         if done.inlet.seq > before.inlet.seq:
-            await api.purge(self._link.client, self._buffer, self._subject, done.inlet.seq)
+            await api.purge_subject(self._link.client, self._buffer, self._subject, done.inlet.seq)
         if done.redelivery.seq > before.redelivery.seq:
             seq = done.redelivery.seq
-            await api.purge(self._link.client, self._redelivery, self._due, seq)
+            await api.purge_subject(self._link.client, self._redelivery, self._due, seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Window:
         copies = sorted(place_number(kind, seq, 0) for kind, seq in self.copies)
         copies = [place for place in copies if first <= place <= last]
         # One condition however many there are: Spark looks them up in a set.
-        listed = ", ".join(str(frame_of(place)) for place in copies)
+        listed = ", ".join(str(frame_number(place)) for place in copies)
         return self._base.where(
             f"{within} AND {FRAME_OF_PLACE} NOT IN ({listed})" if copies else within
         )
@@ -348,7 +348,7 @@ def place_parts(place: int) -> tuple[int, int, int]:
     return place >> (_SEQ_BITS + _ROW_BITS), seq, place & ((1 << _ROW_BITS) - 1)
 
 
-def frame_of(place: int) -> int:
+def frame_number(place: int) -> int:
     """Returns a number that the rows of a frame share, and no others."""
     return place >> _ROW_BITS
 

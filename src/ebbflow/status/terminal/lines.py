@@ -29,7 +29,7 @@ from ebbflow.domain.records import to_plain
 from ebbflow.engine.causes import normalise
 from ebbflow.status.ending import list_leftovers
 from ebbflow.status.model import Concern, ErrorGroup, PipelineStatus, VertexStatus
-from ebbflow.status.terminal.table import describe_error
+from ebbflow.status.terminal.table import describe_error_group
 from ebbflow.status.terminal.terminal import (
     console_for,
     discard,
@@ -287,7 +287,7 @@ def _tell_errors(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsIt
             group = replace(group, count=count)
             if group.text not in (vertex.failure or ""):  # which the condition has told
                 facts = _error_facts(group)
-                yield NewsItem("warning", "error", vertex.name, describe_error(group), facts)
+                yield NewsItem("warning", "error", vertex.name, describe_error_group(group), facts)
     yield from _tell_reasons(vertex, memory)
 
 

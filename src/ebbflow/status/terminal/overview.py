@@ -18,7 +18,7 @@ from ebbflow.domain.durations import format_duration
 from ebbflow.status.ending import clock_time, describe_parked
 from ebbflow.status.model import PipelineStatus, VertexStatus
 from ebbflow.status.terminal.lines import JsonLines, NewsItem
-from ebbflow.status.terminal.table import describe_error, draw_status, result_table
+from ebbflow.status.terminal.table import describe_error_group, draw_status, result_table
 from ebbflow.status.terminal.terminal import nonzero, number, one_line, plural
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def describe_details(status: PipelineStatus, vertex: VertexStatus) -> Iterator[s
         yield ""
         seen = f"last at {clock_time(group.last, status.at)}"
         which = f", message {group.message_id}" if group.message_id else ""
-        yield one_line(f"{describe_error(group)}; {seen}{which}")
+        yield one_line(f"{describe_error_group(group)}; {seen}{which}")
         yield from (f"  {one_line(line)}" for line in (group.traceback or "").splitlines())
 
 

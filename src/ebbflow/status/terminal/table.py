@@ -160,14 +160,14 @@ def _details(vertex: VertexStatus, at: datetime | None) -> Iterator[Concern]:
     name = vertex.name
     for group in vertex.errors[:_MOST_ERRORS]:
         if group.text not in (vertex.failure or ""):  # which a concern has told
-            yield Concern("warning", name, describe_error(group))
+            yield Concern("warning", name, describe_error_group(group))
     if vertex.parked.messages:
         yield Concern("info", name, describe_parked(vertex.parked, at))
     if vertex.nack_reason and not any(g.text in vertex.nack_reason for g in vertex.errors):
         yield Concern("info", name, f"redelivered: {vertex.nack_reason}")
 
 
-def describe_error(group: ErrorGroup) -> str:
+def describe_error_group(group: ErrorGroup) -> str:
     """Returns an error on one line, with the line of code and how often it came."""
     first = group.text.partition("\n")[0]
     where = f" ({group.where})" if group.where else ""

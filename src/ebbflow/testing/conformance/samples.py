@@ -66,7 +66,7 @@ _LARGEST = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TransformerCall:
     """One call of the transformer with a message."""
 
     name: str

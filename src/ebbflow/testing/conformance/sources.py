@@ -42,10 +42,10 @@ from ebbflow.testing.conformance.samples import (
     DELAY,
     LONG_DELAY,
     Arrival,
-    Call,
     Journal,
     RecordingSink,
     ScriptedTransformer,
+    TransformerCall,
     calls_wanted,
     name_of,
 )
@@ -71,12 +71,12 @@ class Observations:
     def __init__(self, calls: Path, arrivals: Path) -> None:
         self.calls_journal = Journal(calls)
         self.arrivals_journal = Journal(arrivals)
-        self._calls: defaultdict[str, list[Call]] = defaultdict(list)
+        self._calls: defaultdict[str, list[TransformerCall]] = defaultdict(list)
         self._arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)
 
     def look(self) -> set[str]:
         """Adds what was written down since the last look; returns the names it is about."""
-        calls = [Call(*entry) for entry in self.calls_journal.new()]
+        calls = [TransformerCall(*entry) for entry in self.calls_journal.new()]
         arrivals = [Arrival(*entry) for entry in self.arrivals_journal.new()]
         for call in calls:
             self._calls[call.name].append(call)
@@ -84,7 +84,7 @@ class Observations:
             self._arrivals[arrival.name].append(arrival)
         return {call.name for call in calls} | {arrival.name for arrival in arrivals}
 
-    def calls(self, name: str) -> list[Call]:
+    def calls(self, name: str) -> list[TransformerCall]:
         """Returns the calls with one message, in the order of their times."""
         return sorted(self._calls.get(name, ()), key=lambda call: call.at)
 
@@ -473,7 +473,7 @@ def nacked_messages_survive_a_restart(trial: SourceTrial) -> None:
     expect_none(forgotten, calls, "messages have forgotten why they were nacked")
 
 
-def _gap(calls: Sequence[Call]) -> float:
+def _gap(calls: Sequence[TransformerCall]) -> float:
     return calls[1].at - calls[0].at
 
 

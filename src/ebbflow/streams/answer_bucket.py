@@ -118,7 +118,7 @@ class AnswerBucket:
 
 async def find_bucket(link: Link, pipeline: str) -> str:
     """Returns the bucket that the last run of the pipeline has named beside its positions."""
-    return bucket_in(await read_metadata(link, pipeline), pipeline)
+    return bucket_in(await read_run_metadata(link, pipeline), pipeline)
 
 
 def bucket_in(metadata: dict[str, str], pipeline: str) -> str:
@@ -131,7 +131,7 @@ def bucket_in(metadata: dict[str, str], pipeline: str) -> str:
     return bucket
 
 
-async def read_metadata(link: Link, pipeline: str) -> dict[str, str]:
+async def read_run_metadata(link: Link, pipeline: str) -> dict[str, str]:
     """Returns what the last run of the pipeline has said beside its positions."""
     async with explain_missing(link.client, pipeline):
         facts = await api.call(link.client, f"STREAM.INFO.{Names(pipeline).positions_stream}")

@@ -15,12 +15,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ebbflow.domain.code import Code
+from ebbflow.domain.code import CONTAINER_TYPE, Code, Variables, expand_all
 from ebbflow.domain.errors import SourceError
 from ebbflow.engine.system_errors import LISTED, SystemErrors
 from ebbflow.runtime.source_process.protocol import FromSource, Line, Order, ToSource
 from ebbflow.usercode.poison import pickle_by_value
-from ebbflow.usercode.variables import CONTAINER_TYPE, Variables, expand_all
 
 COLUMNS_LIMIT = 8_000
 """The most rows that a source which returns columns is asked for, unless something else is said.
@@ -75,7 +74,7 @@ class Companion:
             plan.timeout,
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ebbflow.runtime.source_process.server"],
+            [sys.executable, "-m", "ebbflow.runtime.source_process.program"],
             stdin=subprocess.PIPE,
             start_new_session=True,
             env=_environment(plan),

@@ -14,8 +14,12 @@ import pytest
 
 from ebbflow import Datum, Response
 from ebbflow.connectors.nats import spec
-from ebbflow.connectors.nats.messages import PublishSettings, read_headers, write_headers
-from ebbflow.connectors.nats.sinks import JetStreamSink, NatsSink
+from ebbflow.connectors.nats.messages import (
+    PublishSettings,
+    read_keys_and_headers,
+    write_keys_and_headers,
+)
+from ebbflow.connectors.nats.sink import JetStreamSink, NatsSink
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import Status
 from ebbflow.engine import frames
@@ -104,7 +108,7 @@ def test_ok_means_that_the_stream_has_it_with_headers_and_keys(stream, storing):
     stored = stream.stored()
     assert [value for _, value, _ in stored] == [b"1", b"2"]
     assert stored[0][2]["Colour"] == "blau"
-    assert read_headers("", stored[0][2])[0] == ["a", "ü\n"]
+    assert read_keys_and_headers("", stored[0][2])[0] == ["a", "ü\n"]
 
 
 def test_thousands_are_stored_in_one_call(stream, storing):
@@ -247,7 +251,7 @@ def test_whoever_listens_gets_every_message_with_headers_and_keys(outside, opene
     until(lambda: len(heard) == 1_000)
     stop()
     assert [message.data for message in heard] == [datum.value for datum in given]
-    keys, headers = read_headers(heard[0].subject, heard[0].headers)
+    keys, headers = read_keys_and_headers(heard[0].subject, heard[0].headers)
     assert (keys, headers["A"], headers["Nats-Subject"]) == (["k"], "b", "plain.a")
 
 
@@ -346,4 +350,7 @@ def test_a_value_that_no_header_can_hold_is_a_failure(outside, opened):
 
 def test_keys_come_back_as_they_went():
     for keys in (["a"], ["a,b", "", "\n"], []):
-        assert read_headers("s", write_headers(keys, {})) == (keys, {"Nats-Subject": "s"})
+        assert read_keys_and_headers("s", write_keys_and_headers(keys, {})) == (
+            keys,
+            {"Nats-Subject": "s"},
+        )

@@ -157,10 +157,10 @@ class ClientErrors:
     @property
     def text(self) -> str:
         """The last complaint."""
-        return "no answer" if self.last is None else describe(self.last)
+        return "no answer" if self.last is None else describe_kafka_error(self.last)
 
 
-def describe(error: KafkaError) -> str:
+def describe_kafka_error(error: KafkaError) -> str:
     """Returns an error on one line, by its name and what it says."""
     return " ".join(f"{error.name()}: {error.str()}".split())
 
@@ -221,15 +221,17 @@ def explain_unreachable(
     where = f"Kafka at {access}"
     if errors_seen.refused is not None:
         what, next_step = _REFUSED[errors_seen.refused.code()]
-        return SetupError(f"{where} {what}: {describe(errors_seen.refused)}.", next_step)
+        return SetupError(
+            f"{where} {what}: {describe_kafka_error(errors_seen.refused)}.", next_step
+        )
     if error.code() in _MISSING:
         return SetupError(f"{where} has no topic {topic!r}.", "Create it, or correct topic:.")
     if error.code() in _FORBIDDEN:
         return SetupError(
-            f"{where} does not let this login use topic {topic!r}: {describe(error)}.",
+            f"{where} does not let this login use topic {topic!r}: {describe_kafka_error(error)}.",
             "Give it the rights, or use another login.",
         )
-    why = errors_seen.text if error.code() < 0 else describe(error)
+    why = errors_seen.text if error.code() < 0 else describe_kafka_error(error)
     return SetupError(
         f"{where} did not answer within {access.answer_within:.0f} s: {why}.",
         "See whether it is up, and whether brokers:, tls: and sasl: are right.",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ebbflow.domain.errors import CallTimeout, SetupError, StreamBroken, Unavailable
 from ebbflow.engine.blame import CALLS_IN_A_ROW, ENOUGH
-from ebbflow.numaflow.session import ask_all
+from ebbflow.numaflow.function_session import ask_all
 
 BREAK = StreamBroken("INTERNAL: UDF_EXECUTION_ERROR(udf): boom", 13, "stack")
 AWAY = StreamBroken("UNAVAILABLE: UDF_EXECUTION_ERROR(udf): the database", 14)

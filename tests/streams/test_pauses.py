@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.engine.pauses import Pauses
+from ebbflow.streams.positions import Pauses
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 VERTICES = ("a", "b", "c")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ebbflow.domain.code import expand, expand_all, literal
 from ebbflow.usercode.calling import Handler, in_environment
-from ebbflow.usercode.variables import expand, expand_all, literal
 
 VARIABLES = {"NAME": "cat", "A.B-c": "dotted", "EMPTY": ""}
 

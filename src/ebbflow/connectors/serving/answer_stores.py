@@ -12,15 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from ebbflow.domain.code import Code
+from ebbflow.domain.code import Code, Variables
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.answers import Answer, own_answers
 from ebbflow.nats.pull import Follower
 from ebbflow.numaflow.pynumaflow.adapters import adapt
-from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.answer_bucket import AnswerBucket
 from ebbflow.usercode.calling import Handler, in_environment
 from ebbflow.usercode.targets import resolve
-from ebbflow.usercode.variables import Variables
 
 TakeAnswers = Callable[[Sequence[Answer]], None]
 """Gets the answers that have come together, each with the ``token`` of its request."""

@@ -1,9 +1,10 @@
 """The server of one function: its socket, its services and its end.
 
-``serve`` opens the function, listens, and only then writes the server-info file that the runtime
-waits for. On SIGTERM no new stream is taken; those that are open may continue until the runtime has
-ended them, or a grace period is over. When the function has raised on a message, its stream ends
-with the error and the process ends as well, as with Numaflow's SDKs: a new one starts clean.
+``serve_function`` opens the function, listens, and only then writes the server-info file that the
+runtime waits for. On SIGTERM no new stream is taken; those that are open may continue until the
+runtime has ended them, or a grace period is over. When the function has raised on a message, its
+stream ends with the error and the process ends as well, as with Numaflow's SDKs: a new one starts
+clean.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Serving:
         return self.service.socket_path(self.folder)
 
 
-def serve(serving: Serving) -> FunctionFailure | None:
+def serve_function(serving: Serving) -> FunctionFailure | None:
     """Serves until a signal comes or the function fails; returns the failure, if there was one."""
     server = FunctionServer(serving)
 

@@ -1,6 +1,6 @@
 """The process that a source runs in: started next to its vertex's task, kept across epochs.
 
-Run as ``python -m ebbflow.runtime.source_process.server``; what it needs comes through standard
+Run as ``python -m ebbflow.runtime.source_process.program``; what it needs comes through standard
 input. It serves one task at a time on a unix socket and calls the source's methods from one thread.
 It reads ahead of its task, within a window of messages that are not settled. Messages that a task
 was given and has not settled are given again to the next task, so that nothing is lost between

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebbflow.numaflow.images import BUILT_IN, find_built_in
+from ebbflow.spec.bindings import BUILT_IN, find_built_in
 from ebbflow.usercode.targets import resolve
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ebbflow.connectors.http.client import HttpAnswer, HttpClient, NoAnswer
+from ebbflow.connectors.http.http_client import HttpAnswer, HttpClient, NoAnswer
 
 
 class Script:

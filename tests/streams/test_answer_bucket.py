@@ -17,7 +17,7 @@ from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
 from ebbflow.nats.pull import Follower
 from ebbflow.streams import catalogue
-from ebbflow.streams.answers import TrailFrame, follow_trail, read_trail_after
+from ebbflow.streams.answer_bucket import TrailFrame, follow_trail, read_trail_after
 from ebbflow.streams.publish_settlement import publish_settlement
 from tests.engine.sample_rows import some
 
