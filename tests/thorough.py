@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-_USUAL = 100
+_USUAL, _THOROUGH = 60, 1_000
 
 
 def register_profiles() -> None:
     """Failures can be repeated, and a busy machine makes no example fail."""
-    for name, examples_tried in (("ebbflow", _USUAL), ("thorough", 10 * _USUAL)):
+    for name, examples_tried in (("ebbflow", _USUAL), ("thorough", _THOROUGH)):
         settings.register_profile(
             name,
             print_blob=True,
@@ -21,5 +21,5 @@ def register_profiles() -> None:
 
 
 def examples(number: int) -> int:
-    """So many examples usually, and ten times as many when it is to be thorough."""
-    return number * settings.default.max_examples // _USUAL
+    """So many examples of a hundred: fewer usually, ten times as many when it is to be thorough."""
+    return max(1, number * settings.default.max_examples // 100)

@@ -36,6 +36,7 @@ from ebbflow.streams.audit_rows import (
     to_table,
 )
 from tests.engine.sample_rows import NOW, decide, some, verdict_on
+from tests.thorough import examples
 
 OBSERVERS = [AuditObserver()]
 X, Y = Edge("x"), Edge("y", values=frozenset("y"))
@@ -191,7 +192,7 @@ def test_only_chunks_that_are_done_and_not_written_count():
     assert chosen("1.5.0.0", done=0) == []
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(0, 2)), max_size=30),
     st.lists(st.integers(0, 6), max_size=4),

@@ -29,6 +29,7 @@ from ebbflow.engine.verdict import Verdict
 from ebbflow.streams.trail_rows import SentTo, TrailRow, publish_trail, read_trail
 from ebbflow.usercode.calling import Handler, call_map
 from tests.engine.sample_rows import NOW, counts, decide, some, texts, times, verdict_on
+from tests.thorough import examples
 
 EDGES = [Edge("x", 2), Edge("y", values=frozenset("y")), Edge("z", 3, values=frozenset("z"))]
 trail_rows = st.builds(
@@ -99,7 +100,7 @@ def test_what_is_no_trail_is_refused():
         read_trail(frames.encode(frames.empty()))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(decided)
 def test_every_row_is_told_once_with_exactly_the_outputs_that_are_published(decisions):
     settlement = settled(mapped(decisions))
@@ -126,7 +127,7 @@ def ids_in(publication: Publication) -> list[str]:
     return frames.decode(publication.payload).column("id").to_pylist()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(decided)
 def test_it_comes_last_and_without_it_nothing_else_changes(decisions):
     told, silent = settled(mapped(decisions)), settled(mapped(decisions), trail=False)
@@ -185,7 +186,7 @@ def test_the_request_is_that_of_the_header_whatever_user_code_makes_of_it():
     assert [row.request for row in trail_of(settled(verdict_on(rows)))] == ["r1", "b", "c"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(decided, decided)
 def test_ids_tell_trails_apart_that_say_different_things_and_only_those(first, second):
     def told(decisions: list[Any], later: int) -> tuple[set[str], list[tuple]]:

@@ -20,6 +20,7 @@ from ebbflow.engine.verdict import Verdict
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import Handler, call_map, call_sink, run_batch_map
 from tests.engine.sample_rows import some, verdict_on
+from tests.thorough import examples
 
 AWAY = ConnectionError("away")
 
@@ -280,7 +281,7 @@ class World:
 
 
 @pytest.mark.guarantee("outages-blame-no-message")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     bad=st.lists(st.booleans(), min_size=2, max_size=30).filter(lambda bad: not all(bad)),
     outages=st.lists(st.integers(1, 6), max_size=12),

@@ -10,6 +10,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows, fingerprint
 from tests.engine import sample_rows
 from tests.engine.sample_rows import batch, rows
+from tests.thorough import examples
 
 MAGIC = frames.encode(frames.empty())[:8]
 
@@ -244,7 +245,7 @@ def test_a_column_is_converted_once():
 
 
 @pytest.mark.guarantee("at-least-once")
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.integers(2_000, 8_000), st.sets(st.integers(0, 100)))
 def test_which_messages_are_traced_decides_about_no_cut(size, traced):
     """A replay may trace others: how many are traced depends on the time."""

@@ -43,6 +43,7 @@ from ebbflow.streams.names import Names
 from ebbflow.streams.publish_settlement import _split_lanes, address
 from ebbflow.usercode.calling import Handler, call_map, call_with_retries
 from tests.engine.sample_rows import NOW, decide, some, verdict_on
+from tests.thorough import examples
 
 BORDERS = (0, 10, 200, 1_000, 60_000)
 """Where the rounding of delays begins, or becomes coarser."""
@@ -259,7 +260,7 @@ def forwarded(
 
 
 @pytest.mark.guarantee("order-by-key")
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(outputs, edges)
 def test_a_keyed_edge_keeps_messages_of_the_same_keys_in_one_partition_and_in_order(
     given_outputs, given_edges
@@ -304,7 +305,7 @@ def test_many_keys_are_spread_over_all_partitions():
     assert min(counts.values()) > 800
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(outputs, edges)
 def test_lanes_keep_the_order_of_ordered_partitions_and_leave_nothing_out(
     given_outputs, given_edges
@@ -337,7 +338,7 @@ def test_frames_of_an_ordered_partition_share_a_lane_and_others_do_not():
 
 
 @pytest.mark.guarantee("back-pressure-loses-nothing")
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(outputs, edges, st.data())
 def test_of_discarded_outputs_only_inputs_with_nothing_left_become_drops(
     given_outputs, given_edges, data

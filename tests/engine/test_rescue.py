@@ -26,6 +26,7 @@ from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.usercode.calling import Handler, call_map, run_columnar
 from tests.engine.sample_rows import NOW, some, verdict_on
+from tests.thorough import examples
 
 LIMIT = 1_000_000
 PLACE = Place("v", 0, [Edge("x", 2)], LIMIT)
@@ -293,7 +294,7 @@ def fails_on(bad: set[str], seen: list[list[str]]) -> Callable[[Verdict], None]:
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 30), st.sets(st.integers(0, 29)))
 def test_rows_that_cannot_be_decided_about_count_as_failed_and_the_others_are_done(count, bad):
     bad = {n for n in bad if n < count} or {0}

@@ -22,6 +22,7 @@ from ebbflow.streams.names import Names
 from ebbflow.streams.publish_settlement import address
 from ebbflow.usercode.calling import Handler, call_map
 from tests.engine.sample_rows import NOW, POLICY, batch, decide, some, times, verdict_on
+from tests.thorough import examples
 
 tags = st.lists(st.sampled_from("abc"), max_size=2)
 messages = st.builds(
@@ -136,7 +137,7 @@ def letter_of(publication: Publication) -> Letter:
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges)
 def test_every_input_has_exactly_one_end_and_is_counted_there(given_inputs, given_edges):
     settlement = settled(decided(given_inputs), given_edges)
@@ -153,7 +154,7 @@ def test_every_input_has_exactly_one_end_and_is_counted_there(given_inputs, give
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges)
 def test_what_is_not_finished_is_in_exactly_one_redelivery_or_dead_letter(
     given_inputs, given_edges
@@ -166,7 +167,7 @@ def test_what_is_not_finished_is_in_exactly_one_redelivery_or_dead_letter(
     assert sorted(dead) == sorted(i for i, end in ends.items() if end == "dead")
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges)
 def test_finished_inputs_leave_their_outputs_on_exactly_the_edges_that_accept_them(
     given_inputs, given_edges
@@ -203,7 +204,7 @@ def test_finished_inputs_leave_their_outputs_on_exactly_the_edges_that_accept_th
 
 
 @pytest.mark.guarantee("max-deliveries-is-exact")
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges)
 def test_a_redelivered_row_is_the_same_message_delivered_once_more(given_inputs, given_edges):
     settlement = settled(decided(given_inputs), given_edges)
@@ -215,7 +216,7 @@ def test_a_redelivered_row_is_the_same_message_delivered_once_more(given_inputs,
         assert row["deliveries"] == was["deliveries"] + 1
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs)
 def test_reasons_and_failures_travel_with_a_redelivery(given_inputs):
     settlement = settled(decided(given_inputs), [])
@@ -232,7 +233,7 @@ def test_reasons_and_failures_travel_with_a_redelivery(given_inputs):
 
 
 @pytest.mark.guarantee("redeliveries-are-never-early")
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
 def test_no_redelivery_is_due_before_its_delay_is_over(given_inputs, now):
     verdict = decided(given_inputs)
@@ -250,7 +251,7 @@ def test_no_redelivery_is_due_before_its_delay_is_over(given_inputs, now):
                 assert timedelta() <= due - wanted <= timedelta(milliseconds=1_001)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs)
 def test_a_dead_letter_carries_the_message_and_the_reason(given_inputs):
     settlement = settled(decided(given_inputs), [])
@@ -272,7 +273,7 @@ def test_a_dead_letter_carries_the_message_and_the_reason(given_inputs):
 
 
 @pytest.mark.guarantee("at-least-once")
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, inputs, edges)
 def test_publications_with_the_same_id_hold_the_same_rows(one, other, given_edges):
     """Even between two verdicts on the same chunk; JetStream would drop the second as a copy."""
@@ -286,14 +287,14 @@ def test_publications_with_the_same_id_hold_the_same_rows(one, other, given_edge
             assert ids.setdefault((*stream, p.msg_id), held) == held
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges)
 def test_one_settlement_never_uses_an_id_twice(given_inputs, given_edges):
     ids = [p.msg_id for p in settled(decided(given_inputs), given_edges).publications]
     assert len(set(ids)) == len(ids)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges)
 def test_other_chunks_use_other_ids(given_inputs, given_edges):
     verdict = decided(given_inputs)
@@ -304,7 +305,7 @@ def test_other_chunks_use_other_ids(given_inputs, given_edges):
 
 
 @pytest.mark.guarantee("at-least-once")
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges, st.timedeltas(timedelta(), timedelta(minutes=1)))
 def test_the_same_verdict_gives_the_same_publications_later_too(given_inputs, given_edges, later):
     """Later, redeliveries that were one group may be two; all the others stay as they are."""
@@ -319,7 +320,7 @@ def test_the_same_verdict_gives_the_same_publications_later_too(given_inputs, gi
     assert places(NOW, *list(Stage)[1:]) == places(NOW + later, *list(Stage)[1:])
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges)
 def test_stages_come_in_the_order_that_loses_nothing_and_leave_nothing_out(
     given_inputs, given_edges
@@ -337,7 +338,7 @@ def test_stages_come_in_the_order_that_loses_nothing_and_leave_nothing_out(
     assert list(Stage) == [*back, Stage.DEAD_LETTER, *forward, Stage.TRAIL, Stage.AUDIT]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges)
 def test_every_partition_exists(given_inputs, given_edges):
     partitions = {edge.to: edge.partitions for edge in given_edges}
@@ -348,7 +349,7 @@ def test_every_partition_exists(given_inputs, given_edges):
             assert (publication.target, publication.partition) == ("v", 2)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs)
 def test_every_later_redelivery_waits_under_a_subject_of_its_own(given_inputs):
     settlement = settled(decided(given_inputs), [])

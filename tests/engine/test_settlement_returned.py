@@ -13,6 +13,7 @@ from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from tests.engine.sample_rows import NOW, some
 from tests.engine.test_settlement import decided, edges, expected_end, inputs, of, rows_of
+from tests.thorough import examples
 
 firsts = st.integers(0, 6)
 """How many rows of the chunk are redeliveries of Ebbflow's own; they come before the others."""
@@ -24,7 +25,7 @@ def settled(verdict: Verdict, given_edges: list, first: int) -> Settlement:
     return settle(Chunk("k", verdict.rows), verdict, place, NOW, returning=returning)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges, firsts)
 def test_a_row_goes_back_to_its_source_or_to_a_redelivery_and_never_to_both(
     given_inputs, given_edges, first
@@ -42,7 +43,7 @@ def test_a_row_goes_back_to_its_source_or_to_a_redelivery_and_never_to_both(
     assert settlement.counts.redelivered == len(again)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges, firsts)
 def test_what_is_remembered_of_a_returned_row_is_what_a_redelivery_would_carry(
     given_inputs, given_edges, first
@@ -57,7 +58,7 @@ def test_what_is_remembered_of_a_returned_row_is_what_a_redelivery_would_carry(
         assert row == carried[row["id"]]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges, firsts)
 def test_everything_else_is_settled_as_if_nothing_went_back(given_inputs, given_edges, first):
     verdict = decided(given_inputs)
@@ -84,7 +85,7 @@ def nacks_of(back: HandedBack) -> list[tuple[bytes, NackOptions]]:
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges, firsts)
 def test_a_source_is_told_of_each_of_its_rows_exactly_once(given_inputs, given_edges, first):
     offsets, settlement, back = told(given_inputs, given_edges, first)
@@ -96,7 +97,7 @@ def test_a_source_is_told_of_each_of_its_rows_exactly_once(given_inputs, given_e
     assert back.ids.to_pylist() == [ids[int(offset)] for offset in acked]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(inputs, edges, firsts)
 def test_a_source_is_asked_for_exactly_what_user_code_asked_for(given_inputs, given_edges, first):
     _, settlement, back = told(given_inputs, given_edges, first)

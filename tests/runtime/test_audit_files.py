@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ebbflow.spark.audit import files as module
 from ebbflow.spark.audit.files import BatchSpan, TableFiles
+from tests.thorough import examples
 
 LIFE = "orders-0a1b"
 DAYS = ("2026-11-16", "2026-11-17")
@@ -107,7 +108,7 @@ class Reader:
 
 @pytest.mark.guarantee("every-delivery-has-one-audit-row")
 @pytest.mark.parametrize("flat", [False, True], ids=["days", "flat"])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(st.sampled_from(["write", "write both", "merge"]), st.none() | st.integers(0, 6)),

@@ -23,6 +23,7 @@ from tests.runtime.memory_server import Server
 from tests.runtime.test_settlement_survives_crashes import OneChunk
 from tests.runtime.test_stream_maps_survive_crashes import Yielding, endings
 from tests.runtime.test_trails_survive_crashes import crashes, inlets, scripts
+from tests.thorough import examples
 
 V = ("v", 0)
 
@@ -104,7 +105,7 @@ def recorded(server: Server) -> Counts:
 
 @pytest.mark.guarantee("every-delivery-has-one-audit-row")
 @pytest.mark.parametrize("kind", [AuditedTask, AuditedOrderedTask])
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     sizes=inlets,
     script=scripts,
@@ -131,7 +132,7 @@ def test_the_table_adds_up_to_the_counts_whoever_crashes_when(
     assert counted(table.rows) == recorded(server)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(inlets, endings, crashes)
 def test_so_does_that_of_a_stream_map(sizes, script, given_crashes):
     server = Server(inlet_of(*sizes))
@@ -139,7 +140,7 @@ def test_so_does_that_of_a_stream_map(sizes, script, given_crashes):
     assert counted(rows_of(server)) == recorded(server)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(inlets, st.sampled_from(["forward", "two", "serve", "drop", "dead", "fall back"]), crashes)
 def test_code_that_decides_the_same_ends_each_message_once(sizes, decision, given_crashes):
     server = Server(inlet_of(*sizes))

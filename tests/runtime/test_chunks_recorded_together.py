@@ -13,6 +13,7 @@ from ebbflow.runtime.settling import Settling
 from tests.runtime.crash_model import AtHand, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, Trickle, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server
+from tests.thorough import examples
 
 WITHIN = 10
 """Milliseconds after which a chunk is recorded."""
@@ -38,7 +39,7 @@ class Watched(Server):
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.lists(st.integers(1, 2), min_size=1, max_size=8), scripts, tasks)
 def test_nothing_is_lost_or_miscounted_among_chunks_that_publish_nothing(
     sizes, script, given_tasks

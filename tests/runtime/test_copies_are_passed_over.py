@@ -11,6 +11,7 @@ from ebbflow.engine.position import Mark, Span
 from tests.runtime.crash_model import Chances, Reader, UserCode
 from tests.runtime.crash_run import ModelTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server
+from tests.thorough import examples
 
 
 class CopyReader(Reader):
@@ -75,7 +76,7 @@ crashes = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @example([(2, True), (2, False)], [Chances(Random(3), crash_after=3)])
 @given(st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=6), crashes)
 def test_every_message_is_forwarded_once_and_the_position_ends_behind_the_copies(

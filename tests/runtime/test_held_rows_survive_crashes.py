@@ -9,6 +9,7 @@ from ebbflow import Datum, Message, Nack
 from tests.runtime.crash_model import Chances, UserCode
 from tests.runtime.crash_run import OrderedTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server
+from tests.thorough import examples
 
 crashes = st.lists(
     st.builds(
@@ -46,7 +47,7 @@ class Insistent(UserCode):
         return Message(b"1")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(inlets, held, kinds, crashes)
 def test_outputs_are_in_the_order_of_the_inputs_and_each_is_there_once(
     sizes, until, kind, given_crashes
@@ -57,7 +58,7 @@ def test_outputs_are_in_the_order_of_the_inputs_and_each_is_there_once(
     assert server.outputs == [f"m{n}/v" for n in range(sum(sizes))]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(inlets, held, crashes)
 def test_a_held_row_is_counted_on_across_crashes(sizes, until, given_crashes):
     """Its deliveries are part of the position: none is skipped, and none is over its number."""
@@ -70,7 +71,7 @@ def test_a_held_row_is_counted_on_across_crashes(sizes, until, given_crashes):
     assert counts.done == sum(sizes)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(inlets, held)
 def test_without_a_crash_a_held_row_is_given_once_for_each_delivery(sizes, until):
     server, code = Server(inlet_of(*sizes)), Insistent(until)

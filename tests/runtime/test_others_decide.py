@@ -29,6 +29,7 @@ from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.usercode.calling import Handler, call_map, call_sink, call_with_retries, run_batch_map
 from ebbflow.usercode.sinks import Sinks, run_sinks
 from tests.engine.sample_rows import some
+from tests.thorough import examples
 
 POLICY = Backoff(interval=300, steps=5, factor=2.0, cap=1_000)
 STRATEGY = RetryStrategy(Backoff(interval=2_000, steps=3), "drop")
@@ -267,7 +268,7 @@ def spread(mix: Sequence[Script], answered: float, number: int, seed: int) -> li
 
 
 @pytest.mark.guarantee("outages-blame-no-message")
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(kind=kinds, mix=mixes, answered=st.floats(0.2, 1), seed=seeds)
 @example("map", [("nack",), ("ValueError", "ValueError", "nack")], 0.6, 1)
 @example("map", [("nack",), ("ConnectionError",)], 0.8, 1)
@@ -286,7 +287,7 @@ outages = st.lists(st.sampled_from(LISTED), min_size=1, max_size=2) | st.lists(
 
 
 @pytest.mark.guarantee("outages-blame-no-message")
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(kind=kinds, mix=mixes, answered=st.floats(0.5, 1), outage=outages, seed=seeds)
 def test_every_outage_stops_the_vertex_and_penalises_no_message(kind, mix, answered, outage, seed):
     world = World(kind, spread(mix, answered, 100, seed), seed)

@@ -16,6 +16,7 @@ from tests.runtime.source_model import (
     SourceServer,
     run_source,
 )
+from tests.thorough import examples
 
 kinds = pytest.mark.parametrize("kind", [PulledTask, KeepingTask])
 crashes = st.lists(
@@ -33,7 +34,7 @@ def server_with(count: int) -> SourceServer:
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @kinds
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(count=counts, script=scripts, bad=limited, given_crashes=crashes)
 def test_every_message_ends_and_is_acknowledged(kind, count, script, bad, given_crashes):
     server = server_with(count)
@@ -43,7 +44,7 @@ def test_every_message_ends_and_is_acknowledged(kind, count, script, bad, given_
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @kinds
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(count=counts, script=scripts, bad=limited, given_crashes=crashes)
 def test_what_is_acknowledged_has_ended_or_is_kept(kind, count, script, bad, given_crashes):
     server = server_with(count)
@@ -57,7 +58,7 @@ def test_what_is_acknowledged_has_ended_or_is_kept(kind, count, script, bad, giv
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @kinds
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(count=counts, script=scripts, bad=limited, given_crashes=crashes)
 def test_max_deliveries_is_exact_whatever_crashes(kind, count, script, bad, given_crashes):
     server = server_with(count)
@@ -71,7 +72,7 @@ def test_max_deliveries_is_exact_whatever_crashes(kind, count, script, bad, give
 
 
 @kinds
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(count=counts, bad=limited)
 def test_without_a_crash_each_delivery_happens_once(kind, count, bad):
     server = server_with(count)
@@ -83,7 +84,7 @@ def test_without_a_crash_each_delivery_happens_once(kind, count, bad):
     assert server.ledger == {}, "what has ended is forgotten"
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(count=counts, bad=limited, given_crashes=crashes)
 def test_only_what_is_nacked_again_and_again_is_in_the_ledger(count, bad, given_crashes):
     """After a crash an entry may stay of a message whose end was not told; never of another."""

@@ -16,6 +16,7 @@ from ebbflow.domain.errors import Fenced
 from tests.runtime.crash_model import Chances, Rules, UserCode
 from tests.runtime.crash_run import StreamTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server
+from tests.thorough import examples
 
 crashes = st.lists(
     st.builds(
@@ -64,7 +65,7 @@ def all_of(count: int) -> dict[str, int]:
     return {f"m{n}/v{number}": 1 for n in range(count) for number in numbers}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(inlets, endings, crashes)
 def test_every_input_ends_whatever_crashes(sizes, script, given_crashes):
     server = Server(inlet_of(*sizes))
@@ -75,7 +76,7 @@ def test_every_input_ends_whatever_crashes(sizes, script, given_crashes):
     assert counts.read == counts.ended == sum(sizes) + counts.redelivered
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(inlets, st.integers(0, 1_000).map(Random))
 def test_without_a_crash_every_yield_is_passed_on_once_and_counted(sizes, random):
     server = Server(inlet_of(*sizes))
@@ -84,7 +85,7 @@ def test_without_a_crash_every_yield_is_passed_on_once_and_counted(sizes, random
     assert server.position.counts.written == len(server.outputs)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(inlets, stops, st.integers(0, 20_000))
 def test_a_stop_in_the_middle_of_a_map_loses_nothing(sizes, given_stops, full_for):
     """Buffers are full at first: a stopping task lets go of a chunk that it cannot pass on."""

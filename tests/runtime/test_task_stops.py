@@ -12,6 +12,7 @@ from ebbflow.engine.position import Mark
 from tests.runtime.crash_model import DECISIONS, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server
+from tests.thorough import examples
 
 tasks = st.lists(
     st.builds(
@@ -33,7 +34,7 @@ def stopped_task(server: Server, kind: type[ModelTask] = ModelTask) -> ModelTask
     return kind(server, UserCode(()), Rules(), Chances(Random(1), stop_after=AT_THE_INTENT))
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(inlets, scripts, tasks, st.sampled_from([0, 3_000, 30_000]))
 def test_nothing_is_lost_whenever_a_task_stops_crashes_or_finds_no_room(
     sizes, script, given_tasks, full_for

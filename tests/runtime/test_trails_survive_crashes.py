@@ -22,6 +22,7 @@ from tests.runtime.crash_run import ModelTask, OrderedTask, StreamTask, inlet_of
 from tests.runtime.memory_server import Server
 from tests.runtime.test_settlement_survives_crashes import OneChunk
 from tests.runtime.test_stream_maps_survive_crashes import Yielding, endings
+from tests.thorough import examples
 
 crashes = st.lists(
     st.builds(
@@ -62,7 +63,7 @@ def untold(server: Server) -> set[str]:
 
 @pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 @pytest.mark.parametrize("kind", [ToldTask, ToldOrderedTask])
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(sizes=inlets, script=scripts, given_crashes=crashes, chance=st.none() | st.randoms())
 def test_every_row_that_has_ended_has_a_trail_which_is_true(
     kind, sizes, script, given_crashes, chance
@@ -73,7 +74,7 @@ def test_every_row_that_has_ended_has_a_trail_which_is_true(
     assert untold(server) == set()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(inlets, endings, crashes)
 def test_so_has_every_row_of_a_stream_map(sizes, script, given_crashes):
     server = Server(inlet_of(*sizes))
@@ -88,7 +89,7 @@ def test_so_has_every_row_of_a_stream_map(sizes, script, given_crashes):
     assert silent <= set(server.letters)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(inlets, st.sampled_from(["forward", "two", "serve", "drop", "dead"]), crashes)
 def test_code_that_decides_the_same_is_told_the_same(sizes, kind, given_crashes):
     """A replay of a chunk that was told before is known as a copy, although it comes later.

@@ -18,6 +18,7 @@ from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spark.run import run_pipeline
 from tests.spark.runs import Failures, Journal
+from tests.thorough import examples
 
 pytestmark = pytest.mark.slow
 
@@ -183,7 +184,7 @@ def built(plan, journal):
 
 @pytest.mark.guarantee("nothing-is-lost", "outcomes-hold")
 @settings(
-    max_examples=12,
+    max_examples=examples(12),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ebbflow.streams.names import Names
+from tests.thorough import examples
 from tests.ui.asking import POST, Asking, asking
 from tests.ui.shown import Shown
 
@@ -40,7 +41,7 @@ def page(link):
         yield page
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     method=st.sampled_from(["GET", "POST", "POST", "PUT", "DELETE", "HEAD"]),
     pieces=st.lists(PIECES, max_size=6) | LETTERS,

@@ -26,6 +26,7 @@ from ebbflow.usercode.calling import Handler, call_map, call_sink
 from ebbflow.usercode.monovertex import NOT_FOR_THE_SINK, Bypass, Mono, MonoStep, run_mono
 from ebbflow.usercode.sinks import Sinks
 from tests.engine.sample_rows import NOW, some, verdict_on
+from tests.thorough import examples
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 BUSY = NackOptions(delay=5, reason="busy")
@@ -560,7 +561,7 @@ rules = st.none() | st.sampled_from(TAGS[:3]).map(edge)
 
 
 @pytest.mark.guarantee("outcomes-hold")
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.randoms(use_true_random=False),
     st.integers(0, 6),

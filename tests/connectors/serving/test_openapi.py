@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
 from tests.connectors.serving.asking import asking
+from tests.thorough import examples
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_the_document_is_valid(document):
 )
 def test_no_input_makes_the_server_fail_and_every_answer_is_as_described(operations, name, mode):
     @given(operations[name].as_strategy(generation_mode=mode))
-    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
     def call(case):
         case.call_and_validate(timeout=20)
 

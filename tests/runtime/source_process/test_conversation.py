@@ -34,6 +34,7 @@ from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.runtime.source_process.program import SourceProcess
 from ebbflow.runtime.source_process.protocol import Order
 from ebbflow.streams.ledger import History
+from tests.thorough import examples
 from tests.waiting import until
 
 RUNS = count()
@@ -255,7 +256,7 @@ nacks = st.sets(st.integers(0, 29), max_size=4)
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @sources
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(ends=crashes, away=outages, bad=nacks, size=st.integers(1, 12))
 def test_whatever_ends_and_whatever_is_away_every_message_is_settled(source, ends, away, bad, size):
     with served(source, 30) as (outside, run):

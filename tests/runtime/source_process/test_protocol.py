@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.runtime.source_process.protocol import Line
+from tests.thorough import examples
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ def pair() -> tuple[Line, Line]:
 sizes = st.integers(0, 300) | st.sampled_from([70_000, 3_000_000])
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.tuples(st.text(max_size=5), sizes, sizes), max_size=4))
 def test_words_arrive_as_they_were_sent(facts):
     words = [

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ebbflow.spec.graph.layout import GridSpot, lay_out
 from tests.spec.graph.shapes import shape_of
+from tests.thorough import examples
 
 names = st.integers(0, 9)
 graphs = st.lists(st.tuples(names, names), min_size=1, max_size=25).map(
@@ -14,7 +15,7 @@ graphs = st.lists(st.tuples(names, names), min_size=1, max_size=25).map(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(graphs)
 def test_edges_lead_to_the_right_and_nothing_stands_on_anything_else(shape):
     layout = lay_out(shape)
