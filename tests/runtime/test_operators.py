@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from typing import Any
 
@@ -54,14 +53,6 @@ def decide(plan: VertexPlan, sink: UserSink) -> Verdict:
     finally:
         WORKER.close_vertex(plan.whose)
     return verdict
-
-
-@pytest.fixture(autouse=True)
-def signals_as_before():
-    """A worker hears when Spark ends; the process of the tests is none."""
-    before = signal.getsignal(signal.SIGHUP)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 MODES = pytest.mark.parametrize(

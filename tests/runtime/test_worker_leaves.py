@@ -26,12 +26,10 @@ WHOSE = ("p", "v", "run")
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Opens code as a worker does; the signal is heard as before afterwards."""
-    before = signal.getsignal(signal.SIGHUP)
+    """Opens code as a worker does."""
     monkeypatch.setattr(worker, "end_for_sure", lambda: None)  # it would end the tests
     yield lambda code: WORKER.vertex(WHOSE).handler("map", code, None, LISTED)
     WORKER.close_vertex(WHOSE)
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_stop_lets_go_of_a_stream_map_that_waits_for_room(run, journal, tmp_pa
     gate = tmp_path / "gate"
 
     def numbers(datum):
-        for number in range(100_000):
+        for number in range(30_000):
             yield Message(str(number).encode())
 
     def store(data):
@@ -75,4 +75,4 @@ def test_a_stop_lets_go_of_a_stream_map_that_waits_for_room(run, journal, tmp_pa
 
     gate.touch()
     run(pipeline)
-    assert set(journal.read()) == set(range(100_000))
+    assert set(journal.read()) == set(range(30_000))

@@ -338,7 +338,7 @@ def settle(
         writer=chunk.writer,
         via=chunk.via,
     )
-    if len(chunk.rows):  # else all that was read is parked
+    if len(chunk.rows) or held is not None:  # else all that was read is parked
         publications += gather_late(observers, account)
     for publication in publications:
         publication.check_size(place.max_payload)

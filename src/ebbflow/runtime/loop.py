@@ -300,7 +300,7 @@ class ChunkLoop:
             settlement = self._decider.settle(verdict, facts)
         else:
             settlement = self._inline.settle(self._decider, verdict, facts, self._replayed)
-        if len(verdict.rows):
+        if len(verdict.rows) or held is not None:
             self._show(settlement)
         self._tell()
         return settlement

@@ -274,7 +274,7 @@ class PipelineBody(PipelineFields, ResourceBody):
     lifecycle: PipelineLifecycle = PipelineLifecycle()
     side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
     inline: StrictBool = Field(
-        default=True,
+        default=False,
         description="whether tasks may run the next vertices themselves: "
         "[inline edges](../guides/running.md#inline-edges)",
     )
