@@ -171,7 +171,7 @@ class Pipeline(Builder):
     ``ordered`` hold for every step that does not say otherwise. ``inter_step_buffer`` has YAML's
     fields: ``{"replicas": 3, "publish": {"ack_wait": "30s"}}``. ``audit`` keeps a table of what
     became of every message: ``{"format": "parquet", "options": {"path": "audit"}}``. With
-    ``inline=False`` messages pass through the buffer of every vertex.
+    ``inline=True`` tasks may run the next vertices themselves, without a buffer in between.
     """
 
     @named_options

@@ -198,8 +198,8 @@ class VertexPlan:
         if self.is_source or self.ordered or self.streams.batched:
             return False
         match self.role:
-            case UserMap(rows=None):
-                return True
+            case UserMap(rows=None, mode=mode):
+                return mode != "stream"  # what it yields is to be forwarded while it yields
             case SinksPlan() as sinks:
                 every = (sinks.primary, sinks.fallback, sinks.on_success)
                 return all(sink is None or runs_inline(sink) for sink in every)

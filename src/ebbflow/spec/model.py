@@ -242,7 +242,7 @@ class Vertex(VertexFields):
     breaker: BreakerSpec = BreakerSpec()
     inline: StrictBool = Field(
         default=True,
-        description="whether the task of the vertex before it may run it: "
+        description="whether, with `inline: true`, the task of the vertex before it may run it: "
         "[inline edges](../guides/running.md#inline-edges)",
     )
 
