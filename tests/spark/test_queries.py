@@ -307,17 +307,17 @@ def test_a_query_that_fails_for_most_messages_is_stopped_until_a_new_run(run, st
         return halted[-1] is not None
 
     def pipeline(query):
-        limit = {"share": 0.25, "window": 20}
-        work = numbers(40).map("work", sql=query, on_error={"steps": 0}, breaker=limit)
+        limit = {"share": 0.5, "window": 10}
+        work = numbers(20).map("work", sql=query, on_error={"steps": 0}, breaker=limit)
         return work.sink("out", store)
 
     broken = f"SELECT id, IF({NUMBER} % 2 = 0, value, raise_error('broken')) AS value FROM messages"
     first = run(pipeline(broken), watcher=StopWhen(is_halted), epoch=3)
     assert first.ended == "stopped"
     assert first.vertices["work"].dead_lettered == 5
-    assert "5 of the last 20 messages became dead letters" in halted[-1]
+    assert "5 of the last 10 messages became dead letters" in halted[-1]
     assert "broken" in halted[-1]
 
     second = run(pipeline("SELECT id, value FROM messages"), timeout="150s")
     assert second.ended == "drained"
-    assert first.vertices["work"].done + 5 + second.vertices["work"].done == 40
+    assert first.vertices["work"].done + 5 + second.vertices["work"].done == 20
