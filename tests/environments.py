@@ -35,8 +35,7 @@ class Environment:
 
     def run(self, *command: str, cwd: Path, timeout: float, **more: str) -> str:
         """Run a command of the environment; returns what it prints, and fails if it does."""
-        of_the_checkout = {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
-        env = {name: text for name, text in os.environ.items() if name not in of_the_checkout}
+        env = _environment_variables()
         env |= {"PATH": f"{self.folder / 'bin'}:{env['PATH']}", **more}
         done = subprocess.run(
             [self.folder / "bin" / command[0], *command[1:]],
@@ -47,6 +46,12 @@ class Environment:
         )
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
         return done.stdout
+
+
+def _environment_variables() -> dict[str, str]:
+    """Those of this process without the checkout's: a Spark session sets the path of its Python."""
+    of_the_checkout = {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
+    return {name: text for name, text in os.environ.items() if name not in of_the_checkout}
 
 
 def environment_for_tests(python: str, pyspark: str) -> Environment:
@@ -66,7 +71,10 @@ def _find_python(version: str) -> Path:
     for python in found:
         if (
             python.exists()
-            and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+            and subprocess.run(
+                [python, "-c", ""], capture_output=True, env=_environment_variables()
+            ).returncode
+            == 0
         ):
             return python
     return _skip(f"there is no Python {version} on this machine")
@@ -75,7 +83,8 @@ def _find_python(version: str) -> Path:
 def _uv(*arguments: str) -> None:
     uv = Path(sys.executable).with_name("uv")
     command = [str(uv) if uv.exists() else "uv", *arguments, "--quiet", "--no-python-downloads"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    env = _environment_variables()
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         if "error sending request" in done.stderr or "dns error" in done.stderr.lower():
             _skip(f"packages cannot be fetched: {done.stderr.strip().splitlines()[0]}")

@@ -15,7 +15,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -248,7 +247,7 @@ class Loss:
         if only != "node":
             executor.kill()
         if only != "executor":
-            node.send(signal.SIGKILL)
+            nats.kill(node)
         return node.name, time.time()
 
     def _sum_up(
