@@ -307,7 +307,7 @@ def test_a_query_that_fails_for_most_messages_is_stopped_until_a_new_run(run, st
         return halted[-1] is not None
 
     def pipeline(query):
-        limit = {"share": 0.5, "window": 10}
+        limit = {"share": 0.25, "window": 20}
         work = numbers(20).map("work", sql=query, on_error={"steps": 0}, breaker=limit)
         return work.sink("out", store)
 
@@ -315,7 +315,7 @@ def test_a_query_that_fails_for_most_messages_is_stopped_until_a_new_run(run, st
     first = run(pipeline(broken), watcher=StopWhen(is_halted), epoch=3)
     assert first.ended == "stopped"
     assert first.vertices["work"].dead_lettered == 5
-    assert "5 of the last 10 messages became dead letters" in halted[-1]
+    assert "5 of the last 20 messages became dead letters" in halted[-1]
     assert "broken" in halted[-1]
 
     second = run(pipeline("SELECT id, value FROM messages"), timeout="150s")
