@@ -317,8 +317,8 @@ class Taken:
     @classmethod
     def of(cls, frames_read: list[pa.RecordBatch], **how: bool) -> Taken | None:
         """Returns what was read as one chunk; ``None`` if that is nothing."""
-        batches = [batch for batch in frames_read if due_of(batch) is None]
         parked = [batch for batch in frames_read if due_of(batch) is not None]
+        batches = [b for b in frames_read if due_of(b) is None] if parked else frames_read
         return cls(batches, **how, parked=parked) if frames_read else None
 
     def restore(self, held: Held | None) -> pa.RecordBatch:

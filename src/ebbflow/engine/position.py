@@ -122,7 +122,7 @@ def with_frame(known: Known, stamp: Stamp) -> Known:
     Not before the last row: a frame of which some rows are unread is no copy when it comes again.
     """
     if stamp.writer == MOVED and _is_tracked(known, stamp):
-        return _without_awaited(known, stamp)
+        return _without_read(known, stamp)
     if stamp.writer == MOVED:
         return _with_moved(known, stamp)
     last = known.get(stamp.writer)
@@ -226,7 +226,7 @@ def _find_awaited(known: Known, stamp: Stamp) -> str | None:
     return next((chunk for chunk in chunks if stamp.rows in known[chunk].rows), None)
 
 
-def _without_awaited(known: Known, stamp: Stamp) -> Known:
+def _without_read(known: Known, stamp: Stamp) -> Known:
     """Returns what is known when an awaited frame is read."""
     chunk = _find_awaited(known, stamp)
     if chunk is None:

@@ -246,8 +246,8 @@ def build_redeliveries(
         start = 0
         for frame in _cut_again(chunk.rows.batch, indexes, again, place.max_payload):
             due = due_after(now_ms, delay) if delay else None
-            build = _build_handed_over if chunk.via else _build_redelivery
-            yield build(chunk, frame, place, due, indexes[start : start + frame.num_rows])
+            own = indexes[start : start + frame.num_rows]
+            yield _build_redelivery(chunk, frame, place, due, own)
             start += frame.num_rows
 
 
@@ -258,38 +258,25 @@ def _build_redelivery(
     due: int | None,
     parents: Sequence[int],
 ) -> Publication:
+    """Returns a frame for the vertex itself.
+
+    That of a vertex which another vertex's task ran inline goes through the vertex's buffer:
+    readers of buffers know copies by their writer, and only the vertex's own task may write to its
+    redelivery stream.
+    """
+    if chunk.via:
+        stage, headers = Stage.HAND_OVER, {FROM: chunk.writer, DUE: str(due or 0)}
+    else:
+        stage, headers = Stage.REDELIVER, _sender_headers(chunk) | {REASONS: list_reasons(frame)}
     return Publication(
-        Stage.REDELIVER,
+        stage,
         place.vertex,
         place.partition,
         # Without the due time: a replay comes later, and would store the rows twice.
         f"{chunk.name('again')}:{chunk.mark(frame)}",
         frames.encode(frame),
-        _sender_headers(chunk) | {ROWS: str(frame.num_rows), REASONS: list_reasons(frame)},
-        due=due,
-        parents=parents,
-    )
-
-
-def _build_handed_over(
-    chunk: Chunk,
-    frame: pa.RecordBatch,
-    place: Place,
-    due: int | None,
-    parents: Sequence[int],
-) -> Publication:
-    """Returns a redelivery of a vertex that another vertex's task ran inline.
-
-    It goes through the vertex's buffer: readers of buffers know copies by their writer, and only
-    the vertex's own task may write to its redelivery stream.
-    """
-    return Publication(
-        Stage.HAND_OVER,
-        place.vertex,
-        place.partition,
-        f"{chunk.name('again')}:{chunk.mark(frame)}",
-        frames.encode(frame),
-        {FROM: chunk.writer, ROWS: str(frame.num_rows), DUE: str(due or 0)},
+        headers | {ROWS: str(frame.num_rows)},
+        due=due if stage is Stage.REDELIVER else None,
         parents=parents,
         via=chunk.via,
     )

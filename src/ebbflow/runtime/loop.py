@@ -253,15 +253,14 @@ class ChunkLoop:
         told_beside = held_row(whole, batch, len(verdict.rows)) if more else None
         first = batch.num_rows - len(offsets)
         settlement = self._settle(verdict, start, first, more, told_beside)
-        settlement = settlement.with_parked(self._redeliver(taken.parked, start))
+        if taken.parked:
+            settlement = settlement.with_parked(self._redeliver(taken.parked, start))
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
         chunk = ChunkEnd(end, settlement.all_counts(), watermark, settleable.held, back)
         self._settling.begin(settlement, chunk, record)
 
     def _redeliver(self, parked: Sequence[pa.RecordBatch], start: Span) -> Iterator[Publication]:
-        if not parked:
-            return iter(())
         chunk = Chunk(self._key(start), Rows(frames.empty()), self._settling.number)
         return build_parked(chunk, parked, self._place, self._clock.now())
 
