@@ -103,15 +103,6 @@ class CalledCode:
     def outage(self) -> Outage | None:
         return self._handler.blame.outage
 
-    def answered_others_since(self, row_id: str) -> bool:
-        return self._handler.blame.answered_others_since(row_id)
-
-    def meet(self, outage: Outage) -> None:
-        self._handler.blame.meet(outage)
-
-    def passed(self, messages: int = 1) -> None:
-        self._handler.blame.passed(messages)
-
     def __call__(self, verdict: Verdict) -> None:
         self._code.asides.clear()
         self._code.broken.clear()
@@ -141,7 +132,7 @@ class ModelTask:
         self.chances = chances
         self._undone: list[tuple[Span, set[str]]] = []
         self._waits = 0
-        self.clock = clock = ModelClock(server, self.idle)
+        self.clock = clock = ModelClock(server, self._wake_up)
         self.epoch = Epoch(self.seconds, clock)
         self.journal = MemoryJournal(server, rules, chances, clock)
         self.journal.stop = self.epoch.stop
@@ -159,7 +150,12 @@ class ModelTask:
             clock=clock,
             observers=self.observers,
         )
+        self.control = parts.control
         self.loop = ChunkLoop(parts, self.epoch)
+
+    def _wake_up(self) -> None:
+        self.control.wake.set()  # whatever ended the wait may have arrived for it
+        self.idle()
 
     def call(self) -> Callable[..., None]:
         """How user code is called."""

@@ -298,23 +298,6 @@ class _Numbered:
         self.id = datum.id.partition("/")[0]
 
 
-class AnyEdge:
-    """Takes an edge inline with a probability."""
-
-    def __init__(self, random: Random, often: float) -> None:
-        self._random = random
-        self._often = often
-
-    def takes(self, rows: int, is_open: bool) -> bool:
-        return is_open and self._random.random() < self._often
-
-    def took(self, rows: int, seconds: float) -> None:
-        pass
-
-    def is_worked_off(self) -> bool:
-        return self._random.random() < self._often
-
-
 Codes = Callable[[str], UserCode]
 
 
@@ -358,8 +341,9 @@ class GraphTask:
     def _inline_vertex(self, name: str) -> InlineVertex:
         gate, random = self._gate(name), self.chances.random
         decider = ChunkDecider(self._rules(name), gate, AnySize(random, 6), self.clock)
-        rule = AnyEdge(random, self._often)
-        return InlineVertex(name, gate, decider, rule, Silence(), self.clock)
+        gate.open()
+        few_wait = lambda: random.random() < self._often  # noqa: E731
+        return InlineVertex(name, gate, decider, few_wait, Silence(), self.clock)
 
     def _open(self, done: Span) -> Intake:
         vertex, random = self._vertex, self.chances.random

@@ -100,7 +100,7 @@ def main(folder: Path) -> None:
 
         conducting = threading.Thread(target=conduct)
         conducting.start()
-        run_partition(plan, 0, 8.0)
+        run_partition([plan], 0, 8.0)
         conducting.join(30)
     sys.setprofile(None)
     print(json.dumps({"modules": sorted(hook.modules), "frames": stacks[-1]}))

@@ -49,18 +49,18 @@ def pausable(kind: type[ModelTask], people: People) -> type[ModelTask]:
     class Pausable(kind):  # type: ignore[misc, valid-type]
         def __init__(self, *args: object) -> None:
             super().__init__(*args)
-            self.epoch.pause(people.want_pause)
+            self.control.pause(people.want_pause)
             self.journal.beside = self._beside
 
         def _beside(self) -> None:
             people.happen(0.1)
-            self.epoch.pause(people.want_pause)
+            self.control.pause(people.want_pause)
 
         def idle(self) -> None:
             super().idle()
             if people.want_pause:
                 people.happen(0.3)
-                self.epoch.pause(people.want_pause)
+                self.control.pause(people.want_pause)
 
         def __call__(self, verdict: Verdict) -> None:
             assert not self.server.position.paused, "called while the record says paused"
@@ -93,7 +93,7 @@ class PausedFor(ModelTask):
     def __call__(self, verdict: Verdict) -> None:
         super().__call__(verdict)
         if self.waits_paused == 0 and len(self.server.outputs) > 0:
-            self.epoch.pause(True)
+            self.control.pause(True)
 
     def idle(self) -> None:
         super().idle()
@@ -101,7 +101,7 @@ class PausedFor(ModelTask):
             self.waits_paused += 1
             self.done_when_paused += (len(self.server.outputs),)
             if self.waits_paused == 20:
-                self.epoch.pause(False)
+                self.control.pause(False)
 
 
 def test_a_pause_settles_what_is_in_hand_and_then_nothing_is_taken():
@@ -118,7 +118,7 @@ def test_a_pause_settles_what_is_in_hand_and_then_nothing_is_taken():
 def test_the_next_task_begins_paused_without_opening_user_code():
     server = Server(inlet_of(3))
     first = ModelTask(server, UserCode(()), Rules(), Chances(Random(1)))
-    first.epoch.pause(True)
+    first.control.pause(True)
     first.seconds = 0.0
     waits = []
 

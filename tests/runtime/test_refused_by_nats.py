@@ -72,7 +72,7 @@ class Task:
 
     def run(self, vertex: str = "work", seconds: float = 3.0) -> None:
         """Runs a task for an epoch."""
-        run_partition(self._plans[vertex], 0, seconds)
+        run_partition([self._plans[vertex]], 0, seconds)
 
     def position(self, vertex: str = "work") -> Position:
         """What is recorded of the task."""

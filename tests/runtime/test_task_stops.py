@@ -135,7 +135,7 @@ class BreakingTask(ModelTask):
         if self.server.position.halted:
             self.letters_when_halted += (len(self.server.letters),)
             if len(self.letters_when_halted) == 3:
-                self.epoch.resume()
+                self.control.resume()
 
 
 def test_a_vertex_that_was_halted_takes_nothing_until_it_is_resumed():

@@ -17,14 +17,14 @@ import json
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
 import nats.errors
 
-from ebbflow.accounts.numbers import MESSAGE, Histogram, TaskNumbers, TaskState
+from ebbflow.accounts.numbers import MESSAGE, Histogram, Load, TaskNumbers, TaskState
 from ebbflow.accounts.traces import current_ids
 from ebbflow.engine.account import STAGES, Account, ChunkObserver, ChunkRecord
 from ebbflow.engine.causes import CauseCounter, Raised, RaisedErrors
@@ -118,7 +118,7 @@ def dump_raised(raised: Raised) -> dict[str, Any]:
 class Events(ChunkObserver):
     """The events of one vertex in one task. Whoever publishes keeps counting in ``tally``.
 
-    ``runner`` is the task, if it is another vertex's that runs this one inline.
+    ``load`` returns the load of the task.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class Events(ChunkObserver):
         vertex: str,
         partition: int,
         tally: Tally,
-        runner: str = "",
+        load: Callable[[], Load] = Load,
     ) -> None:
-        self._runner = runner
+        self._load = load
         self._inline_from: set[str] = set()
         self._link = link
         self._names = names
@@ -215,7 +215,7 @@ class Events(ChunkObserver):
 
     def in_call(self, seconds: float | None) -> None:
         """Says how long user code has been in one call; None when it is back. From any thread."""
-        whose = {"vertex": self._vertex, "partition": self._partition, "runner": self._runner}
+        whose = {"vertex": self._vertex, "partition": self._partition}
         # A first call may take for ever, and nothing else is told while it does.
         told = {"seconds": seconds, "opened": self._opened, "in_hand": self._measures.in_hand}
         self._send("call", json.dumps(whose | told).encode())
@@ -256,14 +256,13 @@ class Events(ChunkObserver):
             self._halted,
             self._opened,
             self._measures.in_hand,
-            self._runner,
             tuple(sorted(self._inline_from)),
         ).to_json()
         now = time.monotonic()
         if state == self._last_state and now - self._told_state < _ALIVE_EVERY:
             return
-        chunks = self._measures.take_chunks()
-        if self._send("state", json.dumps({"state": state, "chunks": chunks}).encode()):
+        told = {"state": state, "load": self._load(), "chunks": self._measures.take_chunks()}
+        if self._send("state", json.dumps(told).encode()):
             self._last_state, self._told_state = state, now
 
     def _send(self, kind: str, payload: bytes) -> bool:

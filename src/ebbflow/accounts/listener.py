@@ -12,13 +12,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.msg import Msg
 
-from ebbflow.accounts.numbers import TaskNumbers, TaskState
+from ebbflow.accounts.numbers import Load, TaskNumbers, TaskState
 from ebbflow.engine.account import STAGES
 from ebbflow.engine.causes import CauseCount, CauseCounter, Raised, RaisedErrors
 from ebbflow.engine.outage import Waiting
@@ -60,6 +60,7 @@ class _HeardTask:
     state: TaskState
     heard: float
     call: tuple[float, float] | None = None
+    load: Load = field(default_factory=Load)
 
 
 class _HeardVertex:
@@ -84,7 +85,7 @@ class TaskListener:
     def __init__(self, names: Names, take_log: Callable[[LogEntry], None]) -> None:
         self._names = names
         self._take_log = take_log
-        self._tasks: dict[tuple[str, int, str], _HeardTask] = {}
+        self._tasks: dict[tuple[str, int], _HeardTask] = {}
         self._vertices: dict[str, _HeardVertex] = {}
 
     @contextlib.contextmanager
@@ -145,14 +146,13 @@ class TaskListener:
 
     def has_opened(self, vertex: str, partitions: int) -> bool:
         """Returns whether every task of the vertex has had its user code open in this run."""
-        opened = {s.partition for s in self._states(vertex) if s.opened and not s.runner}
+        opened = {s.partition for s in self._states(vertex) if s.opened}
         return opened.issuperset(range(partitions))
 
     def count_heard(self, vertex: str, within: float) -> int:
         """Returns how many tasks of the vertex have spoken within the last seconds."""
         now = time.monotonic()
-        own = (task for task in self._heard(vertex) if not task.state.runner)
-        return sum(now - task.heard <= within for task in own)
+        return sum(now - task.heard <= within for task in self._heard(vertex))
 
     def unheard(self, vertex: str, partitions: int) -> float:
         """Returns for how many seconds the task was silent that has been silent for longest.
@@ -161,6 +161,10 @@ class TaskListener:
         """
         now = time.monotonic()
         return max(now - self._last_heard(vertex, p) for p in range(partitions))
+
+    def load(self, vertex: str) -> Load:
+        """Returns the load of the busiest task of the vertex."""
+        return max((task.load for task in self._heard(vertex)), default=Load())
 
     def waiting(self, vertex: str) -> Waiting | None:
         """Returns the outage that the vertex waits for, if any; of several, the longest."""
@@ -196,7 +200,7 @@ class TaskListener:
         return [task.state for task in self._heard(vertex)]
 
     def _last_heard(self, vertex: str, partition: int) -> float:
-        task = self._tasks.get((vertex, partition, ""))
+        task = self._tasks.get((vertex, partition))
         return -math.inf if task is None else task.heard
 
     async def _hear(self, message: Msg) -> None:
@@ -222,10 +226,10 @@ class TaskListener:
         self._take_log(LogEntry.read(message.headers or {}, message.data))
 
     def _note_call(self, event: dict[str, Any]) -> None:
-        vertex, partition, runner = event["vertex"], event["partition"], event["runner"]
-        key, now = (vertex, partition, runner), time.monotonic()
+        vertex, partition = event["vertex"], event["partition"]
+        key, now = (vertex, partition), time.monotonic()
         before = self._tasks.get(key)
-        state = before.state if before else TaskState(vertex, partition, runner=runner)
+        state = before.state if before else TaskState(vertex, partition)
         # A first call may take for ever: then this is all that is known of the task.
         opened = event["opened"] or state.opened
         state = replace(state, in_hand=event["in_hand"], opened=opened)
@@ -234,7 +238,7 @@ class TaskListener:
 
     def _note(self, event: dict[str, Any]) -> None:
         state = TaskState.from_json(event["state"])
-        key, vertex = (state.vertex, state.partition, state.runner), self._vertex(state.vertex)
+        key, vertex = (state.vertex, state.partition), self._vertex(state.vertex)
         vertex.chunks.extend(ToldChunk.of(state.partition, chunk) for chunk in event["chunks"])
         before, call = self._tasks.get(key), None
         if before is not None:
@@ -242,7 +246,7 @@ class TaskListener:
                 vertex.tally += before.state.tally
                 vertex.numbers += before.state.numbers
             state, call = replace(state, opened=state.opened or before.state.opened), before.call
-        self._tasks[key] = _HeardTask(state, time.monotonic(), call)
+        self._tasks[key] = _HeardTask(state, time.monotonic(), call, Load(*event["load"]))
 
     def _note_errors(self, event: dict[str, Any]) -> None:
         at = datetime.now(UTC)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebbflow.engine.outage import Waiting
 from ebbflow.nats.publish import Tally
@@ -90,6 +90,13 @@ class TaskNumbers:
         return TaskNumbers(spreads, sent)
 
 
+class Load(NamedTuple):
+    """How busy a task was in the last seconds, from 0 to 1, and how many cores of its host idle."""
+
+    busy: float = 0.0
+    idle_cores: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class TaskState:
     """What a task reports of itself; ``task`` tells it from those that had its partition before.
@@ -109,7 +116,6 @@ class TaskState:
     halted: str | None = None
     opened: bool = False
     in_hand: tuple[int, float] | None = None
-    runner: str = ""
     inline_from: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +125,6 @@ class TaskState:
             "vertex",
             "partition",
             "task",
-            "runner",
             "inline_from",
             "pending",
             "halted",

@@ -142,11 +142,6 @@ class Blame:
             self._doubt, self._healthy = max(1, self._doubt // 2), 0
         self.acquit()
 
-    def meet(self, outage: Outage) -> None:
-        """Notes an outage that the same user code has met in another task."""
-        self._outage = outage
-        self._calls = max(self._calls + 1, self._doubt)
-
     def mistake(self) -> None:
         """Notes that messages were held back although the system works."""
         self._doubt = min(2 * self._doubt, _MOST_DOUBT)
@@ -199,13 +194,10 @@ class Blame:
         """Returns whether the error itself says that a system is away."""
         return self._systems.means_away(error)
 
-    def answered_others_since(self, row_id: str) -> bool:
-        """Returns whether user code has answered for others since the message failed."""
-        return self._suspects.get(row_id, self._passes) < self._passes
-
     def _others_decided(self, ids: Sequence[str]) -> bool:
         """Returns whether one of the messages failed before and others were answered since."""
-        if not any(self.answered_others_since(row_id) for row_id in ids):
+        passes = self._passes
+        if not any(self._suspects.get(row_id, passes) < passes for row_id in ids):
             return False
         for row_id in ids:
             self._suspects.pop(row_id, None)

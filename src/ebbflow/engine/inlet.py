@@ -116,6 +116,11 @@ class Inlet(ABC):
         """Whether nothing more will ever come."""
         return False
 
+    @property
+    def frames_waiting(self) -> int:
+        """The frames that have arrived and wait to be taken; 0 of an inlet without frames."""
+        return 0
+
     def ready_in(self) -> float:
         """Returns the seconds until it is worth asking again; arrivals wake the task before."""
         return NEVER

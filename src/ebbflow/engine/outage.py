@@ -170,8 +170,6 @@ class Breaker:
 
 
 _LOOK_AGAIN = 1.0
-# Seconds within which other tasks tell of what has happened there.
-_SURELY_BEFORE = 2.0
 
 
 class MeetsOutages(Protocol):
@@ -180,15 +178,6 @@ class MeetsOutages(Protocol):
     @property
     def outage(self) -> Outage | None:
         """The system that is unavailable, as far as the last call has shown."""
-
-    def answered_others_since(self, row_id: str) -> bool:
-        """Returns whether user code has answered for others since the message failed."""
-
-    def passed(self, messages: int = 1) -> None:
-        """Notes that user code has answered for messages."""
-
-    def meet(self, outage: Outage) -> None:
-        """Notes an outage that the same user code has met in another task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,53 +287,6 @@ class OutageGate:
         else:
             self._patience.end()
         self._breaker.check(verdict)
-
-    def try_again(self, verdict: Verdict) -> None:
-        """Tries messages once more that failed before user code answered for others of the chunk.
-
-        By the rule that others decide. For a chunk whose messages, when they are redelivered, are
-        given to another task, which does not know what this one has seen.
-        """
-        assert self._open is not None
-        if not verdict.outcomes or self._open.outage is not None:
-            return
-        ids, callers = verdict.rows.column("id"), self._open.callers
-        again = [
-            index
-            for index, outcome in verdict.outcomes.items()
-            if isinstance(outcome, Retry)
-            and any(caller.answered_others_since(ids[index]) for caller in callers)
-        ]
-        if again:
-            part = verdict.part_at(again)
-            self.decide(part)
-            verdict.decisions.replace(again, part.decisions)
-
-    def learn_answer(self) -> None:
-        """Opens for good: another task has had answers from the same user code.
-
-        Not right after an outage has begun: the answer may be from before.
-        """
-        waiting = self._patience.waiting
-        if waiting is None or waiting.seconds < _SURELY_BEFORE:
-            return
-        # Opened anew first: what failed may have been a connection that only this task has.
-        if self.open() and self._open is not None:
-            self._open.callers[0].passed()
-            self._patience.end()
-
-    def learn_outage(self, outage: Outage) -> None:
-        """Closes: the same user code has met an outage in another task.
-
-        Messages that failed there come here, and none of them is to blame.
-        """
-        if self._open is not None and not self.probing:
-            self._open.callers[0].meet(outage)
-            self._patience.meet(outage)
-
-    def halt(self, why: str) -> None:
-        """Stops the vertex: in another task it has made too many dead letters."""
-        self._breaker.tripped = self._breaker.tripped or why
 
     def resume(self) -> None:
         """Lets the vertex go on: people have looked at the dead letters."""

@@ -15,7 +15,6 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from ebbflow.accounts.taps import TapWish
-from ebbflow.engine.blame import Outage
 from ebbflow.nats.link import Link
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import Pauses, read_pauses
@@ -29,29 +28,17 @@ STOP = _word("stop")
 """Has tasks settle what they hold and end; no other epoch follows."""
 
 
-def tell_shorter_epochs(seconds: float) -> bytes:
-    """Returns the word that ends epochs after this time, because others wait for the slots."""
-    return _word("shorten", seconds=seconds)
+def tell_shorter_epochs(seconds: float, vertex: str | None = None) -> bytes:
+    """Returns the word that ends epochs after this time, of all tasks or of those of a vertex.
+
+    Other vertices wait for the slots, or vertices are to share tasks in another way.
+    """
+    return _word("shorten", seconds=seconds, vertex=vertex)
 
 
 def tell_resume(vertex: str | None) -> bytes:
     """Returns the word that lets a vertex, or all, continue after too many dead letters."""
     return _word("resume", vertex=vertex)
-
-
-def tell_answers(vertex: str) -> bytes:
-    """Returns the word that a vertex's user code has answered, in the task of another vertex."""
-    return _word("answers", vertex=vertex)
-
-
-def tell_outage(vertex: str, outage: Outage) -> bytes:
-    """Returns the word that a vertex's user code met an outage in the task of another vertex."""
-    return _word("outage", vertex=vertex, what=outage.what, certain=outage.certain)
-
-
-def halt(vertex: str, why: str) -> bytes:
-    """Returns the word that a vertex made too many dead letters in the task of another vertex."""
-    return _word("halt", vertex=vertex, why=why)
 
 
 def tell_pauses(pauses: Pauses) -> bytes:

@@ -8,17 +8,16 @@ own task parks them. All of it is published in the stages of ``engine.settlement
 before the chunk is done. A nack at the second vertex redelivers the second vertex's input only, as
 it does through a buffer.
 
-Each chunk chooses again which edges it takes inline. The intent names them, so a replay makes the
-same choice and the same ids. The vertex's own task keeps reading its buffer and its redeliveries:
-an inline edge is one more outlet of the task before it, and nothing is converted when it changes.
+Vertices run inline only in the task that also runs their own loops (``nats_task``): there is one
+instance of their user code, one gate and one breaker for messages of both kinds. Each chunk chooses
+again which edges it takes inline. The intent names them, so a replay makes the same choice and the
+same ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.blame import POSTPONED
@@ -33,70 +32,47 @@ from ebbflow.runtime.ports import Clock, TaskEvents, VertexControl
 _NOT_OPEN = "its user code could not be opened here"
 
 
-class InlineRule(Protocol):
-    """Says whether an edge is taken inline, and learns what that took."""
-
-    def takes(self, rows: int, is_open: bool) -> bool:
-        """Whether a chunk of this many rows is taken inline; never while the gate is closed."""
-
-    def took(self, rows: int, seconds: float) -> None:
-        """Learns how long the vertex took for a chunk."""
-
-    def is_worked_off(self) -> bool:
-        """Whether the vertex's own task has worked off what chunks have left in its buffer."""
-
-
 @dataclass(frozen=True, slots=True)
 class InlineVertex:
-    """A vertex that the task of another vertex can run. Used by that task's thread.
+    """A vertex that the loop of another vertex can run. Used by the thread of both.
 
-    ``gate``, ``decider``, ``events`` and ``observers`` are those of this vertex in that task,
-    ``control`` is what people want of it, ``rule`` says when it is run there, ``around`` is entered
-    while its user code is called, and ``tell`` has the vertex's own tasks know how it went.
+    ``gate``, ``decider``, ``events``, ``control`` and ``observers`` are those of the vertex's own
+    loop. ``few_wait`` says whether that loop is up to date with the vertex's buffer.
     """
 
     name: str
     gate: OutageGate
     decider: ChunkDecider
-    rule: InlineRule
+    few_wait: Callable[[], bool]
     events: TaskEvents
     clock: Clock
     control: VertexControl = field(default_factory=VertexControl)
     observers: Sequence[ChunkObserver] = ()
-    around: Callable[[], AbstractContextManager[object]] = nullcontext
-    tell: Callable[[OutageGate], None] = lambda gate: None
 
-    def takes(self, rows: int) -> bool:
-        """Whether a chunk of this many rows is given to it inline."""
-        self.control.follow(self.gate)
-        return self.rule.takes(rows, self._is_open())
+    def takes(self) -> bool:
+        """Whether it can be given messages now.
 
-    def _is_open(self) -> bool:
-        # In an outage the vertex's own task tries single messages. It has worked off the buffer
-        # only when the outage is over.
-        if self.gate.probing and not self.rule.is_worked_off():
+        Its own loop opens user code, and tries single messages in an outage. Messages that wait in
+        its buffer come first: they are older.
+        """
+        gate = self.gate
+        if self.control.paused or not gate.opened or gate.probing or gate.ready_in() > 0:
             return False
-        with self.around():
-            return self.gate.open()
+        return self.few_wait()
 
     def decide(self, rows: Rows) -> Verdict:
         """Returns what the vertex decides about rows that the task has just made."""
         record = self.events.begin_chunk(self.clock.now(), len(rows))
         began = self.clock.monotonic()
-        with self.around():
-            verdict = self._decide(rows)
+        verdict = self._decide(rows)
         record.call = self.clock.monotonic() - began
         record.end()
-        self.rule.took(len(rows), record.call)
-        self.tell(self.gate)
         return verdict
 
     def _decide(self, rows: Rows) -> Verdict:
         # Only a replay finds the gate closed: it has to make the choice that was made before.
         if self.gate.open():
-            verdict = self.decider.decide(rows, in_order=False, publish=never_publish)
-            self.gate.try_again(verdict)
-            return verdict
+            return self.decider.decide(rows, in_order=False, publish=never_publish)
         verdict = self.decider.undecided(rows)
         for index in range(len(rows)):
             verdict.postpone(index, POSTPONED, _NOT_OPEN)
@@ -108,6 +84,7 @@ class InlineVertices:
 
     def __init__(self, vertices: Iterable[InlineVertex] = ()) -> None:
         self._vertices = {vertex.name: vertex for vertex in vertices}
+        self._unpaused = self.unpaused
 
     def settle(
         self,
@@ -120,7 +97,7 @@ class InlineVertices:
 
         ``again`` are the paths that a replayed chunk took; ``None`` if the chunk is a new one.
         """
-        chosen = self._choose(decider, verdict, facts, again) if self._vertices else ()
+        chosen = self._choose(decider, facts, again) if self._vertices else ()
         settlement = decider.settle(verdict, facts, chosen)
         if not chosen:
             return settlement
@@ -129,29 +106,16 @@ class InlineVertices:
     @property
     def unpaused(self) -> tuple[str, ...]:
         """The vertices that people have not paused."""
-        return tuple(n for n, vertex in self._vertices.items() if not vertex.gate.paused)
+        return tuple(n for n, vertex in self._vertices.items() if not vertex.control.paused)
 
     def follow_pauses(self) -> bool:
-        """Stops running vertices that people have paused; whether that has changed for any."""
-        changed = [v for v in self._vertices.values() if v.gate.paused != v.control.paused]
-        for vertex in changed:
-            vertex.gate.paused = vertex.control.paused
-        return bool(changed)
-
-    def tell_now_and_then(self) -> None:
-        """Tells what has been counted of the vertices, unless that was just done."""
-        for vertex in self._vertices.values():
-            vertex.events.tell_now_and_then()
-
-    def flush(self) -> None:
-        """Tells what has been counted of the vertices."""
-        for vertex in self._vertices.values():
-            vertex.events.flush()
+        """Whether people have paused or resumed one of the vertices since the last call."""
+        before, self._unpaused = self._unpaused, self.unpaused
+        return before != self._unpaused
 
     def _choose(
         self,
         decider: ChunkDecider,
-        verdict: Verdict,
         facts: ChunkFacts,
         again: Collection[str] | None,
     ) -> Collection[str]:
@@ -162,7 +126,7 @@ class InlineVertices:
         chosen = set()
         for name in edges:
             vertex = self._vertices[name]
-            is_taken = name not in passed and vertex.takes(len(verdict.rows))
+            is_taken = name not in passed and vertex.takes()
             vertex.events.takes_inline(decider.place.vertex, is_taken)
             chosen |= {name} if is_taken else set()
         return chosen

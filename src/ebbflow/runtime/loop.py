@@ -1,10 +1,14 @@
-"""The resident task: a loop that takes chunks of one partition of a vertex and settles them.
+"""The chunk loop: takes chunks of one partition of a vertex and settles them.
 
 It follows its inlet and its redeliveries, hands rows to user code in chunks, and has each chunk
 settled in the order that loses nothing (``settling``). A chunk that an earlier task began comes
-first, exactly as it was cut. A task that finds its partition claimed by another one stops without
-settling. While a system that user code needs is away, the task waits and now and then tries a
-single message.
+first, exactly as it was cut. A loop that finds its partition claimed by another task stops without
+settling. While a dependency of user code is down, the loop waits and now and then tries a single
+message.
+
+A task runs the loops of one vertex or of several, one turn after another on one thread
+(``run_loops``), for an epoch. Each loop has its own position, gate and control: vertices that share
+a task share nothing but the thread, so one that waits does not keep the others from working.
 
 The loop knows neither NATS nor Spark: it works on an inlet, on redeliveries, a journal and a clock
 that it is given. ``nats_task`` gives it those of a worker; the tests of crashes give it others.
@@ -14,8 +18,11 @@ Whoever reports on chunks, as data, to people or as traces, observes the account
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
@@ -50,6 +57,9 @@ _LOOK_EVERY = 1.0
 _LEAST = 1.0
 # Seconds that a stopping task waits for buffers to take what it has in flight before it lets go.
 _GRACE = 5.0
+_FEW_FRAMES = 4
+# Seconds between looks when an epoch is over and waits for a first chunk.
+_SOON = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,7 @@ class TaskParts:
 
     ``feeders`` are the vertices that write to the inlet. ``interval`` is that of small chunks.
     ``observers`` report on its chunks. ``inline`` are the vertices that it may run, if any.
+    ``control`` is what people want of the vertex.
     """
 
     journal: TaskJournal
@@ -71,21 +82,24 @@ class TaskParts:
     interval: float = AT_BUFFER
     observers: Sequence[ChunkObserver] = ()
     inline: InlineVertices | None = None
+    control: VertexControl = field(default_factory=VertexControl)
 
 
-class Epoch(VertexControl):
-    """One epoch of one task: how long it works, and what people want of it meanwhile.
+class Epoch:
+    """One epoch of one task: how long it works.
 
     It begins when everything is open and has at least one chunk if there is anything to take, so
-    that however short the epochs are every one of them makes progress. Words come from any thread
-    (``control``); ``wake`` ends a wait.
+    that however short the epochs are every one of them makes progress. ``wake`` ends a wait of the
+    task, from any thread.
     """
 
     def __init__(self, seconds: float, clock: Clock) -> None:
-        super().__init__()
+        self.wake = threading.Event()
         self._clock = clock
         self._seconds = seconds
         self._stopped_at: float | None = None
+        self.rested = 0.0
+        """The seconds that the task had nothing to do."""
         self.begin()
 
     def begin(self) -> None:
@@ -117,6 +131,12 @@ class Epoch(VertexControl):
         stopped_at = self._stopped_at
         return stopped_at is not None and self._clock.monotonic() - stopped_at > _GRACE
 
+    def rest(self, seconds: float) -> None:
+        """Waits until something wakes the task, at most so long."""
+        before = self._clock.monotonic()
+        self._clock.wait(self.wake, seconds)
+        self.rested += self._clock.monotonic() - before
+
     def left(self) -> float:
         """Returns the seconds until the epoch ends; below zero when it should have ended."""
         return self._deadline - self._clock.monotonic()
@@ -130,10 +150,12 @@ class Epoch(VertexControl):
 
 
 class ChunkLoop:
-    """One task: one partition of a vertex, for one epoch. Made and run by one thread."""
+    """One partition of a vertex, for one epoch. Made and run by one thread."""
 
     def __init__(self, parts: TaskParts, epoch: Epoch) -> None:
         self._epoch = epoch
+        self._control = parts.control
+        self._control.wake.task = epoch.wake
         self._gate, self._size = parts.gate, parts.size
         self._events, self._clock = parts.events, parts.clock
         self._observers = parts.observers
@@ -145,6 +167,7 @@ class ChunkLoop:
             parts.rules, parts.gate, parts.size, parts.clock, parts.observers
         )
         self._gathering = Gathering(parts.clock, parts.interval)
+        self._due = -math.inf
         self._chunks = self._rows = 0
         self._taken = parts.clock.monotonic()
         # Claimed before anything is read: until then the task before may still settle what it has.
@@ -158,41 +181,54 @@ class ChunkLoop:
         )
 
     def run(self) -> Report:
-        """Works until the epoch ends or the driver says stop, and settles what is in hand."""
-        try:
-            self._work()
-        except Unsettled:
-            pass  # the next task replays it
-        finally:
-            self._events.flush()
-            if self._inline is not None:
-                self._inline.flush()
-            stopped = self._epoch.stopped
-            self._intake.close(for_good=stopped)
-        return Report("stop" if stopped else "epoch", self._chunks, self._rows)
+        """Works alone until the epoch ends or the driver says stop."""
+        return run_loops([self], self._epoch)[0]
 
-    def _work(self) -> None:
-        self._epoch.begin()
-        while not self._epoch.is_over(may_end_idle=self._chunks > 0 or self._gate.probing):
-            self._gathering.wait()
-            # Cleared before looking: what arrives after the look sets it again and ends the wait.
-            self._epoch.wake.clear()
-            if not (self._open_code() and (self._replay() or self._step())):
-                self._rest()
-            elif self._chunks == 1:
-                # A next chunk that kills the worker would make this one come again for ever.
-                self._record()
-        self._record()
+    @property
+    def may_end_idle(self) -> bool:
+        """Whether an epoch may end without another chunk of this vertex."""
+        return self._chunks > 0 or self._gate.probing
+
+    @property
+    def few_wait(self) -> bool:
+        """Whether next to nothing waits in the vertex's own buffer."""
+        return self._inlet.frames_waiting <= _FEW_FRAMES
+
+    def rest(self) -> float:
+        """Returns the seconds until its next turn; 0 if that is now."""
+        now = self._clock.monotonic()
+        due = now if self._control.wake.is_set() else self._due
+        return max(0.0, max(due, self._gathering.until) - now)
+
+    def take_turn(self) -> None:
+        """Takes and settles one chunk, if there is one and user code may get it."""
+        # Cleared before looking: what arrives after the look sets it again and ends the wait.
+        self._control.wake.clear()
+        self._control.wake.quiet = False
+        if not (self._open_code() and (self._replay() or self._step())):
+            self._due = self._rest_until()
+            return
+        if self._chunks == 1:
+            # A next chunk that kills the worker would make this one come again for ever.
+            self.record()
+        self._due = self._gathering.until
+        self._control.wake.quiet = True  # what arrives while rows gather ends no wait
+
+    def close(self) -> Report:
+        """Ends the reading, and reports; ``record`` comes before, unless something failed."""
+        self._events.flush()
+        stopped = self._epoch.stopped
+        self._intake.close(for_good=stopped)
+        return Report("stop" if stopped else "epoch", self._chunks, self._rows)
 
     def _open_code(self) -> bool:
         """Whether user code may be given something; its epoch begins when it is first open."""
-        if self._epoch.told:
-            self._epoch.follow(self._gate)
+        self._control.follow(self._gate)
         changed = self._inline is not None and self._inline.follow_pauses()
-        if changed or self._gate.paused != self._epoch.paused:
-            self._gate.paused = self._epoch.paused
-            # Whoever waits for the pause reads in the record that nothing is in hand any more.
-            self._record()
+        if changed or self._gate.paused != self._control.paused:
+            self._gate.paused = self._control.paused
+            # Whoever waits for the pause reads in the record that nothing is in flight any more.
+            self.record()
         before, ready = self._gate.opened, self._gate.open()
         if ready and not before:
             self._epoch.begin()
@@ -334,24 +370,24 @@ class ChunkLoop:
     def _tell(self) -> None:
         self._events.waits(self._gate.waiting or self._inlet.waiting, self._gate.halted)
         self._events.tell_now_and_then()
-        if self._inline is not None:
-            self._inline.tell_now_and_then()
 
     # --- resting --------------------------------------------------------------------------------
 
-    def _rest(self) -> None:
-        """Waits for an arrival, and records what is settled if none comes soon.
+    def _rest_until(self) -> float:
+        """Returns when to look again, and records what is settled if nothing comes soon.
 
-        If one does, both are recorded at once, and nobody has waited for the writing.
+        If something does, both are recorded at once, and no message has waited for the writing.
         """
-        wake = self._epoch.wake
         if (soon := self._settling.record_soon()) > 0:
-            self._clock.wait(wake, min(soon, self._ready_in()))
-        elif not self._settling.is_recorded(self._state):
-            self._record()
-        else:
-            self._tell()
-            self._clock.wait(wake, max(0.0, min(self._ready_in(), self._epoch.left(), _LOOK_EVERY)))
+            return self._clock.monotonic() + min(soon, self._ready_in())
+        if not self._settling.is_recorded(self._state):
+            self.record()
+            return -math.inf
+        self._tell()
+        left = self._epoch.left()
+        return self._clock.monotonic() + min(
+            self._ready_in(), left if left > 0 else _SOON, _LOOK_EVERY
+        )
 
     def _ready_in(self) -> float:
         """Returns the seconds until there may be something to take without anything arriving."""
@@ -360,7 +396,8 @@ class ChunkLoop:
         held = self._settling.held_for()
         return held if held > 0 else self._intake.ready_in()
 
-    def _record(self) -> None:
+    def record(self) -> None:
+        """Confirms what is in flight, and records it."""
         self._settling.record(self._state)
 
     @property
@@ -371,11 +408,11 @@ class ChunkLoop:
 
 
 class Gathering:
-    """The waits of one task between small chunks, of ``interval`` seconds at most.
+    """The waits of one loop between small chunks, of ``interval`` seconds at most.
 
     A chunk costs two confirmed writes and half a dozen wake-ups, whether it has one row or a
-    hundred. At a thousand messages a second a task that took each one as it came would do little
-    else. So a task that has just begun a small chunk lets a moment pass before it begins the next,
+    hundred. At a thousand messages a second a loop that took each one as it came would do little
+    else. So a loop that has just begun a small chunk lets a moment pass before it begins the next,
     and rows gather meanwhile. The first row after a pause is taken at once, and so is everything
     under load, where chunks are large. Used by the task's thread.
     """
@@ -383,14 +420,51 @@ class Gathering:
     def __init__(self, clock: Clock, interval: float) -> None:
         self._clock = clock
         self._interval = interval
-        self._until = clock.monotonic()
+        self.until = clock.monotonic()
+        """When the next chunk may begin."""
 
     def begin_chunk(self, rows: int, leaves_rows: bool) -> None:
         """Notes that a chunk of so many rows begins; rows that it leaves need not wait for more."""
         gathers = rows < SMALL and not leaves_rows
-        self._until = self._clock.monotonic() + (self._interval if gathers else 0.0)
+        self.until = self._clock.monotonic() + (self._interval if gathers else 0.0)
 
-    def wait(self) -> None:
-        """Waits until the next chunk may begin."""
-        if (left := self._until - self._clock.monotonic()) > 0:
-            self._clock.sleep(left)
+
+def run_loops(loops: Sequence[ChunkLoop], epoch: Epoch) -> list[Report]:
+    """Runs loops in turns until the epoch ends or the driver says stop; settles what is in flight.
+
+    Returns their reports. An error of one loop ends all of them: what they have in flight is
+    replayed by the next task.
+    """
+    try:
+        _take_turns(loops, epoch)
+        for loop in loops:
+            with suppress(Unsettled):  # the next task replays it
+                loop.record()
+    except Unsettled:
+        pass
+    finally:
+        reports = _close(loops)
+    return reports
+
+
+def _close(loops: Sequence[ChunkLoop]) -> list[Report]:
+    reports: list[Report] = []
+    with ExitStack() as stack:  # all of them, also if closing one fails
+        for loop in reversed(loops):
+            stack.callback(_close_one, loop, reports)
+    return reports
+
+
+def _close_one(loop: ChunkLoop, reports: list[Report]) -> None:
+    reports.append(loop.close())
+
+
+def _take_turns(loops: Sequence[ChunkLoop], epoch: Epoch) -> None:
+    epoch.begin()
+    while not epoch.is_over(may_end_idle=all(loop.may_end_idle for loop in loops)):
+        epoch.wake.clear()
+        for loop in loops:
+            if not loop.rest():
+                loop.take_turn()
+        if (rest := min(loop.rest() for loop in loops)) > 0:
+            epoch.rest(rest)

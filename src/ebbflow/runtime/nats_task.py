@@ -1,23 +1,23 @@
-"""A vertex task on a worker: the chunk loop, given NATS, the system's clock and user code.
+"""A task on a worker: chunk loops, given NATS, the system's clock and user code.
 
-The streams of the task are opened here, by what the plan says the vertex reads.
+Its vertices are those that share it (``task_sharing``). Their streams are opened here, by what
+their plans say they read.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ebbflow.accounts.events import Events
 from ebbflow.accounts.taps import Taps
 from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
 from ebbflow.domain.errors import EbbflowError
-from ebbflow.engine.account import ChunkObserver
-from ebbflow.engine.blame import Outage
 from ebbflow.engine.inlet import Inlet, Intake
 from ebbflow.engine.outage import OutageGate, VertexCode
 from ebbflow.engine.position import Position, Span, known_of_redeliveries, known_of_writers
@@ -25,13 +25,22 @@ from ebbflow.nats.api import ApiError
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.control import Handlers, PauseWatch, listening
-from ebbflow.runtime.inline import InlineVertices
-from ebbflow.runtime.inline_task import InlineTask, Speaker, open_load
-from ebbflow.runtime.loop import AT_BUFFER, AT_REQUESTS, AT_SOURCE, ChunkLoop, Epoch, TaskParts
+from ebbflow.runtime.deciding import ChunkDecider
+from ebbflow.runtime.inline import InlineVertex, InlineVertices
+from ebbflow.runtime.loop import (
+    AT_BUFFER,
+    AT_REQUESTS,
+    AT_SOURCE,
+    ChunkLoop,
+    Epoch,
+    TaskParts,
+    run_loops,
+)
 from ebbflow.runtime.plan import VertexPlan
-from ebbflow.runtime.ports import Report, SystemClock
+from ebbflow.runtime.ports import Report, SystemClock, VertexControl
 from ebbflow.runtime.source_process.companion import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
+from ebbflow.runtime.task_sharing import TaskLoad, read_idle_seconds
 from ebbflow.runtime.vertex_parts import decision_rules, late_observers, open_spans
 from ebbflow.runtime.worker import WORKER
 from ebbflow.streams.ledger import Ledger
@@ -48,111 +57,135 @@ def open_journal(plan: VertexPlan, partition: int, link: Link, tally: Tally) -> 
 
 
 class VertexTask:
-    """One partition of a vertex for one epoch. Made and run on a worker, by one thread."""
+    """One partition of one vertex in a task. Made and run on a worker, by one thread."""
 
-    def __init__(self, plan: VertexPlan, partition: int, seconds: float) -> None:
-        self._plan = plan
+    def __init__(self, plan: VertexPlan, partition: int, epoch: Epoch, load: TaskLoad) -> None:
+        self.plan = plan
         self._partition = partition
         self._link = worker_link(plan.run.server)
-        self._names = Names(plan.pipeline)
+        self._names = names = Names(plan.pipeline)
         self._clock = SystemClock()
-        self._epoch = Epoch(seconds, self._clock)
+        self._epoch = epoch
+        self.control = VertexControl()
         tally = Tally()
         self._journal = open_journal(plan, partition, self._link, tally)
-        self.events = Events(self._link, self._names, plan.vertex, partition, tally)
-        self._rules = decision_rules(plan, partition)
+        self.events = Events(self._link, names, plan.vertex, partition, tally, load.look)
         self._resident = WORKER.vertex(plan.whose)
-        self.taps = Taps(self._link, self._names, plan.vertex, self._resident.taps(partition))
-        self.pauses = PauseWatch(self._names, plan.vertex, self._epoch.pause)
-        self.inline = [
-            InlineTask(other, plan, partition, self._link, self._clock) for other in plan.inline
-        ]
-        self.speaker = Speaker(self.events)
+        self.taps = Taps(self._link, names, plan.vertex, self._resident.taps(partition))
+        self.pauses = PauseWatch(names, plan.vertex, self.control.pause)
+        spans = open_spans(plan, partition)
+        late = late_observers(plan)
+        self._observers = [self.events, *late, *([spans] if spans else []), self.taps]
 
-    def run(self, code: VertexCode, inline: Sequence[VertexCode] = ()) -> Report:
-        """Works until the epoch ends or the driver says stop, and settles what is in flight.
+    def resume(self, vertex: str | None) -> None:
+        """Has the vertex continue after too many dead letters, if it is the one that is meant."""
+        if vertex in (None, self.plan.vertex):
+            self.control.resume()
 
-        ``inline`` is the user code of the vertices in ``self.inline``.
-        """
-        everyone: list[VertexTask | InlineTask] = [self, *self.inline]
-        words: Handlers = {
-            "stop": self._epoch.stop,
-            "shorten": self._epoch.shorten,
-            "resume": self._resume,
-            "answers": self._answer,
-            "outage": self._meet,
-            "halt": self._halt,
-            "pauses": _each(vertex.pauses.hear for vertex in everyone),
-            "tap": _each(vertex.taps.take for vertex in everyone),
-            "untap": _each(vertex.taps.end for vertex in everyone),
-        }
-        # Heard before the claim, so that a stop that comes meanwhile is not missed.
-        with listening(self._link, self._names, words):
-            for vertex in everyone:
-                vertex.pauses.read(self._link)
-            return ChunkLoop(self._parts(code, inline), self._epoch).run()
-
-    def _resume(self, vertex: str | None) -> None:
-        if vertex in (None, self._plan.vertex):
-            self._epoch.resume()
-        for other in self.inline:
-            if vertex in (None, other.plan.vertex):
-                other.control.resume()
-
-    def _answer(self, vertex: str) -> None:
-        if vertex == self._plan.vertex:
-            self._epoch.answer()
-
-    def _meet(self, vertex: str, what: str, certain: bool) -> None:
-        if vertex == self._plan.vertex:
-            self._epoch.meet(Outage(what, certain))
-
-    def _halt(self, vertex: str, why: str) -> None:
-        if vertex == self._plan.vertex:
-            self._epoch.halt(why)
-
-    def _parts(self, code: VertexCode, inline: Sequence[VertexCode]) -> TaskParts:
-        plan, resident = self._plan, self._resident
+    def parts(self, code: VertexCode) -> TaskParts:
+        """Returns the parts of its loop; they outlast no epoch but for what the worker keeps."""
+        plan, resident = self.plan, self._resident
         patience = resident.patience("code", plan.policy.on_unavailable)
         return TaskParts(
             journal=self._journal,
             open_intake=self._open_intake,
             gate=OutageGate(code, patience, resident.breaker(plan.policy.breaker)),
             size=resident.pace(self._partition, plan.call_rows),
-            rules=self._rules,
+            rules=decision_rules(plan, self._partition),
             events=self.events,
             clock=self._clock,
             feeders=plan.feeders,
             interval=_interval(plan),
-            observers=self._observers(),
-            inline=self._inline_vertices(inline),
+            observers=self._observers,
+            control=self.control,
         )
 
-    def _inline_vertices(self, codes: Sequence[VertexCode]) -> InlineVertices | None:
-        if not codes:
-            return None
-        load = open_load(self._clock)
-        pairs = zip(self.inline, codes, strict=True)
-        return InlineVertices(own.vertex(code, load, self.speaker) for own, code in pairs)
-
-    def _observers(self) -> Sequence[ChunkObserver]:
-        """Returns who reports on the task's chunks."""
-        spans = open_spans(self._plan, self._partition)
-        return [
-            self.events,
-            *late_observers(self._plan),
-            *([spans] if spans else []),
-            self.taps,
-        ]
-
     def _open_intake(self, done: Span) -> Intake:
-        plan, partition, link, wake = self._plan, self._partition, self._link, self._epoch.wake
+        plan, partition, link, wake = self.plan, self._partition, self._link, self.control.wake
         assert self._journal.claimed is not None
         clear_overdue_redeliveries(plan, partition, link, self._journal.claimed)
         redeliveries = open_redeliveries(plan, partition, link, done, wake)
         ledger = self._journal.ledger = open_ledger(plan, partition, link)
         inlet = open_inlet(plan, partition, link, done, wake, ledger, self.events)
         return Intake(inlet, redeliveries, plan.paused, plan.ordered)
+
+
+class SharedTask:
+    """The task of one partition of one vertex, or of several that share it, for one epoch.
+
+    Vertices run each other inline as far as their plans allow.
+    """
+
+    def __init__(self, plans: Sequence[VertexPlan], partition: int, seconds: float) -> None:
+        clock = SystemClock()
+        self._epoch = Epoch(seconds, clock)
+        load = TaskLoad(clock, lambda: self._epoch.rested, read_idle_seconds)
+        self.vertices = [VertexTask(plan, partition, self._epoch, load) for plan in plans]
+        self._link = worker_link(plans[0].run.server)
+        self._names = Names(plans[0].pipeline)
+
+    def run(self, codes: Sequence[VertexCode]) -> Report:
+        """Works until the epoch ends or the driver says stop, and settles what is in flight.
+
+        ``codes`` are the user code of the vertices. Returns the report of the first one.
+        """
+        # Heard before the claim, so that a stop that comes meanwhile is not missed.
+        with listening(self._link, self._names, self._words()), ExitStack() as opened:
+            for vertex in self.vertices:
+                vertex.pauses.read(self._link)
+            loops = self._open_loops(codes, opened)
+            opened.pop_all()
+            # From the sinks on: they are open before the first message comes for them.
+            return run_loops(loops[::-1], self._epoch)[-1]
+
+    def _words(self) -> Handlers:
+        every = self.vertices
+        return {
+            "stop": self._epoch.stop,
+            "shorten": self._shorten,
+            "resume": _each(vertex.resume for vertex in every),
+            "pauses": _each(vertex.pauses.hear for vertex in every),
+            "tap": _each(vertex.taps.take for vertex in every),
+            "untap": _each(vertex.taps.end for vertex in every),
+        }
+
+    def _shorten(self, seconds: float, vertex: str | None) -> None:
+        if vertex in (None, self.vertices[0].plan.vertex):
+            self._epoch.shorten(seconds)
+
+    def _open_loops(self, codes: Sequence[VertexCode], opened: ExitStack) -> list[ChunkLoop]:
+        """Claims the partitions and opens their streams; ``opened`` closes those if one fails."""
+        parts = [v.parts(code) for v, code in zip(self.vertices, codes, strict=True)]
+        inline: dict[str, InlineVertex] = {}
+        loops: dict[str, ChunkLoop] = {}
+        for own in parts:
+            name = own.rules.place.vertex
+            inline[name] = _inline_vertex(own, partial(_few_wait, loops, name))
+        for vertex, own in zip(self.vertices, parts, strict=True):
+            runs = [inline[name] for name in vertex.plan.inline if name in inline]
+            own = replace(own, inline=InlineVertices(runs) if runs else None)
+            loop = loops[vertex.plan.vertex] = ChunkLoop(own, self._epoch)
+            opened.callback(loop.close)
+        return [*loops.values()]
+
+
+def _few_wait(loops: Mapping[str, ChunkLoop], name: str) -> bool:
+    return loops[name].few_wait
+
+
+def _inline_vertex(parts: TaskParts, few_wait: Callable[[], bool]) -> InlineVertex:
+    """Returns a vertex as the loops of others in its task run it."""
+    decider = ChunkDecider(parts.rules, parts.gate, parts.size, parts.clock, parts.observers)
+    return InlineVertex(
+        parts.rules.place.vertex,
+        parts.gate,
+        decider,
+        few_wait,
+        parts.events,
+        parts.clock,
+        parts.control,
+        parts.observers,
+    )
 
 
 def _each(handlers: Iterable[Callable[..., None]]) -> Callable[..., None]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
+from ebbflow.accounts.events import Events
 from ebbflow.connectors.plans import (
     BlackholeSink,
     LogSink,
@@ -43,16 +44,43 @@ from ebbflow.usercode.calling import (
 )
 from ebbflow.usercode.monovertex import Mono, MonoStep, run_mono
 from ebbflow.usercode.poison import Child, PoisonIsolation
-from ebbflow.usercode.printing import LOG_LEVEL, Emit
+from ebbflow.usercode.printing import LOG_LEVEL, Emit, Printed
 from ebbflow.usercode.sinks import Sinks, Store, run_sinks
 
 
-def set_environment(plan: VertexPlan, partition: int) -> None:
-    """Sets the variables of the environment in which Numaflow describes the vertex to user code.
+class Speaker:
+    """Whose user code this process calls: its environment and its prints are that vertex's.
 
-    The worker keeps them for its task. Those of containers come and go with their functions.
+    One vertex at a time: a task calls user code on one thread.
     """
-    os.environ |= {
+
+    def __init__(self) -> None:
+        self._vertex: UserCode | None = None
+
+    def turn_to(self, vertex: UserCode) -> None:
+        """Has the process speak for a vertex from now on."""
+        if self._vertex is not vertex:
+            os.environ |= vertex.variables
+            self._vertex = vertex
+
+    def log(self, printed: Printed) -> None:
+        """Sends what user code prints."""
+        if self._vertex is not None:
+            self._vertex.events.log(printed)
+
+    def in_call(self, seconds: float | None) -> None:
+        """Says how long user code has been in one call; from any thread."""
+        if self._vertex is not None:
+            self._vertex.events.in_call(seconds)
+
+
+def describe_vertex(plan: VertexPlan, partition: int) -> dict[str, str]:
+    """Returns the variables of the environment in which Numaflow describes a vertex to user code.
+
+    Those of containers come and go with their functions.
+    """
+    mono = {"NUMAFLOW_MONO_VERTEX_NAME": plan.vertex} if isinstance(plan.role, MonoPlan) else {}
+    return mono | {
         "NUMAFLOW_NAMESPACE": plan.run.namespace,
         "NUMAFLOW_POD": f"{plan.pipeline}-{plan.vertex}-{partition}",
         "NUMAFLOW_REPLICA": str(partition),
@@ -61,19 +89,30 @@ def set_environment(plan: VertexPlan, partition: int) -> None:
         LINEAGE: plan.run.lineage,
         LOG_LEVEL: plan.run.log_level,
     }
-    if isinstance(plan.role, MonoPlan):
-        os.environ["NUMAFLOW_MONO_VERTEX_NAME"] = plan.vertex
 
 
 class UserCode:
     """The user code of a vertex on a worker: opened when it is needed, and called with chunks.
 
-    ``isolate`` if the vertex's last worker died: then child processes call it first.
+    ``isolate`` if the vertex's last worker died: then child processes call it first. ``is_alone``
+    if no other vertex shares its task.
     """
 
-    def __init__(self, plan: VertexPlan, emit: Emit, isolate: bool) -> None:
+    def __init__(
+        self,
+        plan: VertexPlan,
+        partition: int,
+        events: Events,
+        speaker: Speaker,
+        isolate: bool,
+        is_alone: bool,
+    ) -> None:
         self._plan = plan
-        self._emit = emit
+        self.events = events
+        self.variables = describe_vertex(plan, partition)
+        self._speaker = speaker
+        self._emit = events.log
+        self._is_alone = is_alone
         self._isolate = isolate and not isinstance(plan.role, Forward)
         self._operator: Operator | None = None
         self._in_children: PoisonIsolation | None = None
@@ -83,6 +122,7 @@ class UserCode:
 
         A handler that met with an outage is closed and opened anew.
         """
+        self._speaker.turn_to(self)
         resident = WORKER.vertex(self._plan.whose)
         for handler in resident.handlers:
             if handler.blame.outage is not None:
@@ -92,7 +132,13 @@ class UserCode:
         if self._operator is None:
             self._operator = self._make_operator()
         blames = [handler.blame for handler in resident.handlers]
-        return OpenCode(self._operator, [*filter(None, [self._in_children]), *blames])
+        operator = self._operator if self._is_alone else self._decide
+        return OpenCode(operator, [*filter(None, [self._in_children]), *blames])
+
+    def _decide(self, verdict: Verdict) -> None:
+        assert self._operator is not None
+        self._speaker.turn_to(self)
+        self._operator(verdict)
 
     def close(self) -> None:
         """Ends the child, if there is one; handlers of this process stay open."""

@@ -177,7 +177,7 @@ class VertexPlan:
 
     ``source`` is what a source vertex gets its messages from, and ``paused`` keeps it from making
     anything. ``feeders`` are the vertices that write to this one. ``inline`` are the vertices
-    behind it that its tasks may run themselves.
+    behind it that may share its tasks, which then run them inline.
     """
 
     run: RunFacts
@@ -190,7 +190,7 @@ class VertexPlan:
     feeders: tuple[Feeder, ...] = ()
     ordered: bool = False
     paused: bool = False
-    inline: tuple[VertexPlan, ...] = ()
+    inline: tuple[str, ...] = ()
 
     @property
     def can_run_inline(self) -> bool:

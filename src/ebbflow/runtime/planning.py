@@ -67,16 +67,15 @@ def make_plans(
     return [replace(plan, feeders=_feeders(spec, plan.vertex, plans)) for plan in plans]
 
 
-def _inline(
-    spec: PipelineSpec, plan: VertexPlan, plans: Sequence[VertexPlan]
-) -> tuple[VertexPlan, ...]:
-    """Returns the plans of the vertices that the tasks of a vertex may run, over any path."""
+def _inline(spec: PipelineSpec, plan: VertexPlan, plans: Sequence[VertexPlan]) -> tuple[str, ...]:
+    """Returns the vertices that may share the tasks of a vertex, over any path."""
     # Calls are timed by one clock in a task, which has one limit.
     able = {
         other.vertex: other
         for other in plans
         if spec.vertex(other.vertex).inline
         and other.can_run_inline
+        and other.partitions == plan.partitions
         and other.calls.timeout == plan.calls.timeout
     }
     if not (spec.spec.inline and plan.can_run_others):
@@ -84,7 +83,7 @@ def _inline(
     reached = [edge.to for edge in plan.edges if edge.to in able]
     for name in reached:
         reached += [e.to for e in able[name].edges if e.to in able and e.to not in reached]
-    return tuple(able[name] for name in reached if name != plan.vertex)
+    return tuple(name for name in reached if name != plan.vertex)
 
 
 def _describe_run(spec: Spec, server: Addresses, max_payload: int, search: str | None) -> RunFacts:
@@ -215,7 +214,7 @@ def _feeders(
     following = _reachable(spec, name)
     writers = {edge.from_ for edge in spec.edges_into(name) if edge.from_ not in following}
     if only_inline:
-        runners = {p.vertex for p in plans if name in (other.vertex for other in p.inline)}
+        runners = {p.vertex for p in plans if name in p.inline}
         writers &= runners
     return tuple(
         Feeder(

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
+from typing_extensions import override
 
 from ebbflow.engine.account import ChunkRecord
-from ebbflow.engine.blame import Outage
 from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.outage import OutageGate, Waiting
 from ebbflow.engine.position import Mark, Position
@@ -147,15 +146,33 @@ class TaskEvents(Protocol):
         """Tells what has been counted."""
 
 
-class VertexControl:
-    """What people, and other tasks that run the vertex, say to it. Words come from any thread."""
+class Wake(threading.Event):
+    """Set when something arrives for one loop, from any thread. It also wakes the loop's task.
+
+    While it is ``quiet`` it does not: the loop takes its next turn at its own time.
+    """
 
     def __init__(self) -> None:
-        self.wake = threading.Event()
-        self.told: deque[Callable[[OutageGate], None]] = deque()
-        """What was said and not passed on to the gate yet."""
+        super().__init__()
+        self.quiet = False
+        self.task: threading.Event | None = None
+        """What ends a wait of the task."""
+
+    @override
+    def set(self) -> None:
+        super().set()
+        if self.task is not None and not self.quiet:
+            self.task.set()
+
+
+class VertexControl:
+    """What people want of a vertex. Words come from any thread."""
+
+    def __init__(self) -> None:
+        self.wake = Wake()
         self.paused = False
         """Whether people have paused the vertex."""
+        self._resumed = False
 
     def pause(self, paused: bool) -> None:
         """Has the task take nothing more once it has settled what it holds, or continue."""
@@ -164,25 +181,11 @@ class VertexControl:
 
     def resume(self) -> None:
         """Has the vertex continue although there were too many dead letters."""
-        self._tell(OutageGate.resume)
-
-    def answer(self) -> None:
-        """Says that user code of the vertex has answered in another task."""
-        self._tell(OutageGate.learn_answer)
-
-    def meet(self, outage: Outage) -> None:
-        """Says that user code of the vertex has met an outage in another task."""
-        self._tell(lambda gate: gate.learn_outage(outage))
-
-    def halt(self, why: str) -> None:
-        """Says that the vertex has made too many dead letters in another task."""
-        self._tell(lambda gate: gate.halt(why))
-
-    def _tell(self, what: Callable[[OutageGate], None]) -> None:
-        self.told.append(what)
+        self._resumed = True
         self.wake.set()
 
     def follow(self, gate: OutageGate) -> None:
         """Passes on to the gate what was said since the last call; on the task's thread."""
-        while self.told:
-            self.told.popleft()(gate)
+        if self._resumed:
+            self._resumed = False
+            gate.resume()

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +129,18 @@ class Worker:
 
     def __init__(self) -> None:
         self._vertices: dict[VertexOfRun, ResidentVertex] = {}
+        self._shared: dict[tuple[VertexOfRun, int], Sequence[VertexOfRun]] = {}
+
+    def keep_in_task(self, vertices: Sequence[VertexOfRun], partition: int) -> None:
+        """Closes what vertices have here that shared the task before, and do not any more.
+
+        They have other tasks now, which open their user code there.
+        """
+        key = (vertices[0], partition)
+        for whose in self._shared.get(key, ()):
+            if whose not in vertices:
+                self.close_vertex(whose)
+        self._shared[key] = vertices
 
     def vertex(self, whose: VertexOfRun) -> ResidentVertex:
         """Returns what is kept of the vertex; nothing at first."""

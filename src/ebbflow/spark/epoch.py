@@ -1,20 +1,20 @@
-"""An epoch: one Spark job that runs the resident tasks of a vertex for a while.
+"""An epoch: one Spark job that runs the resident tasks of a vertex, or of several, for a while.
 
-``Epochs`` is the driver's side; an epoch is over when every task of the vertex has returned.
+``Epochs`` is the driver's side; an epoch is over when every task of it has returned.
 ``_tasks`` is the workers' side: Spark calls it once per partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
 from ebbflow.accounts.traces import flush_spans
-from ebbflow.runtime.nats_task import VertexTask
-from ebbflow.runtime.operators import UserCode, set_environment
+from ebbflow.runtime.nats_task import SharedTask
+from ebbflow.runtime.operators import Speaker, UserCode
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import Report
 from ebbflow.runtime.worker import WORKER
@@ -28,62 +28,63 @@ if TYPE_CHECKING:
 
 
 class Epochs:
-    """The epochs of one vertex, one after another. Used from the vertex's own driver thread.
+    """The epochs of vertices that share a task, one after another. Used from one driver thread.
 
     A job of Spark's without SQL: a first DataFrame would cost every start a second of work. What is
     made for an epoch is used again for the next of the same length.
     """
 
-    def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
+    def __init__(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
         self._spark = spark
-        self._plan = plan
+        self._plans = plans
         self._made: dict[tuple[float, bool], RDD[tuple[int, Report]]] = {}
 
     def run(self, epoch: int, seconds: float, isolate: bool = False) -> dict[int, Report]:
-        """Runs all tasks of the vertex once and returns their reports by partition."""
-        pipeline, vertex = self._plan.pipeline, self._plan.vertex
+        """Runs all tasks of the vertices once and returns their reports by partition."""
+        first, names = self._plans[0], ", ".join(plan.vertex for plan in self._plans)
         context = self._spark.sparkContext
-        context.setJobGroup(f"ebbflow/{pipeline}/{vertex}", f"{vertex}, epoch {epoch}")
+        context.setJobGroup(f"ebbflow/{first.pipeline}/{first.vertex}", f"{names}, epoch {epoch}")
         kind = (seconds, isolate)
         if kind not in self._made:
             self._made[kind] = self._tasks(seconds, isolate)
         return dict(self._made[kind].collect())
 
     def _tasks(self, seconds: float, isolate: bool) -> RDD[tuple[int, Report]]:
-        partitions = self._plan.partitions
-        work = partial(_tasks, plan=self._plan, seconds=seconds, isolate=isolate)
+        partitions = self._plans[0].partitions
+        work = partial(_tasks, plans=self._plans, seconds=seconds, isolate=isolate)
         numbers = self._spark.sparkContext.parallelize(range(partitions), partitions)
         return numbers.mapPartitions(work)
 
 
 def _tasks(
-    partitions: Iterator[int], plan: VertexPlan, seconds: float, isolate: bool
+    partitions: Iterator[int], plans: Sequence[VertexPlan], seconds: float, isolate: bool
 ) -> Iterator[tuple[int, Report]]:
     # Spark itself may have started this task again, after its first worker was lost.
     context = TaskContext.get()
     again = context is not None and context.attemptNumber() > 0
     for partition in partitions:
-        yield partition, run_partition(plan, partition, seconds, isolate or again)
+        yield partition, run_partition(plans, partition, seconds, isolate or again)
 
 
 def run_partition(
-    plan: VertexPlan, partition: int, seconds: float, isolate: bool = False
+    plans: Sequence[VertexPlan], partition: int, seconds: float, isolate: bool = False
 ) -> Report:
     """Runs one task on a worker; user code stays open unless this was the last epoch."""
-    WORKER.close_other_runs(plan.run.id)
-    set_environment(plan, partition)
-    task = VertexTask(plan, partition, seconds)
-    code = UserCode(plan, task.events.log, isolate)
-    inline = [UserCode(other.plan, other.events.log, isolate) for other in task.inline]
-    watch = watch_calls(plan.calls.timeout, lambda seconds: task.speaker.events.in_call(seconds))
-    with redirected(task.speaker.log), end_worker_on_base_exception(), watch:
+    run, timeout = plans[0].run, plans[0].calls.timeout
+    WORKER.close_other_runs(run.id)
+    WORKER.keep_in_task([plan.whose for plan in plans], partition)
+    task, speaker = SharedTask(plans, partition, seconds), Speaker()
+    how = (speaker, isolate, len(plans) == 1)
+    codes = [UserCode(vertex.plan, partition, vertex.events, *how) for vertex in task.vertices]
+    watch = watch_calls(timeout, speaker.in_call)
+    with redirected(speaker.log), end_worker_on_base_exception(), watch:
         try:
-            report = task.run(code, inline)
+            report = task.run(codes)
         finally:
-            for one in (code, *inline):
-                one.close()
+            for code in codes:
+                code.close()
     if report.ended == "stop":
-        WORKER.close_run(plan.run.id)
-        if plan.run.traces:
+        WORKER.close_run(run.id)
+        if run.traces:
             flush_spans()
     return report

@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -26,7 +27,7 @@ from ebbflow.accounts.listener import TaskListener
 from ebbflow.accounts.traces import MISSING, asks_for_traces, is_installed
 from ebbflow.domain.errors import JetStreamUnavailable
 from ebbflow.domain.host import on_signals
-from ebbflow.engine.causes import Raised
+from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.embedded import FolderWitness
@@ -36,6 +37,7 @@ from ebbflow.runtime.control import STOP, tell_shorter_epochs
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
+from ebbflow.runtime.ports import SystemClock
 from ebbflow.runtime.run_setup import (
     Attachment,
     RunOptionNames,
@@ -43,11 +45,12 @@ from ebbflow.runtime.run_setup import (
     hold_run_lock,
     store_spec,
 )
+from ebbflow.runtime.task_sharing import Cut, TaskSharing, group_plans
 from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
-from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
+from ebbflow.spark.supervisor import Supervisor, TaskSupervisor
 from ebbflow.status.conditions import describe_unread
 from ebbflow.status.model import Ended, Phase, PipelineStatus
 from ebbflow.status.nodes import describe_change
@@ -116,10 +119,12 @@ class Run:
         self._listener = TaskListener(self._names, self._pass_on)
         memory = options.state / "feeds" / spec.name
         self._feeds = Feeds(watcher.stage, memory, options.drain, self.is_ready)
-        self._vertices: Sequence[VertexSupervisor] = ()
+        self._supervisor: Supervisor | None = None
+        self._plans: Sequence[VertexPlan] = ()
         self._takes_turns: Callable[[], bool] = lambda: False
         self._explain_silence: Callable[[], str | None] = lambda: None
         self._feed_failures: dict[str, str | None] = {}
+        self._feed_errors: defaultdict[str, RaisedErrors] = defaultdict(RaisedErrors)
         self._unconfirmed: Unconfirmed | None = None
         self._witness: FolderWitness | None = None
         self._jobs: dict[str, JobFacts] = {}
@@ -133,14 +138,16 @@ class Run:
 
         Not while a vertex has failed and is started again, nor while its breaker has stopped it.
         """
-        vertices = self._vertices
-        return bool(vertices) and not self._stop.is_set() and all(map(self._is_up, vertices))
-
-    def _is_up(self, vertex: VertexSupervisor) -> bool:
-        name, partitions, heard = vertex.plan.vertex, vertex.plan.partitions, self._listener
-        if vertex.failure is not None or heard.halted(name) is not None:
+        supervisor = self._supervisor
+        if supervisor is None or self._stop.is_set():
             return False
-        return vertex.plan.streams.batched or heard.has_heard(name, partitions, vertex.up_since)
+        return all(self._is_up(plan, supervisor.of(plan.vertex)) for plan in self._plans)
+
+    def _is_up(self, plan: VertexPlan, task: TaskSupervisor) -> bool:
+        name, heard = plan.vertex, self._listener
+        if task.failure is not None or heard.halted(name) is not None:
+            return False
+        return plan.streams.batched or heard.has_heard(name, plan.partitions, task.up_since)
 
     def execute(self) -> Summary:
         """Starts everything, waits for the end, stops everything and returns the summary."""
@@ -164,7 +171,7 @@ class Run:
             else:
                 self._witness = FolderWitness(options.state)
             stack.enter_context(hold_run_lock(self._link, self._names))
-            plans = self._plans()
+            plans = self._plans = self._make_plans()
             stack.callback(WORKER.close_run, plans[0].run.id)
             self._observer = Observer(self._link, plans, self._listener, self._spec.kind)
             self._observer.begin()
@@ -208,22 +215,21 @@ class Run:
         spark = engine.spark
         self._link_to_spark(spark)
         self._check_batches(spark, plans)
-        slots = self._slots(plans)
+        slots = self._slots()
         self._takes_turns = slots.takes_turns
         self._explain_silence = slots.explain_silence
         told = (self._observer, self._watcher.stage)
         audit = writing_audit(self._spec.audit, spark, self._link, plans[0], slots, *told)
         with slots.count(spark), audit:
-            supervisor = Supervisor(spark, plans, lambda: slots.epoch_seconds)
+            supervisor = self._supervisor = Supervisor(spark, plans, lambda: slots.epoch_seconds)
             supervisor.start()
-            self._vertices = supervisor.vertices
             self._watcher.stage("running")
             try:
                 with self._feeds.running(self._link, spark, plans):
-                    ended = self._wait(plans, supervisor, engine)
+                    ended = self._wait(plans, supervisor, engine, slots)
                     self._watcher.stage("stopping")
             finally:
-                self._vertices = ()
+                self._supervisor = None
                 supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
             self._look(supervisor, "stopping")
             return ended
@@ -240,7 +246,7 @@ class Run:
         else:
             self._watcher.log(entry)
 
-    def _plans(self) -> list[VertexPlan]:
+    def _make_plans(self) -> list[VertexPlan]:
         link, search = self._link, self._options.search
         if asks_for_traces(os.environ) and not is_installed():
             self._watcher.stage(MISSING)
@@ -274,10 +280,16 @@ class Run:
 
             check_batch_plans(spark, plans)
 
-    def _slots(self, plans: Sequence[VertexPlan]) -> Slots:
-        tasks = sum(plan.partitions for plan in plans)
-        tell, epoch = self._watcher.stage, self._options.epoch
-        return Slots(tasks, epoch, tell, self._tell_turns, self._link.server.is_loopback)
+    def _count_tasks(self) -> int:
+        """Returns how many tasks there are; before they are started, how many there will be."""
+        supervisor = self._supervisor
+        if supervisor is not None:
+            return supervisor.count_tasks()
+        return sum(group[0].partitions for group in group_plans(self._plans))
+
+    def _slots(self) -> Slots:
+        tell, epoch, server = self._watcher.stage, self._options.epoch, self._link.server
+        return Slots(self._count_tasks, epoch, tell, self._tell_turns, server.is_loopback)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -288,20 +300,33 @@ class Run:
         with on_signals(_signals_to_hear(), lambda *_: self._stop.set()):
             yield
 
-    def _wait(self, plans: Sequence[VertexPlan], supervisor: Supervisor, engine: Engine) -> Ended:
+    def _wait(
+        self, plans: Sequence[VertexPlan], supervisor: Supervisor, engine: Engine, slots: Slots
+    ) -> Ended:
+        heard = self._listener
+        sharing = TaskSharing(plans, SystemClock(), heard.load, heard.numbers, heard.in_call)
         if self._deadline is None and self._options.timeout is not None:
             self._deadline = time.monotonic() + self._options.timeout
         while not self._stop.wait(_LOOK_EVERY):
             self._link.check()
             self._check_state()
-            engine.check(suspected=any(vertex.failure for vertex in supervisor.vertices))
+            engine.check(suspected=any(task.failure for task in supervisor.tasks))
             if self._has_too_many_dead(self._look(supervisor)):
                 return "failed"
             if self._options.drain and self._drained(plans):
                 return "drained"
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return "timeout"
+            self._share_tasks(sharing, supervisor, slots)
         return "stopped"
+
+    def _share_tasks(self, sharing: TaskSharing, supervisor: Supervisor, slots: Slots) -> None:
+        """Has vertices share tasks in another way, if that is due and there are slots for it."""
+        change = sharing.look(supervisor.groups)
+        if change is None or (isinstance(change, Cut) and not slots.has_room(change.tasks)):
+            return
+        self._watcher.stage(change.describe())
+        supervisor.change(change, lambda name: self._tell_tasks(tell_shorter_epochs(0, name)))
 
     def _check_state(self) -> None:
         """Raises ``SetupError`` if the folder of the embedded server is gone: so are messages."""
@@ -323,11 +348,13 @@ class Run:
         return most is not None and dead > most
 
     def _look(self, supervisor: Supervisor, phase: Phase = "running") -> PipelineStatus:
-        vertices = {vertex.plan.vertex: vertex for vertex in supervisor.vertices}
+        vertices = {plan.vertex: plan for plan in self._plans}
         if self._unconfirmed is not None:
             self._unconfirmed.look({name: self._listener.tally(name) for name in vertices})
         if phase == "running":  # afterwards it counts why they made no progress before the stop
-            self._jobs = {name: self._facts_of(vertex) for name, vertex in vertices.items()}
+            self._jobs = {
+                name: self._facts_of(plan, supervisor.of(name)) for name, plan in vertices.items()
+            }
         was_unread, were_away = self._observer.unread, self._observer.nodes.away
         status = self._observer.look(phase, self._jobs)
         for sentence in describe_change(were_away, self._observer.nodes.away):
@@ -337,25 +364,25 @@ class Run:
         self._watcher.look(status)
         return status
 
-    def _hear_feed(self, vertex: VertexSupervisor) -> str | None:
+    def _hear_feed(self, name: str) -> str | None:
         """Returns why the feed of a vertex takes in nothing, and notes it once for each reason."""
-        name = vertex.plan.vertex
         before, failure = self._feed_failures.get(name), self._feeds.failure(name)
         if failure is not None and failure != before:
-            vertex.errors.add(Raised.of_line(failure), datetime.now(UTC))
+            self._feed_errors[name].add(Raised.of_line(failure), datetime.now(UTC))
         self._feed_failures[name] = failure
         return failure
 
-    def _facts_of(self, vertex: VertexSupervisor) -> JobFacts:
-        name, plan = vertex.plan.vertex, vertex.plan
+    def _facts_of(self, plan: VertexPlan, task: TaskSupervisor) -> JobFacts:
+        name = plan.vertex
         unheard = self._listener.unheard(name, plan.partitions)
         resident = not plan.streams.batched and not self._takes_turns()
-        is_silent = resident and vertex.failure is None and _SILENT < unheard < math.inf
+        is_silent = resident and task.failure is None and _SILENT < unheard < math.inf
+        failure = task.failure or self._hear_feed(name)
         return JobFacts.with_errors(
-            vertex.errors,
-            restarts=vertex.restarts,
-            failure=vertex.failure or self._hear_feed(vertex),
-            up=self._is_up(vertex),
+            self._feed_errors[name] or task.errors,
+            restarts=task.restarts,
+            failure=failure,
+            up=self._is_up(plan, task),
             opened=plan.streams.batched or self._listener.has_opened(name, plan.partitions),
             silent=unheard if is_silent else None,
             silent_because=self._explain_silence() if is_silent else None,

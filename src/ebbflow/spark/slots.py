@@ -80,7 +80,7 @@ def _is_own(family: int, address: str | int) -> bool:
 
 
 class Slots:
-    """The slots of a run of so many ``tasks``, whose epochs are to last ``epoch`` seconds.
+    """The slots of a run of so many tasks, whose epochs are to last ``epoch`` seconds.
 
     ``tell`` shows a line to whoever watches the run; ``take_turns`` has the tasks that are running
     end when they have had their turn. ``loopback`` if NATS is reached on this machine only.
@@ -88,7 +88,7 @@ class Slots:
 
     def __init__(
         self,
-        tasks: int,
+        tasks: Callable[[], int],
         epoch: float,
         tell: Callable[[str], None],
         take_turns: Callable[[], None],
@@ -107,6 +107,10 @@ class Slots:
         self._told: str | None = None
         self._executors: set[tuple[str, int]] = set()
         self._lost: tuple[str, float] | None = None
+
+    def has_room(self, tasks: int) -> bool:
+        """Returns whether so many more tasks would have slots."""
+        return self._slots >= self._tasks() + tasks
 
     @property
     def epoch_seconds(self) -> float:
@@ -152,7 +156,7 @@ class Slots:
                 self.note_executors(executors)
                 slots = count_slots(spark)
                 self.note(slots)
-                warm_up.look(executors, slots - self._tasks)
+                warm_up.look(executors, slots - self._tasks())
                 self._warn_of_loopback({host for host, _ in executors})
             except (Py4JError, OSError):
                 return  # Spark is going, and the run hears of it elsewhere
@@ -180,16 +184,17 @@ class Slots:
         if text is not None and text != self._told:
             self._tell(text)
         elif text is None and self._told is not None:
-            self._tell(f"all {self._tasks} tasks have slots again")
+            self._tell(f"all {self._tasks()} tasks have slots again")
         self._told = text
 
     def _shortage(self, slots: int) -> str | None:
-        if slots >= self._tasks:
+        if slots >= self._tasks():
             return None
         if not slots:
             return "Spark has no workers at the moment; tasks wait until there are some"
         return (
-            f"{self._tasks} tasks have only {slots} slots, so vertices take turns of {TURN:.0f} s; "
+            f"{self._tasks()} tasks have only {slots} slots, "
+            f"so vertices take turns of {TURN:.0f} s; "
             "give Spark more cores to have them run side by side"
         )
 

@@ -1,8 +1,8 @@
-"""The supervisor: keeps every vertex running, one driver thread each, epoch after epoch.
+"""The supervisor: keeps every vertex running, epoch after epoch.
 
-A vertex whose epoch fails is started again after a wait that doubles from half a second to thirty
-seconds, while the others continue; why it failed is kept to be shown. Its messages are safe:
-what it had in flight is replayed from its position.
+Vertices that share a task have one driver thread. A task whose epoch fails is started again after a
+wait that doubles from half a second to thirty seconds, while the others continue; why it failed is
+kept to be shown. Its messages are safe: what it had in flight is replayed from its positions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain, count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from pyspark import InheritableThread
 
@@ -22,6 +22,7 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.redelivery import format_traceback
 from ebbflow.runtime.plan import VertexPlan
+from ebbflow.runtime.task_sharing import Cut, Group, Merge, group_plans
 from ebbflow.spark.batch.vertex import run_batches
 from ebbflow.spark.epoch import Epochs
 from ebbflow.spark.versions import says_worker_died
@@ -45,11 +46,14 @@ _BEHIND_FRAMES = re.compile(
 _TRACE = re.compile(r"Traceback \(most recent call last\):\n.*?(?=\n\s*\n?\tat |\Z)", re.S)
 
 
-class VertexSupervisor:
-    """One vertex and the thread that runs its epochs."""
+class TaskSupervisor:
+    """The vertices that share a task, and the thread that runs their epochs.
 
-    def __init__(self, spark: SparkSession, plan: VertexPlan, lengths: Iterator[float]) -> None:
-        self.plan = plan
+    ``plans`` are those of the epoch that runs.
+    """
+
+    def __init__(self, spark: SparkSession, plans: Group, lengths: Iterator[float]) -> None:
+        self.plans = plans
         self.epoch = 0
         self.restarts = 0
         self._failure: str | None = None
@@ -59,16 +63,17 @@ class VertexSupervisor:
         self.up_since = math.inf
         """When its first epoch without a failure since began; never while it has failed."""
         self._spark = spark
-        self._epochs = Epochs(spark, plan)
+        self._epochs = Epochs(spark, plans)
         self._lengths = lengths
         self._stopping = threading.Event()
+        self._next: tuple[Group, Callable[[], None]] | None = None
         self._open = False
-        self._thread = InheritableThread(target=self._run, name=f"vertex-{plan.vertex}")
+        self._thread = InheritableThread(target=self._run, name=f"vertex-{plans[0].vertex}")
         self._thread.daemon = True
 
     @property
     def failure(self) -> str | None:
-        """The reason of the last failure, until the vertex has been running again for a while."""
+        """The reason of the last failure, until the vertices have run again for a while."""
         return None if time.monotonic() - self._began > _RECOVERED else self._failure
 
     def start(self) -> None:
@@ -79,25 +84,45 @@ class VertexSupervisor:
         """Begins no further epoch but one that closes; tasks hear it on their control subject."""
         self._stopping.set()
 
+    def change(self, plans: Group, then: Callable[[], None]) -> None:
+        """Has the next epoch that follows a good one run other vertices; then calls ``then``.
+
+        Without any the thread ends instead. What is in flight in a failed epoch is replayed by the
+        vertices that began it, so a change waits.
+        """
+        self._next = plans, then
+
+    @property
+    def changes(self) -> bool:
+        """Whether a change is under way."""
+        return self._next is not None
+
+    def runs(self, vertex: str) -> bool:
+        """Whether it runs a vertex, or will after the change that is under way."""
+        to_come = self._next[0] if self._next is not None else ()
+        return any(plan.vertex == vertex for plan in (*self.plans, *to_come))
+
     @property
     def running(self) -> bool:
         """True while the thread runs."""
         return self._thread.is_alive()
 
     def join(self, timeout: float) -> None:
-        """Waits for the end of the running epoch."""
-        self._thread.join(timeout)
+        """Waits for the end of the running epoch, if one runs."""
+        if self.running:
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         failures = 0
         isolate = False
-        while self._open or not self._stopping.is_set():
+        while self.plans and (self._open or not self._stopping.is_set()):
             self.epoch += 1
             self._began = time.monotonic()
             self.up_since = min(self.up_since, self._began)
             try:
                 self._run_epoch(isolate)
                 self._failure, isolate, failures = None, False, 0
+                self._follow_change()
             except Exception as error:
                 if self._stopping.is_set():
                     return
@@ -110,11 +135,17 @@ class VertexSupervisor:
                 self._began = self.up_since = math.inf
                 self._stopping.wait(_RESTART.wait(failures) / 1000)
 
+    def _follow_change(self) -> None:
+        if self._next is None or self._stopping.is_set():
+            return
+        self.plans, then = self._next
+        self._next, self._epochs = None, Epochs(self._spark, self.plans)
+        then()
+
     def _run_epoch(self, isolate: bool) -> None:
-        plan = self.plan
         seconds = _CLOSING if self._stopping.is_set() else next(self._lengths)
-        if plan.streams.batched:
-            run_batches(self._spark, plan, self.epoch, seconds, self._stopping)
+        if self.plans[0].streams.batched:
+            run_batches(self._spark, self.plans[0], self.epoch, seconds, self._stopping)
         else:
             reports = self._epochs.run(self.epoch, seconds, isolate)
             # An epoch that ran out just before the stop has left user code and the processes of
@@ -150,12 +181,17 @@ class Supervisor:
     def __init__(
         self, spark: SparkSession, plans: Sequence[VertexPlan], seconds: Callable[[], float]
     ) -> None:
+        self._spark = spark
+        self._plans = plans
+        self._seconds = seconds
+        groups = group_plans(plans)
         # Epochs that end one after another leave each vertex the workers it had.
-        firsts = [seconds() * (number + 1) / len(plans) for number in range(len(plans))]
-        self.vertices = [
-            VertexSupervisor(spark, plan, chain([first], (seconds() for _ in count())))
-            for plan, first in zip(plans, firsts, strict=True)
-        ]
+        firsts = [seconds() * (number + 1) / len(groups) for number in range(len(groups))]
+        self.tasks = [self._make(group, first) for group, first in zip(groups, firsts, strict=True)]
+
+    def _make(self, group: Group, first: float) -> TaskSupervisor:
+        lengths = chain([first], (self._seconds() for _ in count()))
+        return TaskSupervisor(self._spark, group, lengths)
 
     def start(self) -> None:
         """Starts every vertex, from the sources on.
@@ -163,8 +199,53 @@ class Supervisor:
         If there are few slots, turns come in this order: what a vertex has written is read in the
         same round, and not in the next one.
         """
-        for vertex in self.vertices:
-            vertex.start()
+        for task in self.tasks:
+            task.start()
+
+    def of(self, vertex: str) -> TaskSupervisor:
+        """Returns who runs a vertex, now or as soon as its tasks have changed."""
+        return next(task for task in self.tasks if task.runs(vertex))
+
+    def count_tasks(self) -> int:
+        """Returns how many tasks there are now."""
+        return sum(task.plans[0].partitions for task in self.tasks if task.plans)
+
+    @property
+    def groups(self) -> list[Group]:
+        """The vertices that share tasks; none while a change is under way or something failed."""
+        tasks = [task for task in self.tasks if task.plans]
+        unsteady = any(task.changes or task.failure is not None for task in tasks)
+        return [] if unsteady else [task.plans for task in tasks]
+
+    def change(self, change: Cut | Merge, end_epoch: Callable[[str], None]) -> None:
+        """Has vertices share tasks in another way; ``end_epoch`` ends that of a vertex soon."""
+        match change:
+            case Cut(group, leaving):
+                self._cut(self.of(group[0].vertex), leaving)
+            case Merge(group, into):
+                self._merge(self.of(group[0].vertex), self.of(into[0].vertex), end_epoch)
+            case never:
+                assert_never(never)
+        end_epoch(change.group[0].vertex)
+
+    def _cut(self, task: TaskSupervisor, leaving: Group) -> None:
+        own = self._make(leaving, self._seconds())
+        own.restarts = task.restarts
+        self.tasks = [*self.tasks, own]
+        task.change(tuple(plan for plan in task.plans if plan not in leaving), own.start)
+
+    def _merge(
+        self, task: TaskSupervisor, into: TaskSupervisor, end_epoch: Callable[[str], None]
+    ) -> None:
+        both = (*into.plans, *task.plans)
+        joined = tuple(plan for plan in self._plans if plan in both)
+
+        def take() -> None:
+            into.change(joined, lambda: None)
+            self.tasks = [other for other in self.tasks if other is not task]
+            end_epoch(into.plans[0].vertex)
+
+        task.change((), take)
 
     def stop(self, tell: Callable[[], None], timeout: float) -> bool:
         """Lets every task settle what it holds and end; ``False`` if some did not in time.
@@ -172,13 +253,13 @@ class Supervisor:
         ``tell`` publishes the word to stop. It is repeated, because a task that is just starting
         may not have heard it.
         """
-        for vertex in self.vertices:
-            vertex.stop()
+        for task in self.tasks:
+            task.stop()
         deadline = time.monotonic() + timeout
-        while any(vertex.running for vertex in self.vertices):
+        while any(task.running for task in self.tasks):
             if time.monotonic() > deadline:
                 return False
             tell()
-            for vertex in self.vertices:
-                vertex.join(0.05)
+            for task in self.tasks:
+                task.join(0.05)
         return True

@@ -242,7 +242,7 @@ class Vertex(VertexFields):
     breaker: BreakerSpec = BreakerSpec()
     inline: StrictBool = Field(
         default=True,
-        description="whether, with `inline: true`, the task of the vertex before it may run it: "
+        description="whether it may share the tasks of the vertex before it: "
         "[inline edges](../guides/running.md#inline-edges)",
     )
 
@@ -274,8 +274,8 @@ class PipelineBody(PipelineFields, ResourceBody):
     lifecycle: PipelineLifecycle = PipelineLifecycle()
     side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
     inline: StrictBool = Field(
-        default=False,
-        description="whether tasks may run the next vertices themselves: "
+        default=True,
+        description="whether vertices may share tasks, which then run them inline: "
         "[inline edges](../guides/running.md#inline-edges)",
     )
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import nats.errors
 import pyarrow as pa
+from typing_extensions import override
 
 from ebbflow.domain.errors import AccessError, EbbflowError
 from ebbflow.engine import frames
@@ -100,6 +101,11 @@ class FrameReader(Inlet):
             waiting=self._queue.__len__,
         )
         link.run(self._follower.open(), timeout=60)
+
+    @property
+    @override
+    def frames_waiting(self) -> int:
+        return len(self._queue)
 
     def _receive(self, deliveries: Deliveries) -> None:
         """Queues frames for the task; called on the link's loop."""

@@ -238,18 +238,6 @@ class PoisonIsolation:
             verdict.disregard_time()  # it includes opening user code in a child
         self._decide(verdict, 0, len(verdict.rows))
 
-    def answered_others_since(self, row_id: str) -> bool:
-        """Returns ``False``: what a child has seen ends with it."""
-        return False
-
-    def passed(self, messages: int = 1) -> None:
-        """Notes that user code has answered for messages."""
-        self.outage = None
-
-    def meet(self, outage: Outage) -> None:
-        """Notes an outage that the same user code has met in another task."""
-        self.outage = outage
-
     def close(self) -> None:
         """Ends the child, if there is one."""
         child, self._child = self._child, None

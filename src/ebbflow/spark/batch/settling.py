@@ -16,6 +16,7 @@ follows from their content alone.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -47,7 +48,7 @@ from ebbflow.engine.verdict import Verdict
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.nats_task import open_journal
-from ebbflow.runtime.operators import Operators, set_environment
+from ebbflow.runtime.operators import Operators, describe_vertex
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.runtime.settling import publish_all_of
 from ebbflow.runtime.vertex_parts import late_observers, place_of
@@ -181,7 +182,7 @@ class _Settling:
 
     def _fall_back(self, verdict: Verdict, role: SinksPlan) -> None:
         plan = self._plan
-        set_environment(plan, self._partition)
+        os.environ |= describe_vertex(plan, self._partition)
         events = Events(self._link, self._names, plan.vertex, self._partition, Tally())
         try:
             with events.printing():

@@ -1,0 +1,271 @@
+"""Which vertices share a task, and when one of them gets a task of its own.
+
+A task that runs several vertices runs them inline on each other's outputs (``inline``). That costs
+a third of what hops through buffers cost, in processor time, memory and latency, so a run begins
+with as few tasks as possible (``group_plans``). A vertex is cut out of its group, together with
+those behind it, in two cases. Its calls are slow: they would hold up the vertices before it. Or the
+task is saturated while cores are idle: then both parts work at the same time. It returns when both
+have little to do.
+
+Groups change only between epochs that have ended well, when nothing is in flight. A run begins with
+the largest groups there are. So the task that replays a chunk has all vertices that the chunk has
+run inline: **a replay makes the choices that were made before**, on whichever worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import psutil
+
+from ebbflow.accounts.numbers import MESSAGE, Load, TaskNumbers
+from ebbflow.runtime.plan import VertexPlan
+from ebbflow.runtime.ports import Clock
+
+SLOW = 0.05
+"""The seconds of a call above which a vertex gets a task of its own."""
+
+WORTH_A_HOP = 5e-6
+"""The seconds of user code for one row above which a task of its own is worth the hop."""
+
+SATURATED, RELAXED = 0.9, 0.5
+"""The shares of its time that a busy task works at least, and two tasks that may be one at most."""
+
+IDLE_CORES = 0.3
+HOLD, LONGEST_HOLD = 30.0, 1800.0
+"""The seconds that a vertex keeps a task of its own, the first time and at most."""
+
+_WINDOW = 1.0
+# The first calls of user code load what it needs.
+_FIRST_CALLS = 2
+_SIGNS = 2
+
+Group = tuple[VertexPlan, ...]
+"""The vertices that share a task, in the order of their edges. The first one names the group."""
+
+
+def group_plans(plans: Sequence[VertexPlan]) -> list[Group]:
+    """Returns the largest groups: each vertex joins the first one before it that may run it."""
+    groups: dict[str, list[VertexPlan]] = {}
+    homes: dict[str, str] = {}
+    for plan in plans:
+        writers = (other for other in plans if plan.vertex in _next_inline(other))
+        home = next((homes[w.vertex] for w in writers if w.vertex in homes), plan.vertex)
+        homes[plan.vertex] = home
+        groups.setdefault(home, []).append(plan)
+    return [tuple(group) for group in groups.values()]
+
+
+def _next_inline(plan: VertexPlan) -> set[str]:
+    return {edge.to for edge in plan.edges}.intersection(plan.inline)
+
+
+def read_idle_seconds() -> float:
+    """Returns the seconds that all cores of this host together have been idle."""
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))
+
+
+class TaskLoad:
+    """How busy one task is, and how many cores of its host are idle. Used by the task's thread.
+
+    ``rested`` are the seconds that the task had nothing to do, ``idle_seconds`` those of all cores.
+    """
+
+    def __init__(
+        self, clock: Clock, rested: Callable[[], float], idle_seconds: Callable[[], float]
+    ) -> None:
+        self._clock = clock
+        self._rested, self._idle_seconds = rested, idle_seconds
+        self._before = clock.monotonic(), rested(), idle_seconds()
+        self._load = Load()
+
+    def look(self) -> Load:
+        """Returns the load, measured anew if the last time is a while ago."""
+        at, rested, idle = self._before
+        now = self._clock.monotonic()
+        if (passed := now - at) >= _WINDOW:
+            self._before = now, self._rested(), self._idle_seconds()
+            busy = 1 - (self._before[1] - rested) / passed
+            self._load = Load(round(busy, 2), round((self._before[2] - idle) / passed, 1))
+        return self._load
+
+
+class _Calls(NamedTuple):
+    """The calls of a vertex: how many, how long in all, and with how many rows."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    rows: int = 0
+
+    @classmethod
+    def of(cls, numbers: TaskNumbers) -> _Calls:
+        call, message = numbers.spreads.get("call"), numbers.spreads.get(MESSAGE)
+        if call is None or message is None:
+            return cls()
+        return cls(call.count, call.seconds, message.count)
+
+    def since(self, before: _Calls) -> _Calls:
+        return _Calls(
+            self.calls - before.calls, self.seconds - before.seconds, self.rows - before.rows
+        )
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the driver has seen of a vertex; ``signs`` are looks in a row that ask for a cut."""
+
+    total: _Calls = field(default_factory=_Calls)
+    recent: _Calls = field(default_factory=_Calls)
+    slow: bool = False
+    signs: int = 0
+    hold: float = HOLD
+    until: float = -math.inf
+
+
+class Cut(NamedTuple):
+    """A vertex and those behind it are to leave their group."""
+
+    group: Group
+    leaving: Group
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks that this adds."""
+        return self.leaving[0].partitions
+
+    def describe(self) -> str:
+        """Returns what changes, for people."""
+        return f"{_list_names(self.leaving)} now has its own tasks"
+
+
+class Merge(NamedTuple):
+    """A group is to join the one that it was cut out of."""
+
+    group: Group
+    into: Group
+
+    def describe(self) -> str:
+        """Returns what changes, for people."""
+        return f"{_list_names(self.group)} now shares the tasks of {self.into[0].vertex}"
+
+
+def _list_names(group: Group) -> str:
+    return ", ".join(plan.vertex for plan in group)
+
+
+class TaskSharing:
+    """Decides on the driver which vertices share a task. Used by one thread.
+
+    ``load`` and ``numbers`` return what the tasks of a vertex have reported, ``in_call`` for how
+    many seconds its user code has been in one call, if that is long.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[VertexPlan],
+        clock: Clock,
+        load: Callable[[str], Load],
+        numbers: Callable[[str], TaskNumbers],
+        in_call: Callable[[str], float | None],
+    ) -> None:
+        self._home = {plan.vertex: group for group in group_plans(plans) for plan in group}
+        self._clock = clock
+        self._load, self._numbers, self._in_call = load, numbers, in_call
+        self._seen: dict[str, _Seen] = {plan.vertex: _Seen() for plan in plans}
+        self._looked = clock.monotonic()
+
+    def look(self, groups: Sequence[Group]) -> Cut | Merge | None:
+        """Returns a change that is due, if there is one; at most one in a second."""
+        if all(len(group) == 1 for group in self._home.values()):
+            return None
+        if self._clock.monotonic() - self._looked < _WINDOW:
+            return None
+        self._looked = self._clock.monotonic()
+        for name, seen in self._seen.items():
+            self._count(name, seen)
+        return self._find_cut(groups) or self._find_merge(groups)
+
+    def _count(self, name: str, seen: _Seen) -> None:
+        total = _Calls.of(self._numbers(name))
+        seen.recent, seen.total = total.since(seen.total), total
+        if seen.recent.calls > 0 and total.calls > _FIRST_CALLS:
+            seen.slow = seen.recent.seconds / seen.recent.calls > SLOW
+        if self._in_call(name) is not None:
+            seen.slow = True
+
+    # --- cutting --------------------------------------------------------------------------------
+
+    def _find_cut(self, groups: Sequence[Group]) -> Cut | None:
+        for group in groups:
+            wished = self._wish_cut(group)
+            for plan in group[1:]:
+                seen = self._seen[plan.vertex]
+                seen.signs = seen.signs + 1 if plan is wished else 0
+                if seen.signs >= _SIGNS:
+                    return self._cut(group, plan)
+        return None
+
+    def _wish_cut(self, group: Group) -> VertexPlan | None:
+        """Returns the vertex of a group that should have a task of its own, if one should."""
+        slow = [plan for plan in group[1:] if self._seen[plan.vertex].slow]
+        if slow:
+            return slow[0]
+        load = self._load(group[0].vertex)
+        if load.busy < SATURATED or load.idle_cores < IDLE_CORES:
+            return None
+        worth = [plan for plan in group[1:] if self._is_worth_a_hop(behind(plan, group))]
+        return min(worth, key=lambda plan: self._longer_part(group, plan), default=None)
+
+    def _is_worth_a_hop(self, plans: Group) -> bool:
+        calls = [self._seen[plan.vertex].recent for plan in plans]
+        return sum(call.seconds / call.rows for call in calls if call.rows) >= WORTH_A_HOP
+
+    def _longer_part(self, group: Group, first: VertexPlan) -> float:
+        """Returns the seconds of the busier of both parts, if a group is cut before a vertex."""
+        leaving = behind(first, group)
+        parts = leaving, tuple(plan for plan in group if plan not in leaving)
+        return max(sum(self._seen[p.vertex].recent.seconds for p in part) for part in parts)
+
+    def _cut(self, group: Group, first: VertexPlan) -> Cut:
+        seen = self._seen[first.vertex]
+        seen.signs, seen.until = 0, self._clock.monotonic() + seen.hold
+        seen.hold = min(2 * seen.hold, LONGEST_HOLD)
+        return Cut(group, behind(first, group))
+
+    # --- merging --------------------------------------------------------------------------------
+
+    def _find_merge(self, groups: Sequence[Group]) -> Merge | None:
+        where = {plan.vertex: group for group in groups for plan in group}
+        for group in groups:
+            home = self._home[group[0].vertex]
+            if home[0].vertex == group[0].vertex:
+                continue
+            into = self._group_before(group, home, where)
+            if self._may_merge(group, into):
+                return Merge(group, into)
+        return None
+
+    def _group_before(self, group: Group, home: Group, where: Mapping[str, Group]) -> Group:
+        writers = (plan for plan in home if group[0].vertex in _next_inline(plan))
+        return where[next(writers).vertex]
+
+    def _may_merge(self, group: Group, into: Group) -> bool:
+        if self._clock.monotonic() < self._seen[group[0].vertex].until:
+            return False
+        if any(self._seen[plan.vertex].slow for plan in group):
+            return False
+        return sum(self._load(part[0].vertex).busy for part in (group, into)) < RELAXED
+
+
+def behind(first: VertexPlan, group: Group) -> Group:
+    """Returns a vertex and those of its group that get messages from it alone."""
+    leaving = {first.vertex}
+    for plan in group[1:]:
+        writers = {other.vertex for other in group if plan.vertex in _next_inline(other)}
+        if writers and writers <= leaving:
+            leaving.add(plan.vertex)
+    return tuple(plan for plan in group if plan.vertex in leaving)
