@@ -10,9 +10,20 @@ from ebbflow.domain.errors import MessageTooLarge, PermanentPublishError
 from ebbflow.domain.outcome import Counts, Redeliver, Served
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
+from ebbflow.engine.frames import Rows
 from ebbflow.engine.outputs import NOBODY
 from ebbflow.engine.position import with_awaited, without_awaited
-from ebbflow.engine.publications import LATE, REDELIVERED_BY, ROWS, Chunk, ChunkNumber, Place, Stage
+from ebbflow.engine.publications import (
+    LATE,
+    REDELIVERED_BY,
+    ROWS,
+    Chunk,
+    ChunkNumber,
+    Place,
+    Stage,
+    build_parked,
+    with_due,
+)
 from ebbflow.engine.refused import REASON, divide, explain_refusal
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
@@ -153,17 +164,32 @@ def test_the_audit_table_says_how_a_refused_message_ended():
     assert rows.varied["error"].to_pylist() == [None, "the stream refused it"]
 
 
-def test_a_refused_row_of_the_whole_chunk_is_a_letter_that_no_vertex_takes_back():
+@pytest.mark.guarantee("nothing-is-lost")
+def test_a_refused_row_of_the_whole_chunk_is_one_letter_that_no_vertex_takes_back():
     verdict = verdict_on(some("m0", "m1"))
     outputs = Aggregates(["sum-1", "sum-2"], NOW)
     values = frames.batch_of({"id": ["a", "b"], "value": [b"1", b"2"]}, 2).column("value")
     outputs.add([NOBODY] * 2, [0] * 2, [()] * 2, {"value": values})
     verdict.decisions.forward_outputs(outputs)
-    settlement = settled(verdict, X)
+    settlement = settled(verdict, X, Y)
     gone = refused(settlement, "sum-2")
-    assert settlement.counts_without(gone) == Counts(read=2, written=1, done=2)
+    assert len(gone) == 2, "one on each edge"
+    # Written by the vertex, and ended there as one message more.
+    counts = settlement.counts_without(gone)
+    assert counts == Counts(read=3, written=3, done=2, dead_lettered=1)
     (letter,) = letters_of(settlement.amended(gone, ()))
     assert (letter.id, letter.value, letter.unread) == ("sum-2", b"2", True)
+
+
+@pytest.mark.guarantee("nothing-is-lost")
+def test_a_parked_row_that_is_refused_is_read_and_ends_here():
+    frame = with_due(frames.take_rows(some("p0", "p1", "p2").batch, range(3)), 10**15)
+    empty = Chunk(CHUNK, Rows(frames.empty()), ChunkNumber(7, 2))
+    parked = build_parked(empty, [frame], Place("v", 0, (), 10**6, None), NOW)
+    settlement = forwarded([[b"1"]], X).with_parked(parked)
+    gone = refused(settlement, "p1")
+    assert settlement.counts_without(gone) == Counts(read=2, written=1, done=1, dead_lettered=1)
+    assert [letter.id for letter in letters_of(settlement.amended(gone, ()))] == ["p1"]
 
 
 def test_a_redelivery_that_is_not_stored_is_awaited_no_more():

@@ -74,13 +74,21 @@ class Refusing(World):
         return any(int(row_id.partition("/")[0][1:]) % 3 == 0 for row_id in ids)
 
 
+class RefusingToPark(World):
+    """Streams take no redelivery, nor what a task parks that another one has nacked."""
+
+    def refuses(self, publication: Publication) -> bool:
+        return publication.stage is Stage.REDELIVER
+
+
 @pytest.mark.guarantee("failures-stay-with-their-message")
+@pytest.mark.parametrize("server", [Refusing, RefusingToPark])
 @settings(max_examples=examples(25))
 @given(graphs.filter(lambda graph: graph is not GRAPHS[3]), sizes, shares, seeds)
 def test_what_the_server_refuses_ends_at_the_vertex_that_has_read_it(
-    graph, given_sizes, share, seed
+    server, graph, given_sizes, share, seed
 ):
-    world = GraphRun(graph, given_sizes, seed, inline=share, server=Refusing).run()
+    world = GraphRun(graph, given_sizes, seed, inline=share, server=server).run()
     dead = Counter(vertex for vertex, _ in world.letters)
     assert len(set(world.letters)) == len(world.letters)
     for name, counts in world.counts.items():

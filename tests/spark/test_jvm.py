@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import socketserver
+import sysconfig
 import time
 from types import SimpleNamespace
 
@@ -48,6 +49,15 @@ def test_numpy_values_reach_queries(spark):
 
     row = spark.range(1).select(functions.lit(np.int64(7)), functions.lit(np.array([1, 2]))).first()
     assert tuple(row) == (7, [1, 2])
+
+
+def test_the_modules_of_the_driver_are_for_its_workers_and_not_for_every_python_it_starts(spark):
+    def path(_=None):
+        return os.environ.get("PYTHONPATH", "").split(os.pathsep)
+
+    own = sysconfig.get_path("purelib")
+    assert own in spark.sparkContext.parallelize([0], 1).map(path).first()
+    assert own not in path()
 
 
 class Broken:

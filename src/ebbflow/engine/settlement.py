@@ -129,7 +129,8 @@ class Settlement:
         """Returns the counts if some publications were not stored.
 
         Inputs of which the server refused anything are dead letters, and other inputs without any
-        output left are drops.
+        output left are drops. A refused row that comes from no input of the chunk is a message
+        more, read and dead-lettered: a parked one, or an aggregate, which also stays written.
         """
         own = [publication for publication in unstored if publication.via == via]
         if not own:
@@ -138,12 +139,15 @@ class Settlement:
         dropped = sum(isinstance(end, Dropped) for end in ends.values())
         again = _gather_parents(own, Stage.REDELIVER, Stage.HAND_OVER)
         served = _gather_parents(own, Stage.ANSWER)
+        aggregates = _find_orphans(p for p in own if p.stage is Stage.OUTPUT)
+        orphans = len(_find_orphans(own))
         return replace(
             self.counts,
-            written=self.counts.written - _count_outputs(own),
+            read=self.counts.read + orphans,
+            written=self.counts.written - _count_outputs(own) + len(aggregates),
             done=self.counts.done - (len(ends) - len(again)),
             redelivered=self.counts.redelivered - len(again),
-            dead_lettered=self.counts.dead_lettered + len(ends) - dropped,
+            dead_lettered=self.counts.dead_lettered + len(ends) - dropped + orphans,
             dropped=self.counts.dropped + dropped,
             served=self.counts.served - len(served),
         )
@@ -176,7 +180,7 @@ class Settlement:
             place, at = account.parts[0].place, account.at
             dead = {i: end for i, end in ends.items() if isinstance(end, DeadLetter)}
             yield from build_letters(chunk, dead, place, at)
-            for publication in own:
+            for publication in _find_orphans(own).values():
                 yield from _build_orphan(publication, chunk, place, at)
         yield from gather_late(observers, account.amended(ends) if ends else account)
 
@@ -216,16 +220,19 @@ def _count_outputs(unstored: Iterable[Publication]) -> int:
     return sum(len(p.parents) for p in unstored if p.stage is Stage.OUTPUT)
 
 
+def _find_orphans(unstored: Iterable[Publication]) -> dict[str, Publication]:
+    """Returns the refused rows that come from no input of the chunk, by their ids, each once."""
+    alone = (p for p in unstored if p.refusal and list(p.parents) == [NOBODY])
+    return {frames.decode(p.payload).column("id")[0].as_py(): p for p in alone}
+
+
 def _build_orphan(
     refused: Publication, chunk: Chunk, place: Place, now: datetime
 ) -> Iterator[Publication]:
-    """Yields the letter of a refused row that comes from the chunk as a whole: the row itself."""
-    if list(refused.parents) == [NOBODY] and refused.refusal:
-        rows = Rows(frames.decode(refused.payload))
-        (why,) = find_dead([refused]).values()
-        yield from build_letters(
-            replace(chunk, rows=rows), {0: replace(why, unread=True)}, place, now
-        )
+    """Yields the letter of a refused row that comes from no input of the chunk: the row itself."""
+    rows = Rows(frames.decode(refused.payload))
+    (why,) = find_dead([refused]).values()
+    yield from build_letters(replace(chunk, rows=rows), {0: replace(why, unread=True)}, place, now)
 
 
 def unawaited(unstored: Iterable[Publication]) -> list[str]:

@@ -35,6 +35,7 @@ OLDEST_JAVA = 17
 # Slots beyond the tasks, so that a vertex starting again never waits for one that ends.
 _SPARE_SLOTS = 2
 _ASKING = 30.0
+_PYTHON_PATH = "PYTHONPATH"
 
 _LOG4J = """
 rootLogger.level = warn
@@ -147,15 +148,31 @@ def start_session(
     local = _is_local(master)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # Workers on this machine import what the driver can: a script's own modules, too.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))
     settings = {
         "spark.app.name": f"ebbflow {name}",
         "spark.master": master or f"local[{tasks + _SPARE_SLOTS}]",
         **_settings(logs, local),
         **conf,
     }
-    return _start(settings, logs / "jvm.log")
+    with _own_modules() if local else contextlib.nullcontext():
+        return _start(settings, logs / "jvm.log")
+
+
+@contextlib.contextmanager
+def _own_modules() -> Iterator[None]:
+    """Lets the workers of a JVM that starts here import what the driver can: a script's modules.
+
+    The path is for them alone. Another Python that this process starts later has its own modules.
+    """
+    before = os.environ.get(_PYTHON_PATH)
+    os.environ[_PYTHON_PATH] = os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PYTHON_PATH]
+        else:
+            os.environ[_PYTHON_PATH] = before
 
 
 def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
