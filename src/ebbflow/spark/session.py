@@ -270,11 +270,14 @@ def _start(ahead: SessionAhead, plan: SessionPlan) -> tuple[SparkSession, contex
         quieten_accumulators(context)
         # Not by its builder, which makes the JVM load all of SQL to set what is set already.
         return SparkSession(context), stack
-    except BaseException as error:
+    except (Py4JError, PySparkException, ValueError) as error:
+        why = root_cause(error).text  # which the JVM is asked for
         jvm.end()
         stack.close()
-        if isinstance(error, Py4JError | PySparkException | ValueError):
-            raise jvm.startup_error(root_cause(error).text, _jvm_log(plan)) from error
+        raise jvm.startup_error(why, _jvm_log(plan)) from error
+    except BaseException:
+        jvm.end()
+        stack.close()
         raise
 
 
