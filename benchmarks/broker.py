@@ -99,12 +99,12 @@ def _frames(messages: int, values: Sequence[bytes], name: str) -> Iterator[bytes
 @contextmanager
 def prepared(folder: Path, tasks: int, seed: int) -> Iterator[Ground]:
     """A ground of one's own, for as long as the context lasts."""
-    from ebbflow.spark.session import open_session
+    from ebbflow.spark.session import SessionPlan, open_session
 
     with (
         start_embedded(folder / "state") as server,
         open_link(server) as link,
-        open_session("bench", None, tasks, folder / "logs", {}, None) as spark,
+        open_session(SessionPlan("bench", None, tasks, folder / "logs")) as spark,
     ):
         yield Ground(link, seed, spark)
 

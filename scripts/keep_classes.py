@@ -1,4 +1,4 @@
-"""Runs a small pipeline: the JVM then keeps the classes that it has loaded, for later starts.
+"""Runs small pipelines: the JVM then keeps the classes that it has loaded, for later starts.
 
 ``make setup`` does this once for each environment; a run that finds no archive writes it as well,
 but then somebody waits for it.
@@ -13,9 +13,10 @@ from ebbflow import Pipeline
 
 
 def main() -> None:
-    """Load what pipelines with resident tasks, SQL and Spark sinks need."""
+    """Load what pipelines with resident tasks need, and what those with SQL and tables need."""
     with tempfile.TemporaryDirectory(prefix="ebbflow-setup-") as folder:
-        pipeline = (
+        tasks = Pipeline("setup-tasks").source("in", generator={"messages": 10})
+        tables = (
             Pipeline("setup")
             .source("in", generator={"messages": 10})
             .map("query", sql="SELECT id, to_json(named_struct('n', id)) AS value FROM messages")
@@ -28,7 +29,8 @@ def main() -> None:
                 },
             )
         )
-        pipeline.run(drain=True, timeout="120s", state=Path(folder) / "state")
+        for pipeline in (tasks.sink("out", blackhole=True), tables):
+            pipeline.run(drain=True, timeout="120s", state=Path(folder) / "state")
 
 
 if __name__ == "__main__":

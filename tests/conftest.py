@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow.spark.session import open_session
+from ebbflow.spark.session import SessionPlan, open_session
 from tests import disk, environments
 from tests.connectors.kafka import fixture
 from tests.connectors.kafka.fixture import kafka
@@ -136,9 +136,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     It has slots to spare: tasks of a run that a test cut short may hold some for a while.
     """
-    with open_session(
-        "tests", "local[40]", 10, tmp_path_factory.mktemp("spark"), {}, None
-    ) as session:
+    plan = SessionPlan("tests", "local[40]", 10, tmp_path_factory.mktemp("spark"))
+    with open_session(plan) as session:
         yield session
 
 

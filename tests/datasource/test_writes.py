@@ -71,7 +71,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from ebbflow.datasource import register
-from ebbflow.spark.session import start_session, stop_session
+from ebbflow.spark.session import SessionPlan, start_session, stop_session
 
 stream, folder = sys.argv[1:]
 
@@ -85,11 +85,12 @@ def spoiled(batches):
         yield pa.record_batch({"data": [b"%d" % n for n in numbers], "subject": subjects})
 
 
-spark = start_session("tests", "local[2,2]", 2, Path(folder), {})
+plan = SessionPlan("tests", "local[2,2]", 2, Path(folder))
+spark = start_session(plan)
 register(spark)
 frame = spark.range(60).coalesce(1).mapInArrow(spoiled, "data binary, subject string")
 frame.write.format("jetstream").mode("append").save()
-stop_session(spark)
+stop_session(spark, plan)
 '''
 
 

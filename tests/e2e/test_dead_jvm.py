@@ -106,14 +106,15 @@ from pathlib import Path
 from pyspark import SparkContext
 from ebbflow import Pipeline
 from ebbflow.status.run_report import Silent
-from ebbflow.spark.session import start_session
+from ebbflow.spark.session import SessionPlan, start_session
 
 class Killing(Silent):
     def look(self, status):
         if status["out"].counts.done > 20:
             SparkContext._gateway.proc.kill()
 
-spark = start_session("mine", "local[4]", 2, Path("logs").resolve(), {})  # not the run's own
+plan = SessionPlan("mine", "local[4]", 2, Path("logs").resolve())
+spark = start_session(plan)  # not the run's own
 pipeline = Pipeline("mine").source("in", generator={"rpu": 100}).sink("out", blackhole=True)
 try:
     pipeline.run(watcher=Killing(), timeout="90s")

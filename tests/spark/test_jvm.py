@@ -6,8 +6,11 @@ import logging
 import os
 import socket
 import socketserver
+import subprocess
+import sys
 import sysconfig
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +19,7 @@ from py4j.java_gateway import GatewayClient
 from py4j.protocol import Py4JNetworkError
 
 from ebbflow.spark.jvm import ClassArchive, OnlyNumpy, is_not_of_py4j
-from ebbflow.spark.session import quieten_accumulators, quieten_py4j
+from ebbflow.spark.session import SessionPlan, quieten_accumulators, quieten_py4j
 
 
 class Asked:
@@ -153,3 +156,31 @@ def test_archives_and_drafts_that_nobody_uses_are_removed(cache, name):
     archive.keep(whole=True)
 
     assert not old.exists()
+
+
+def test_a_jvm_that_only_places_tasks_is_small_and_has_an_archive_of_its_own(cache, tmp_path):
+    tasks = SessionPlan("plain", None, 3, tmp_path, schedules=True)
+    tables = replace(tasks, schedules=False)
+
+    assert tasks.settings()["spark.driver.memory"] == "131m"
+    assert "-XX:ReservedCodeCacheSize=32m" in tasks.settings()["spark.driver.extraJavaOptions"]
+    assert "spark.driver.memory" not in tables.settings()
+    assert tasks.archive.java_option() != tables.archive.java_option()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"conf": {"spark.driver.memory": "4g"}}, {"master": "spark://there:7077"}]
+)
+def test_memory_that_the_user_sets_and_memory_on_a_cluster_remain(cache, tmp_path, changed):
+    plan = replace(SessionPlan("plain", None, 3, tmp_path, schedules=True), **changed)
+
+    assert plan.settings().get("spark.driver.memory") == plan.conf.get("spark.driver.memory")
+    assert "spark.testing.reservedMemory" not in plan.settings()
+
+
+def test_the_driver_of_a_run_imports_neither_pandas_nor_parquet():
+    code = "import sys, ebbflow.cli.main, ebbflow.spec.lint, ebbflow.spark.run; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+
+    assert "ebbflow.spark.run" in loaded.split()
+    assert not {"pandas", "pyarrow.parquet"} & set(loaded.split())

@@ -30,7 +30,7 @@ from ebbflow.cli.options import (
 from ebbflow.domain.errors import EbbflowError
 
 if TYPE_CHECKING:
-    from ebbflow.runtime.run_setup import RunOptionNames
+    from ebbflow.runtime.run_setup import Attachment, RunOptionNames
     from ebbflow.status.run_report import Summary
     from ebbflow.status.terminal import Display
 
@@ -157,12 +157,21 @@ def run(flags: RunFlags) -> None:
     echo_notes(file)
     from ebbflow.spark.run import run_pipeline
     from ebbflow.status.terminal import open_display
-    from ebbflow.ui.web_ui import attach_web_ui
 
     with open_display(flags.lines, flags.drain) as watcher:
-        beside = attach_web_ui(read_listening(flags.ui), read_listening(flags.metrics))
+        beside = _attachments(flags)
         result = run_pipeline(pipeline, watcher=watcher, beside=beside, **options)
     _report(flags, watcher, result)
+
+
+def _attachments(flags: RunFlags) -> list[Attachment]:
+    """Returns what runs next to the run, if anything; only then is its code imported."""
+    ui, metrics = read_listening(flags.ui), read_listening(flags.metrics)
+    if ui is False and metrics is False:
+        return []
+    from ebbflow.ui.web_ui import attach_web_ui
+
+    return attach_web_ui(ui, metrics)
 
 
 def _read_options(flags: RunFlags) -> RunOptionNames:

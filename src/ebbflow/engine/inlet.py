@@ -60,7 +60,7 @@ NACKS = pa.schema(
 )
 """Rows that a source is to give again: their offsets, and the options of their nacks."""
 
-NO_NACKS = pa.RecordBatch.from_pylist([], schema=NACKS)
+NO_NACKS = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in NACKS.types], schema=NACKS)
 
 
 @dataclass(frozen=True, slots=True)

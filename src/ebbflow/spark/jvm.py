@@ -7,6 +7,8 @@ PySpark's own way to start it can do neither, and waits for ever for a Java that
 
 The classes that it has loaded are kept for the next start (``ClassArchive``). With them Spark
 starts in a third of the time and of the processor's work.
+
+**Memory.** A JVM that only places tasks needs little: ``SMALL`` has the options for it.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import pyspark.version
 from py4j import java_gateway
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
@@ -44,28 +47,52 @@ _UNUSED = 30 * 86_400.0
 # next one begins anew: on a busy machine every start would be slow and none would be the last.
 _WRITTEN_WITHIN = 300.0
 _ENDED_WITHIN = 30.0
+_QUIET = "-Xlog:cds=off"
+# Java moves an archive to a random address by default. That rewrites every page of it at each
+# start: half a second of work, and 85 MB that no other process can share.
+_IN_PLACE = "-XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0"
+
+# Collects early and gives pages back, compiles in one thread, and keeps stacks and code small.
+SMALL = (
+    "-Xms16m -Xmn12m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=20 -Xss512k "
+    "-XX:ReservedCodeCacheSize=32m -XX:CICompilerCount=1"
+)
 
 
-def launch(conf: SparkConf, log: Path) -> None:
-    """Starts a JVM for Spark to use; what it prints goes to the log.
+def is_there() -> bool:
+    """Returns whether a JVM is there, as in a program that ``spark-submit`` has started."""
+    return SparkContext._gateway is not None or _PORT in os.environ
 
-    Does nothing if there is one, as in a program that ``spark-submit`` has started. ``SetupError``
-    with its own words if it ends before it is ready.
-    """
-    if SparkContext._gateway is not None or _PORT in os.environ:
-        return
-    with open(log, "ab") as output, tempfile.TemporaryDirectory(prefix="ebbflow-jvm-") as folder:
-        handshake = Path(folder) / "gateway"
-        before = output.tell()
-        process = _start_process(conf, output, handshake)
+
+class StartingJvm:
+    """A JVM that is starting, for Spark to use; what it prints goes to the log."""
+
+    def __init__(self, settings: Mapping[str, str], log: Path) -> None:
+        self._log = log
+        self._folder = tempfile.TemporaryDirectory(prefix="ebbflow-jvm-")
+        self._handshake = Path(self._folder.name) / "gateway"
+        with open(log, "ab") as output:
+            self._before = output.tell()
+            self._process = _start_process(settings, output, self._handshake)
+
+    def connect(self) -> None:
+        """Waits until it is ready; ``SetupError`` with its own words if it ends before."""
         try:
-            port, secret = _await_gateway(process, handshake)
-            _connect(process, port, secret)
+            port, secret = _await_gateway(self._process, self._handshake)
+            _connect(self._process, port, secret)
         except EOFError:
-            raise _read_startup_error(process.wait(), log, before) from None
+            raise _read_startup_error(self._process.wait(), self._log, self._before) from None
         except BaseException:
-            process.kill()
+            self._process.kill()
             raise
+        finally:
+            self._folder.cleanup()
+
+    def kill(self) -> None:
+        """Ends one that is not wanted after all."""
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
 
 
 def end(within: float = 30.0) -> int | None:
@@ -89,9 +116,11 @@ def end(within: float = 30.0) -> int | None:
         return process.wait()
 
 
-def _start_process(conf: SparkConf, output: IO[bytes], handshake: Path) -> subprocess.Popen[bytes]:
+def _start_process(
+    settings: Mapping[str, str], output: IO[bytes], handshake: Path
+) -> subprocess.Popen[bytes]:
     command = [os.path.join(_find_spark_home(), "bin", "spark-submit")]
-    for key, value in conf.getAll():
+    for key, value in settings.items():
         command += ["--conf", f"{key}={value}"]
     command += shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
     env = {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(handshake)}
@@ -199,18 +228,20 @@ class ClassArchive:
     """The archive of this process's JVM, written by the first run and used by later ones.
 
     The user's cache folder has one file for each installed Spark and version of Java: the JVM
-    takes an archive only from the jars it was written from, at their path. The file is written
-    under another name and moved into place whole, so that a killed JVM leaves no broken one.
-    An archive that was not used for a month is removed.
+    takes an archive only from the jars it was written from, at their path. A JVM that ``schedules``
+    only has one of its own, half as large: each page of it that is touched is memory of the run.
+    The file is written under another name and moved into place whole, so that a killed JVM leaves
+    no broken one. An archive that was not used for a month is removed.
     """
 
-    def __init__(self, java: int) -> None:
+    def __init__(self, java: int, schedules: bool = False) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         self._folder = cache / "ebbflow"
         home = os.environ.get("SPARK_HOME") or str(pyspark.version.__file__)
         place = hashlib.sha256(home.encode()).hexdigest()[:8]
         version = pyspark.version.__version__
-        self._file = self._folder / f"spark-{version}-java-{java}-{place}.jsa"
+        kind = "-tasks" if schedules else ""
+        self._file = self._folder / f"spark-{version}-java-{java}-{place}{kind}.jsa"
         self._draft = f"{self._file}.{os.getpid()}"
 
     def java_option(self) -> str:
@@ -219,12 +250,12 @@ class ClassArchive:
             with contextlib.suppress(OSError):
                 os.utime(self._file)  # in use
             # The archive holds for one collector only; for a driver this small it is the best.
-            return f'-XX:+UseSerialGC "-XX:SharedArchiveFile={self._file}" -Xlog:cds=off'
+            return f'-XX:+UseSerialGC {_IN_PLACE} "-XX:SharedArchiveFile={self._file}" {_QUIET}'
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             return "-XX:+UseSerialGC"
-        return f'-XX:+UseSerialGC "-XX:ArchiveClassesAtExit={self._draft}" -Xlog:cds=off'
+        return f'-XX:+UseSerialGC "-XX:ArchiveClassesAtExit={self._draft}" {_QUIET}'
 
     @property
     def seconds_to_end(self) -> float:

@@ -47,8 +47,8 @@ from ebbflow.runtime.run_setup import (
 )
 from ebbflow.runtime.task_sharing import Cut, TaskSharing, group_plans
 from ebbflow.runtime.worker import WORKER
-from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines
+from ebbflow.spark.session import SessionAhead, SessionPlan, open_session, start_ahead
 from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, TaskSupervisor
 from ebbflow.status.conditions import describe_unread
@@ -128,6 +128,7 @@ class Run:
         self._unconfirmed: Unconfirmed | None = None
         self._witness: FolderWitness | None = None
         self._jobs: dict[str, JobFacts] = {}
+        self._ahead: SessionAhead | None = None
 
     def stop(self) -> None:
         """Ends the run in good order; from any thread."""
@@ -154,6 +155,7 @@ class Run:
         began, options = time.monotonic(), self._options
         with ExitStack() as stack:
             stack.enter_context(self._signals())
+            stack.enter_context(self._starting_ahead())
             self._watcher.stage("starting NATS")
             self._link = stack.enter_context(
                 open_link_for_run(
@@ -180,7 +182,7 @@ class Run:
             stack.enter_context(self._tell_failure())
             stack.enter_context(self._listener.listen(self._link))
             stack.callback(self._feeds.stop)
-            engines = Engines(partial(self._session, plans), self._watcher.stage, self._stop)
+            engines = Engines(self._session, self._watcher.stage, self._stop)
             ended: Ended = engines.run(partial(self._on_spark, plans)) or "stopped"
             self._check_state()
             # For the last events. A server that is lost now does not matter to the run any more.
@@ -218,9 +220,7 @@ class Run:
         slots = self._slots()
         self._takes_turns = slots.takes_turns
         self._explain_silence = slots.explain_silence
-        told = (self._observer, self._watcher.stage)
-        audit = writing_audit(self._spec.audit, spark, self._link, plans[0], slots, *told)
-        with slots.count(spark), audit:
+        with slots.count(spark), self._auditing(spark, plans[0], slots):
             supervisor = self._supervisor = Supervisor(spark, plans, lambda: slots.epoch_seconds)
             supervisor.start()
             self._watcher.stage("running")
@@ -233,6 +233,17 @@ class Run:
                 supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
             self._look(supervisor, "stopping")
             return ended
+
+    def _auditing(
+        self, spark: SparkSession, plan: VertexPlan, slots: Slots
+    ) -> AbstractContextManager[None]:
+        """Writes the audit table, if there is one; only then is its code imported."""
+        if self._spec.audit is None:
+            return contextlib.nullcontext()
+        from ebbflow.spark.audit.writer import writing_audit
+
+        told = (self._observer, self._watcher.stage)
+        return writing_audit(self._spec.audit, spark, self._link, plan, slots, *told)
 
     def _link_to_spark(self, spark: SparkSession) -> None:
         """Says where Spark's own pages are, if they are switched on."""
@@ -264,14 +275,30 @@ class Run:
         run = replace(plans[0].run, lineage=lineage, log_level=self._options.log_level)
         return [replace(plan, run=run) for plan in plans]
 
-    def _session(self, plans: Sequence[VertexPlan]) -> AbstractContextManager[SparkSession]:
-        from ebbflow.spark.session import open_session
+    @contextmanager
+    def _starting_ahead(self) -> Iterator[None]:
+        """Starts the JVM while NATS, streams and plans are prepared; ends one that is not used."""
+        self._ahead = start_ahead(self._session_plan)
+        try:
+            yield
+        finally:
+            if self._ahead is not None:
+                self._ahead.close()
 
-        tasks = sum(plan.partitions for plan in plans)
-        options = self._options
-        logs = options.state.resolve() / "logs"
-        return open_session(
-            self._spec.name, options.master, tasks, logs, options.spark_settings, options.search
+    def _session(self) -> AbstractContextManager[SparkSession]:
+        ahead, self._ahead = self._ahead, None
+        return open_session(self._session_plan, self._options.search, ahead)
+
+    @property
+    def _session_plan(self) -> SessionPlan:
+        options, spec = self._options, self._spec
+        return SessionPlan(
+            spec.name,
+            options.master,
+            sum(step.streams.partitions for step in spec.steps),
+            options.state.resolve() / "logs",
+            options.spark_settings,
+            schedules=not spec.has_tables,
         )
 
     def _check_batches(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> None:

@@ -2,6 +2,9 @@
 
 What Spark has to say goes to ``spark.log`` in the state folder, what its JVM prints to ``jvm.log``.
 In local mode everything binds to the loopback interface. User settings (``--conf``) win over ours.
+
+**Ahead of time.** ``start_ahead`` starts the JVM, and the process that workers are forked from,
+before the session is opened, so that a run can prepare its streams meanwhile.
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.spark.daemon import preload
-from ebbflow.spark.jvm import ClassArchive
+from ebbflow.spark.jvm import SMALL, ClassArchive, StartingJvm, is_there
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -36,6 +40,10 @@ OLDEST_JAVA = 17
 _SPARE_SLOTS = 2
 _ASKING = 30.0
 _PYTHON_PATH = "PYTHONPATH"
+# Megabytes for a JVM that only places tasks, and for each task. About 30 MB stay in use.
+_SCHEDULING, _FOR_A_TASK = 128, 1
+_RESERVED = 32 * 1024 * 1024
+_MEMORY = {"spark.driver.memory", "spark.driver.extraJavaOptions"}
 
 _LOG4J = """
 rootLogger.level = warn
@@ -57,12 +65,22 @@ def java_version() -> int:
     if java is None:
         where = f"in JAVA_HOME ({home})" if home else "on the path"
         raise SetupError(f"Spark needs Java 17 or newer, and there is none {where}.", f"{advice}.")
-    version = _ask_version(java)
+    version = _read_version(java) or _ask_version(java)
     if version is None:
         raise SetupError(f"{java} does not say which version of Java it is.", f"{advice}.")
     if version < OLDEST_JAVA:
         raise SetupError(f"Spark needs Java {OLDEST_JAVA}, and {java} is {version}.", f"{advice}.")
     return version
+
+
+def _read_version(java: str) -> int | None:
+    """Returns what is written down next to Java; to start it takes a tenth of a second."""
+    try:
+        written = (Path(java).resolve().parents[1] / "release").read_text(errors="replace")
+    except OSError:
+        return None
+    match = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', written, re.M)
+    return int(match[1]) if match else None
 
 
 def _ask_version(java: str) -> int | None:
@@ -92,32 +110,110 @@ def active_session() -> SparkSession | None:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """What a pipeline needs of Spark. ``tasks`` run at once.
+
+    ``schedules`` if all that the JVM does is to place them: there is no SQL, no DataFrame, no table
+    to read or to write. In local mode it then has little memory, unless ``conf`` says otherwise.
+    """
+
+    name: str
+    master: str | None
+    tasks: int
+    logs: Path
+    conf: Mapping[str, str] = field(default_factory=dict)
+    schedules: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """True if everything runs on this machine, in one JVM."""
+        return self.master is None or self.master.startswith("local")
+
+    @property
+    def is_small(self) -> bool:
+        """True if its JVM has little memory."""
+        return self.schedules and self.is_local and not _MEMORY & self.conf.keys()
+
+    @property
+    def archive(self) -> ClassArchive:
+        """The classes that its JVM loads."""
+        return ClassArchive(java_version(), self.schedules and self.is_local)
+
+    def settings(self) -> dict[str, str]:
+        """Returns all settings of Spark for it, the user's included."""
+        return {
+            "spark.app.name": f"ebbflow {self.name}",
+            "spark.master": self.master or f"local[{self.tasks + _SPARE_SLOTS}]",
+            **_settings(self),
+            **self.conf,
+        }
+
+
+class SessionAhead:
+    """A JVM that is starting for a plan, and the process that its workers are forked from."""
+
+    def __init__(self, plan: SessionPlan, preloads: bool = True) -> None:
+        self._stack = contextlib.ExitStack()
+        self.settings = _prepare(plan)
+        with _own_modules() if plan.is_local else contextlib.nullcontext():
+            self._jvm = self._start(plan, preloads)
+
+    def _start(self, plan: SessionPlan, preloads: bool) -> StartingJvm | None:
+        if preloads and plan.is_local:
+            self._stack.enter_context(preload())
+        try:
+            return None if is_there() else StartingJvm(self.settings, _jvm_log(plan))
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def connect(self) -> contextlib.ExitStack:
+        """Waits for the JVM; returns what has to be closed after it."""
+        jvm, self._jvm = self._jvm, None
+        stack = self._stack.pop_all()
+        try:
+            if jvm is not None:
+                jvm.connect()
+        except BaseException:
+            stack.close()
+            raise
+        return stack
+
+    def close(self) -> None:
+        """Ends what no session has been opened on."""
+        if self._jvm is not None:
+            self._jvm.kill()
+        self._stack.close()
+
+
+def start_ahead(plan: SessionPlan) -> SessionAhead | None:
+    """Starts what ``open_session`` waits for; ``None`` if the program has a session of its own."""
+    return None if active_session() is not None else SessionAhead(plan)
+
+
 @contextlib.contextmanager
 def open_session(
-    name: str,
-    master: str | None,
-    tasks: int,
-    logs: Path,
-    conf: Mapping[str, str],
-    modules: Path | None,
+    plan: SessionPlan, modules: Path | None = None, ahead: SessionAhead | None = None
 ) -> Iterator[SparkSession]:
-    """Opens Spark for a pipeline of this many tasks: the session there is, or one of its own.
+    """Opens Spark for a pipeline: the session there is, or one of its own.
 
     ``modules`` is the folder of the user's code; it is sent along to workers on other machines.
+    ``ahead`` is what was started for it before, if anything.
     """
     quieten_py4j()
     active = active_session()
     if active is not None:
         yield active
         return
-    with preload() if _is_local(master) else contextlib.nullcontext():
-        spark = start_session(name, master, tasks, logs, conf)
+    spark, stack = _start(ahead or SessionAhead(plan), plan)
+    with stack:
         try:
-            if modules is not None and not _is_local(master):
-                spark.sparkContext.addPyFile(_zip_modules(modules, logs))
+            if modules is not None and not plan.is_local:
+                spark.sparkContext.addPyFile(_zip_modules(modules, plan.logs))
             yield spark
         finally:
-            stop_session(spark)
+            stop_session(spark, plan)
 
 
 @contextlib.contextmanager
@@ -131,31 +227,28 @@ def open_local_session(name: str, threads: int = 2) -> Iterator[SparkSession]:
         yield active
         return
     with tempfile.TemporaryDirectory(prefix="ebbflow-") as logs:
-        spark = start_session(name, f"local[{threads}]", 0, Path(logs), {})
+        plan = SessionPlan(name, f"local[{threads}]", 0, Path(logs))
+        spark = start_session(plan)
         try:
             yield spark
         finally:
-            stop_session(spark)
+            stop_session(spark, plan)
 
 
-def start_session(
-    name: str, master: str | None, tasks: int, logs: Path, conf: Mapping[str, str]
-) -> SparkSession:
+def start_session(plan: SessionPlan) -> SparkSession:
     """Starts Spark with settings that suit resident tasks; ``SetupError`` if it does not start."""
+    spark, _ = _start(SessionAhead(plan, preloads=False), plan)
+    return spark
+
+
+def _prepare(plan: SessionPlan) -> dict[str, str]:
+    """Makes this process ready for Spark and returns all settings."""
     java_version()
-    logs.mkdir(parents=True, exist_ok=True)
+    plan.logs.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    local = _is_local(master)
-    if local:
+    if plan.is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    settings = {
-        "spark.app.name": f"ebbflow {name}",
-        "spark.master": master or f"local[{tasks + _SPARE_SLOTS}]",
-        **_settings(logs, local),
-        **conf,
-    }
-    with _own_modules() if local else contextlib.nullcontext():
-        return _start(settings, logs / "jvm.log")
+    return plan.settings()
 
 
 @contextlib.contextmanager
@@ -175,7 +268,12 @@ def _own_modules() -> Iterator[None]:
             os.environ[_PYTHON_PATH] = before
 
 
-def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
+def _jvm_log(plan: SessionPlan) -> Path:
+    return plan.logs / "jvm.log"
+
+
+def _start(ahead: SessionAhead, plan: SessionPlan) -> tuple[SparkSession, contextlib.ExitStack]:
+    """Opens a session on what was started ahead; returns what has to be closed after it as well."""
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -184,18 +282,22 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     from ebbflow.connectors.spark.vertex_session import root_cause
     from ebbflow.spark import jvm
 
-    conf = SparkConf().setAll(list(settings.items()))
+    stack = ahead.connect()
     try:
-        jvm.launch(conf, log)
+        conf = SparkConf().setAll(list(ahead.settings.items()))
         with _own_signals():
-            quieten_accumulators(SparkContext.getOrCreate(conf))
-        return SparkSession.builder.config(conf=conf).getOrCreate()
+            context = SparkContext.getOrCreate(conf)
+        quieten_accumulators(context)
+        # Not by its builder, which makes the JVM load all of SQL to set what is set already.
+        return SparkSession(context), stack
     except (Py4JError, PySparkException, ValueError) as error:
-        why = root_cause(error).text
+        why = root_cause(error).text  # which the JVM is asked for
         jvm.end()
-        raise jvm.startup_error(why, log) from error
+        stack.close()
+        raise jvm.startup_error(why, _jvm_log(plan)) from error
     except BaseException:
         jvm.end()
+        stack.close()
         raise
 
 
@@ -216,10 +318,6 @@ def quieten_accumulators(context: SparkContext) -> None:
         server.handle_error = lambda request, address: None
 
 
-def _is_local(master: str | None) -> bool:
-    return master is None or master.startswith("local")
-
-
 def _zip_modules(folder: Path, logs: Path) -> str:
     """Packs the Python modules of a folder into one file that Spark can ship."""
     target = logs / "modules.zip"
@@ -231,7 +329,7 @@ def _zip_modules(folder: Path, logs: Path) -> str:
     return str(target)
 
 
-def stop_session(spark: SparkSession) -> None:
+def stop_session(spark: SparkSession, plan: SessionPlan) -> None:
     """Stops Spark and waits until its JVM is gone, so that nothing is left running.
 
     A JVM that has died before is forgotten, so that another session can be started.
@@ -243,7 +341,7 @@ def stop_session(spark: SparkSession) -> None:
     if SparkContext._gateway is None:
         return  # it was stopped before
     _stop_spark(spark)
-    archive = _archive()
+    archive = plan.archive
     archive.keep(whole=jvm.end(archive.seconds_to_end) == 0)
 
 
@@ -260,13 +358,13 @@ def _stop_spark(spark: SparkSession) -> None:
         SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _settings(logs: Path, local: bool) -> dict[str, str]:
-    log4j = logs / "log4j2.properties"
-    log4j.write_text(_LOG4J.format(log=logs / "spark.log"), encoding="utf-8")
+def _settings(plan: SessionPlan) -> dict[str, str]:
+    log4j = plan.logs / "log4j2.properties"
+    log4j.write_text(_LOG4J.format(log=plan.logs / "spark.log"), encoding="utf-8")
     # The JVM only places tasks; compiling it to the last bit costs start-up time for nothing.
     # One that is out of memory hardly works on; it ends instead, and a new one is started.
     java = "-XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError "
-    java += f'"-Dlog4j2.configurationFile={log4j.as_uri()}"'
+    java += f'"-Dlog4j2.configurationFile={log4j.as_uri()}" {plan.archive.java_option()}'
     settings = {
         "spark.driver.extraJavaOptions": java,
         "spark.scheduler.mode": "FAIR",
@@ -276,7 +374,7 @@ def _settings(logs: Path, local: bool) -> dict[str, str]:
         "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.catalogImplementation": "in-memory",
-        "spark.sql.warehouse.dir": str(logs / "warehouse"),
+        "spark.sql.warehouse.dir": str(plan.logs / "warehouse"),
         "spark.sql.ui.retainedExecutions": "20",
         "spark.ui.retainedJobs": "100",
         "spark.ui.retainedStages": "100",
@@ -284,14 +382,22 @@ def _settings(logs: Path, local: bool) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.ui.enabled": "false",
     }
-    settings["spark.driver.extraJavaOptions"] += f" {_archive().java_option()}"
-    if local:
+    if plan.is_local:
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    return settings
+    return _shrink(settings, plan.tasks) if plan.is_small else settings
 
 
-def _archive() -> ClassArchive:
-    return ClassArchive(java_version())
+def _shrink(settings: dict[str, str], tasks: int) -> dict[str, str]:
+    """Returns the settings for a JVM with little memory, which Spark refuses unless told."""
+    return settings | {
+        "spark.driver.memory": f"{_SCHEDULING + _FOR_A_TASK * tasks}m",
+        "spark.driver.extraJavaOptions": f"{settings['spark.driver.extraJavaOptions']} {SMALL}",
+        # Spark keeps 300 MB free of data, and refuses to start with less than one and a half times
+        # as much. No data is held here.
+        "spark.testing.reservedMemory": str(_RESERVED),
+        "spark.rpc.netty.dispatcher.numThreads": "2",
+        "spark.rpc.io.threads": "2",
+    }
 
 
 @contextlib.contextmanager

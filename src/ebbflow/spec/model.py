@@ -153,6 +153,12 @@ class Resource(ResourceFields):
         return tuple(step.source for step in self.steps if step.source is not None)
 
     @property
+    def has_tables(self) -> bool:
+        """True if Spark's JVM itself works on messages: for a query, a table or the audit."""
+        from_table = any("spark" in source.kinds for source in self.sources)
+        return from_table or self.audit is not None or any(s.streams.batched for s in self.steps)
+
+    @property
     def nats_store(self) -> NatsStoreSpec | None:
         """The store in NATS, if there is one.
 

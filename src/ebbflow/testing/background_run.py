@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebbflow.runtime.run_setup import RunOptions
 from ebbflow.spark.run import Run
-from ebbflow.spark.session import open_session
+from ebbflow.spark.session import SessionPlan, open_session
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.run_report import Silent, Summary
 from ebbflow.streams.logs import LogEntry
@@ -42,7 +42,7 @@ def local_spark(tasks: int = _TASKS) -> Iterator[SparkSession]:
     """
     with (
         tempfile.TemporaryDirectory(prefix="ebbflow-tests-") as logs,
-        open_session("tests", f"local[{tasks}]", tasks, Path(logs), {}, None) as spark,
+        open_session(SessionPlan("tests", f"local[{tasks}]", tasks, Path(logs))) as spark,
     ):
         yield spark
 
