@@ -18,7 +18,7 @@ def told():
 
 @pytest.fixture
 def slots(told):
-    return Slots(3, 30.0, told.append, lambda: None)
+    return Slots(lambda: 3, 30.0, told.append, lambda: None)
 
 
 def look(slots, *numbers):
@@ -71,7 +71,7 @@ def test_a_cluster_that_loses_its_last_worker_is_told_at_once(slots, told):
 
 def test_a_lost_executor_is_told_and_explains_silence_for_a_while(told):
     now = [100.0]
-    slots = Slots(3, 30.0, told.append, lambda: None, clock=lambda: now[0])
+    slots = Slots(lambda: 3, 30.0, told.append, lambda: None, clock=lambda: now[0])
     look(slots, 3)
     slots.note_executors({("driver", 1), ("a", 7), ("b", 7)})
     assert (told, slots.explain_silence()) == ([], None)
@@ -84,7 +84,7 @@ def test_a_lost_executor_is_told_and_explains_silence_for_a_while(told):
 
 
 def test_short_epochs_that_were_asked_for_stay_short(told):
-    slots = Slots(3, 0.5, told.append, lambda: None)
+    slots = Slots(lambda: 3, 0.5, told.append, lambda: None)
     look(slots, 2, 2)
     assert slots.epoch_seconds == 0.5
 

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
+from ebbflow.spark.supervisor import Supervisor, TaskSupervisor
 
 
 def test_turns_go_downstream_so_that_a_message_passes_many_vertices_in_one_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[str] = []
-    monkeypatch.setattr(VertexSupervisor, "start", lambda self: started.append(self.plan.vertex))
-    plans = [SimpleNamespace(vertex=name) for name in ("in", "first", "second", "out")]
+    monkeypatch.setattr(TaskSupervisor, "start", lambda self: started.append(self.plans[0].vertex))
+    plans = [SimpleNamespace(vertex=name, edges=(), inline=()) for name in ("in", "first", "second", "out")]
 
     Supervisor(SimpleNamespace(), plans, lambda: 2.0).start()  # type: ignore[arg-type]
 

@@ -280,7 +280,7 @@ class PipelineBody(PipelineFields, ResourceBody):
     lifecycle: PipelineLifecycle = PipelineLifecycle()
     side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
     inline: StrictBool = Field(
-        default=True,
+        default=False,
         description="whether vertices may share tasks, which then run them inline: "
         "[inline edges](../guides/running.md#inline-edges)",
     )
