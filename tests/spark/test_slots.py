@@ -100,14 +100,14 @@ def test_other_machines_are_not(host):
 
 
 def test_a_turn_is_told_in_a_word_of_its_own():
-    heard: list[float] = []
+    heard: list[tuple[float, str | None]] = []
 
-    def hear(seconds: float) -> None:
-        heard.append(seconds)
+    def hear(seconds: float, vertex: str | None) -> None:
+        heard.append((seconds, vertex))
 
     obey(tell_shorter_epochs(2.0), {"shorten": hear})
     obey(STOP, {"shorten": hear})
-    assert heard == [2.0]
+    assert heard == [(2.0, None)]
 
 
 def test_an_executor_that_has_no_port_yet_does_not_seem_lost_when_it_has_one():

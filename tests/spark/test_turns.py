@@ -12,7 +12,10 @@ def test_turns_go_downstream_so_that_a_message_passes_many_vertices_in_one_round
 ) -> None:
     started: list[str] = []
     monkeypatch.setattr(TaskSupervisor, "start", lambda self: started.append(self.plans[0].vertex))
-    plans = [SimpleNamespace(vertex=name, edges=(), inline=()) for name in ("in", "first", "second", "out")]
+    plans = [
+        SimpleNamespace(vertex=name, edges=(), inline=())
+        for name in ("in", "first", "second", "out")
+    ]
 
     Supervisor(SimpleNamespace(), plans, lambda: 2.0).start()  # type: ignore[arg-type]
 

@@ -246,7 +246,7 @@ class TaskListener:
                 vertex.tally += before.state.tally
                 vertex.numbers += before.state.numbers
             state, call = replace(state, opened=state.opened or before.state.opened), before.call
-        self._tasks[key] = _HeardTask(state, time.monotonic(), call, Load(*event["load"]))
+        self._tasks[key] = _HeardTask(state, time.monotonic(), call, Load(*event.get("load", ())))
 
     def _note_errors(self, event: dict[str, Any]) -> None:
         at = datetime.now(UTC)
