@@ -115,7 +115,7 @@ class _Calls(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Seen:
+class _VertexLoad:
     """What the driver has seen of a vertex; ``signs`` are looks in a row that ask for a cut."""
 
     total: _Calls = field(default_factory=_Calls)
@@ -175,7 +175,7 @@ class TaskSharing:
         self._home = {plan.vertex: group for group in group_plans(plans) for plan in group}
         self._clock = clock
         self._load, self._numbers, self._in_call = load, numbers, in_call
-        self._seen: dict[str, _Seen] = {plan.vertex: _Seen() for plan in plans}
+        self._seen: dict[str, _VertexLoad] = {plan.vertex: _VertexLoad() for plan in plans}
         self._looked = clock.monotonic()
 
     def look(self, groups: Sequence[Group]) -> Cut | Merge | None:
@@ -189,7 +189,7 @@ class TaskSharing:
             self._count(name, seen)
         return self._find_cut(groups) or self._find_merge(groups)
 
-    def _count(self, name: str, seen: _Seen) -> None:
+    def _count(self, name: str, seen: _VertexLoad) -> None:
         total = _Calls.of(self._numbers(name))
         seen.recent, seen.total = total.since(seen.total), total
         if seen.recent.calls > 0 and total.calls > _FIRST_CALLS:
