@@ -12,7 +12,7 @@ WORKERS ?= 6
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test long lint types client protos house bench chaos clean
+.PHONY: help setup demo cluster test long lint types docs client typed protos house bench chaos clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,8 +42,14 @@ lint: setup ## Check style
 types: setup ## Check types
 	$(BIN)/mypy
 
+docs: setup ## Serve the documentation at http://localhost:8000 while you write it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
+
 client: setup ## Generate the blocking client from the one for asyncio
 	$(BIN)/python scripts/blocking_client.py
+
+typed: setup ## Generate the classes of connectors and limits from their models
+	$(BIN)/python scripts/typed_parts.py
 
 protos: setup ## Compile the .proto files of the protocol of functions
 	$(BIN)/python scripts/protos.py
@@ -59,9 +65,12 @@ chaos: setup ## Kill pipelines and NATS nodes with -9 and count what arrives (SE
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 5 --messages 10000 --form mono $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 100000 --rate 2000 --form storm --hit any $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 100000 --rate 2000 --form chain --hit any $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.http_kill --messages 200000 --kills 10 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.serving_kill --requests 20000 --kills 10 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.kafka_kill --records 100000 --kills 2 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.postgres_kill --messages 500000 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.pulsar_kill --records 100000 --kills 2 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.outage --role sink --seconds 120
 	$(BIN)/python -m tests.chaos.outage --role source --seconds 20
 	$(BIN)/python -m tests.chaos.outage --role api --seconds 20

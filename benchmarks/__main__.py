@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 _PARTS = (
-    "rates, end-to-end, sources, sinks, kafka, functions, calls, latency, growth, serving, "
-    "low-rates, observed, start"
+    "rates, end-to-end, sources, sinks, kafka, pulsar, postgres, functions, calls, latency, "
+    "growth, serving, low-rates, cores, observed, start"
 )
 _RESULTS = Path("benchmarks/results")
 
@@ -45,7 +45,7 @@ def bench(
         Path, typer.Option(metavar="DIR", help="The run writes its files here.")
     ] = _RESULTS,
 ) -> None:
-    """Measure Ebbflow beside its peers on this machine: a table, a plot, and the figures in JSON.
+    """Measure Ebbflow next to its peers on this machine: a table, a plot, and the figures in JSON.
 
     Takes about half an hour, and wants the machine for itself.
     """

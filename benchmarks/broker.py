@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.work import DISTINCT, numbered, payloads
+from benchmarks.work import DISTINCT, numbered, objects, payloads
 from ebbflow.engine import frames
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
@@ -60,7 +60,7 @@ class Broker:
     # --- input ----------------------------------------------------------------------------------
 
     def load_plain(self, subject: str, messages: int, size: int) -> None:
-        """Store so many messages, each by itself."""
+        """Store that many messages, each by itself."""
         values = payloads(size, self.seed)
         self._load(subject, (values[number % DISTINCT] for number in range(messages)))
 
@@ -80,13 +80,21 @@ class Ground(Broker):
     spark: SparkSession
 
     def load_frames(self, subject: str, messages: int, size: int, name: str = "in") -> None:
-        """Store so many messages in frames as a vertex writes them; ``name`` begins their ids."""
+        """Store that many messages in frames as a vertex writes them; ``name`` begins their ids."""
         self._load(subject, _frames(messages, payloads(size, self.seed), name))
 
     def load_texts(self, subject: str, messages: int, size: int) -> None:
         """The same with texts on one line, for sinks that write lines."""
         texts = [*numbered(DISTINCT, size, self.seed)]
         self._load(subject, _frames(messages, texts, "in"))
+
+    def load_objects(self, subject: str, messages: int, size: int) -> None:
+        """The same with JSON objects, all of them different, for sinks that write rows."""
+        values = enumerate(objects(messages, size, self.seed))
+        while batch := list(islice(values, DISTINCT)):
+            columns = {"id": [f"in-{n}" for n, _ in batch], "value": [one for _, one in batch]}
+            rows = frames.batch_of(columns, len(batch))
+            self._load(subject, map(frames.encode, frames.split(rows)))
 
 
 def _frames(messages: int, values: Sequence[bytes], name: str) -> Iterator[bytes]:

@@ -22,7 +22,7 @@ _FAST, _MOST = 500_000, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """Messages a second of a sink whose every call takes so many ``milliseconds`` besides."""
+    """Messages a second of a sink whose every call takes that many ``milliseconds`` besides."""
 
     milliseconds: int
     rate: float
@@ -46,7 +46,7 @@ class Waiting:
 
 
 def by_cost(ground: Ground, milliseconds: int, seconds: float) -> CallCost:
-    """One sink behind a filled buffer, for about so many seconds."""
+    """One sink behind a filled buffer, for about that many seconds."""
     plan = vertex(
         ground, "sink", SinksPlan(UserSink(partial(Waiting, milliseconds))), batch_size=_FULL
     )

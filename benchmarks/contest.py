@@ -16,7 +16,8 @@ from benchmarks.broker import Ground, cpu_seconds, wait_until
 _TICK = 0.001
 HOP, SINK, MONO, THREE = "map hop", "sink", "MonoVertex", "three vertices"
 END_TO_END, SOURCE, SINK_ALONE = "end to end", "source alone", "sink alone"
-KAFKA, FUNCTIONS = "Kafka to Kafka", "functions"
+KAFKA, PULSAR = "Kafka to Kafka", "Pulsar to Pulsar"
+POSTGRES, FUNCTIONS = "Postgres", "functions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Contestant(Protocol):
         """The mode of the map: what one call gets."""
 
     def run(self, ground: Ground, messages: int, size: int) -> Round:
-        """Do the job for so many messages of ``size`` bytes."""
+        """Do the job for that many messages of ``size`` bytes."""
 
 
 @dataclass

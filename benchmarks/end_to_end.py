@@ -23,6 +23,7 @@ from benchmarks.work import upper
 from benchmarks.workers import bulk, nats_py_batched
 from ebbflow import MonoVertex, Pipeline
 from ebbflow.builders import Builder
+from ebbflow.connectors import JetStream
 
 BATCHED, BULK, READS = "nats-py worker, batched", "floor (bulk process)", "reads and acks only"
 MONO, PIPELINE = f"{EBBFLOW} MonoVertex", f"{EBBFLOW}, three vertices"
@@ -139,16 +140,16 @@ def _bento(server: Outside) -> AbstractContextManager[psutil.Process]:
 def _mono(url: str) -> Builder:
     return (
         MonoVertex("bench")
-        .source(jetstream={"url": url, "stream": IN})
+        .source(JetStream(url=url, stream=IN))
         .map(upper)
-        .sink(jetstream={"url": url, "subject": OUT_SUBJECT})
+        .sink(JetStream(url=url, subject=OUT_SUBJECT))
     )
 
 
 def _pipeline(url: str) -> Builder:
     return (
         Pipeline("bench")
-        .source("in", jetstream={"url": url, "stream": IN})
+        .source("in", JetStream(url=url, stream=IN))
         .map("map", upper)
-        .sink("sink", jetstream={"url": url, "subject": OUT_SUBJECT})
+        .sink("sink", JetStream(url=url, subject=OUT_SUBJECT))
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case, Round
+from benchmarks.cores import OnCores
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.low_rates import LowRate
@@ -35,6 +36,7 @@ class Figures:
     starts: list[float] = field(default_factory=list)
     idle: Shares | None = None
     low_rates: list[LowRate] = field(default_factory=list)
+    cores: list[OnCores] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     observed: list[ObservedCase] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -101,6 +103,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "points": _points,
     "idle": lambda value: Shares(**value) if value else None,
     "low_rates": lambda values: [_low_rate(one) for one in values],
+    "cores": lambda values: [OnCores(**one) for one in values],
     "served": lambda values: [Served(**one) for one in values],
     "observed": lambda values: [_observed(one) for one in values],
 }

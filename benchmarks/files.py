@@ -97,7 +97,7 @@ def _plot(figures: Figures, folder: Path) -> list[Path]:
 
 
 def _plot_rates(cases: Sequence[Case], axis: Any) -> None:
-    """The hop with the smallest payload, everybody beside each other."""
+    """The hop with the smallest payload, everybody next to each other."""
     size = min(case.size for case in cases)
     hops = [case for case in cases if case.size == size and case.mode != "passed"]
     _plot_bars(hops, _hop_label, axis)
@@ -111,7 +111,7 @@ def _hop_label(case: Case) -> str:
 
 
 def _plot_end_to_end(cases: Sequence[Case], axis: Any) -> None:
-    """The whole job with the smallest payload, everybody beside each other."""
+    """The whole job with the smallest payload, everybody next to each other."""
     size = min(case.size for case in cases)
     whole = [case for case in cases if case.size == size and case.mode != end_to_end.READS]
     _plot_bars(whole, lambda case: case.name, axis)

@@ -1,7 +1,7 @@
-"""Maps as functions of their own, over Numaflow's gRPC protocol, beside the same in process.
+"""Maps as functions of their own, over Numaflow's gRPC protocol, next to the same in process.
 
 Each passes on what comes. Ebbflow's are hops between buffers, as ``rates`` has them; the function
-is started beside the task. The Go function is the one that tests use. The peer is a plain client
+is started next to the task. The Go function is the one that tests use. The peer is a plain client
 on grpcio with the same Go function: no buffers, no outcomes, nothing but asking.
 """
 
@@ -28,6 +28,7 @@ from benchmarks.ours import NAMES, counts, lay_out, planned, running
 from benchmarks.peers import process_of
 from benchmarks.work import MAPS
 from ebbflow import Function, Pipeline
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.domain.code import Code
 
 WIRE, IN_PROCESS, GRPCIO = "Ebbflow, gRPC", "Ebbflow, in process", "grpcio client"
@@ -70,8 +71,8 @@ def _pynumaflow_handler() -> Callable[..., Any]:
 @contextmanager
 def hop(ground: Ground, code: Code | Function, messages: int, size: int) -> Iterator[None]:
     """Runs the map between two buffers, planned as a run plans it; the first buffer is filled."""
-    pipeline = Pipeline(NAMES.pipeline).source("in", generator={"messages": 1})
-    pipeline.map("map", code).sink("out", blackhole=True)
+    pipeline = Pipeline(NAMES.pipeline).source("in", Generator(messages=1))
+    pipeline = pipeline.map("map", code).sink("out", Blackhole())
     plans = [plan for plan in planned(ground, pipeline) if plan.vertex == "map"]
     lay_out(ground, plans, "out")
     ground.load_frames(NAMES.buffer_subject("map", 0), messages, size)
@@ -129,7 +130,7 @@ def _done(ground: Ground) -> int:
 
 @dataclass
 class Loop:
-    """The peer: grpcio's client in a process of its own, and the function beside it."""
+    """The peer: grpcio's client in a process of its own, and the function next to it."""
 
     command: tuple[str, ...]
     pace: int

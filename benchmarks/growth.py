@@ -10,7 +10,17 @@ from itertools import pairwise
 import psutil
 
 from benchmarks.broker import Ground, jvm, spark_workers, wait_until
-from benchmarks.ours import NAMES, SINKS, counts, lay_out, mapping, running, vertex, worked
+from benchmarks.ours import (
+    NAMES,
+    SINKS,
+    chained,
+    counts,
+    lay_out,
+    mapping,
+    running,
+    vertex,
+    worked,
+)
 from benchmarks.work import each, payloads, work
 from ebbflow import Datum, Message, NackOptions
 from ebbflow.connectors.generator import GeneratorPlan
@@ -38,11 +48,12 @@ class Point:
 def chain(ground: Ground, messages: int) -> list[VertexPlan]:
     """A generator, a map, and a sink."""
     source = GeneratorPlan(None, messages, blob=payloads(SIZE, ground.seed)[0])
-    return [
+    plans = [
         vertex(ground, "in", Forward(), ["map"], source=source),
         vertex(ground, "map", mapping("unary"), ["sink"]),
         vertex(ground, "sink", SINKS),
     ]
+    return chained(plans)
 
 
 def by_messages(ground: Ground, messages: int) -> Point:
@@ -60,18 +71,19 @@ def by_messages(ground: Ground, messages: int) -> Point:
 
 
 def by_vertices(ground: Ground, vertices: int, messages: int) -> Point:
-    """A chain of so many maps behind a filled buffer, the last one a sink."""
+    """A chain of that many maps behind a filled buffer, the last one a sink."""
     names = [f"map{number}" for number in range(vertices - 1)] + ["sink"]
     plans = [vertex(ground, name, mapping("unary"), [to]) for name, to in pairwise(names)] + [
         vertex(ground, "sink", SINKS)
     ]
+    plans = chained(plans)
     lay_out(ground, plans)
     ground.load_frames(NAMES.buffer_subject(names[0], 0), messages, SIZE)
     return Point("vertices", vertices, messages / worked(ground, plans, messages).seconds)
 
 
 def by_partitions(ground: Ground, partitions: int, messages: int) -> Point:
-    """One map in so many partitions, between filled buffers and empty ones."""
+    """One map in that many partitions, between filled buffers and empty ones."""
     plan = vertex(ground, "map", mapping("unary"), ["out"], partitions=partitions)
     lay_out(ground, [plan], "out")
     for partition in range(partitions):
@@ -94,7 +106,7 @@ class Nacking:
 
 
 def by_nacks(ground: Ground, percent: int, messages: int) -> Point:
-    """One map that nacks so many of a hundred messages at once; every message gets through."""
+    """One map that nacks that many of a hundred messages at once; every message gets through."""
     plan = vertex(ground, "map", UserMap(partial(Nacking, percent)), ["out"])
     lay_out(ground, [plan], "out")
     ground.load_frames(NAMES.buffer_subject("map", 0), messages, SIZE)
@@ -109,7 +121,7 @@ def park(datum: Datum) -> Message:
 
 
 def by_parked(ground: Ground, parked: int, messages: int) -> Point:
-    """One map while so many of its messages wait for an hour to be over."""
+    """One map while that many of its messages wait for an hour to be over."""
     plan = vertex(ground, "map", UserMap(park), ["out"])
     lay_out(ground, [plan], "out")
     into = NAMES.buffer_subject("map", 0)

@@ -27,6 +27,7 @@ from benchmarks.sources import Pulled
 from benchmarks.work import numbered, upper
 from benchmarks.workers import kafka_loop
 from ebbflow import MonoVertex
+from ebbflow.connectors import Kafka
 
 if TYPE_CHECKING:
     from tests.connectors.kafka.broker import Broker
@@ -155,9 +156,9 @@ class Ours:
     def run(self, ground: Ground, messages: int, size: int) -> Round:
         """By the broker's own times of the first and the last record."""
         topics = Topics(self.broker, messages, size, ground.seed)
-        source = {"brokers": [topics.address], "topic": topics.source}
-        sink = {"brokers": [topics.address], "topic": topics.out}
-        mono = MonoVertex("bench").source(kafka=source).map(upper).sink(kafka=sink)
+        source = Kafka(brokers=[topics.address], topic=topics.source)
+        sink = Kafka(brokers=[topics.address], topic=topics.out)
+        mono = MonoVertex("bench").source(source).map(upper).sink(sink)
         plans = planned(ground, mono)
         lay_out(ground, plans)
         with running(ground, plans):
@@ -190,14 +191,14 @@ def _bento(topics: Topics) -> AbstractContextManager[psutil.Process]:
 
 
 @contextmanager
-def _source(broker: Broker, ground: Ground, messages: int, size: int) -> Iterator[Settings]:
+def _source(broker: Broker, ground: Ground, messages: int, size: int) -> Iterator[Kafka]:
     topics = Topics(broker, messages, size, ground.seed)
-    yield {"kafka": {"brokers": [topics.address], "topic": topics.source}}
+    yield Kafka(brokers=[topics.address], topic=topics.source)
 
 
 @contextmanager
 def _sink(broker: Broker, ground: Ground, messages: int) -> Iterator[Settings]:
     topic = broker.topic()
-    yield {"kafka": {"brokers": [broker.address], "topic": topic}}
+    yield {"sink": Kafka(brokers=[broker.address], topic=topic)}
     if (stored := sum(broker.ends(topic).values())) != messages:
         raise NotOnce(f"{stored:,} records for {messages:,} messages")

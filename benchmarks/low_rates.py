@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.broker import wait_until
 from benchmarks.latency import Latency
 from benchmarks.ours import EBBFLOW
-from benchmarks.start import Shares, run_of, used_in
+from benchmarks.start import Shares, memory_of, run_of, used_in
 from ebbflow import Datum, Response
 
 _NOTES = "EBBFLOW_BENCH_NOTES"
@@ -57,17 +57,22 @@ class Noting:
 
 @dataclass(frozen=True, slots=True)
 class LowRate:
-    """The cost of so many messages a second, and the milliseconds that they took."""
+    """The cost of that many messages a second, and the milliseconds that they took.
+
+    ``megabytes`` are the memory of all processes, those that they share counted once; ``None`` in
+    figures from before it was measured.
+    """
 
     rate: int
     messages: int
     p50: float
     p99: float
     shares: Shares
+    megabytes: float | None = None
 
 
 def at(folder: Path, rate: int, seconds: float) -> LowRate:
-    """Measures for so many seconds, when all has settled."""
+    """Measures for that many seconds, when all has settled."""
     notes = folder / "notes"
     notes.unlink(missing_ok=True)
     with run_of(folder, _SPEC.format(rate=rate), {_NOTES: str(notes)}) as process:
@@ -75,6 +80,7 @@ def at(folder: Path, rate: int, seconds: float) -> LowRate:
         time.sleep(_SETTLED)
         began = time.time()
         shares = used_in(process, seconds)
+        memory = memory_of(process)
     # To look at all processes takes a while on a busy machine; what comes meanwhile does not count.
     ended = began + seconds
     took = [
@@ -83,4 +89,4 @@ def at(folder: Path, rate: int, seconds: float) -> LowRate:
         if began <= at < ended
     ]
     found = Latency.of(EBBFLOW, rate, "three vertices", took)
-    return LowRate(rate, found.messages, found.p50, found.p99, shares)
+    return LowRate(rate, found.messages, found.p50, found.p99, shares, memory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from ebbflow.connectors.plans import UserSink
 from ebbflow.domain.code import Mode
 from ebbflow.domain.durations import DEFAULT_ON_ERROR
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine.position import Position
+from ebbflow.engine.position import Position, count_by_vertex
 from ebbflow.engine.routing import Edge
 from ebbflow.runtime.control import STOP
 from ebbflow.runtime.feeds import Feeds
@@ -73,6 +73,12 @@ def vertex(
     )
 
 
+def chained(plans: Sequence[VertexPlan]) -> list[VertexPlan]:
+    """The plans of a chain of vertices that share a task, as a run begins with it."""
+    names = [plan.vertex for plan in plans]
+    return [replace(plan, inline=tuple(names[number + 1 :])) for number, plan in enumerate(plans)]
+
+
 def mapping(mode: Mode) -> UserMap:
     """The work as a map."""
     return UserMap(MAPS[mode], mode)
@@ -121,11 +127,11 @@ def counts(ground: Ground, name: str) -> Counts:
 
 
 def _counted(found: Positions, name: str) -> Counts:
-    return sum((p.counts for (vertex, _), p in found.items() if vertex == name), Counts())
+    return count_by_vertex(found).get(name, Counts())
 
 
 def worked(ground: Ground, plans: Sequence[VertexPlan], messages: int) -> Watched:
-    """Run the vertices until the last of them is done with so many messages.
+    """Run the vertices until the last of them is done with that many messages.
 
     It begins when the first has done something.
     """
@@ -194,7 +200,7 @@ class Mono:
 
 @dataclass
 class Three:
-    """Two maps and a sink with buffers between them, all at once."""
+    """Two maps and a sink, which share a task."""
 
     mode: Mode
     pace: int
@@ -208,6 +214,7 @@ class Three:
             vertex(ground, "second", mapping(self.mode), ["sink"]),
             vertex(ground, "sink", SINKS),
         ]
+        plans = chained(plans)
         lay_out(ground, plans)
         ground.load_frames(NAMES.buffer_subject("map", 0), messages, size)
         return worked(ground, plans, messages).round(messages)

@@ -1,7 +1,7 @@
 """The user's own NATS server: single messages in a stream of theirs, results in another.
 
 Every run has a server of its own with an empty store, from the same binary as Ebbflow's. Ebbflow
-keeps what it needs for itself on its own server beside it, as ``ebbflow run`` does by default.
+keeps what it needs for itself on its own server next to it, as ``ebbflow run`` does by default.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Outside(Broker):
         )
 
     def load(self, messages: int, size: int) -> None:
-        """Makes both streams, and stores so many numbered texts in the first, each by itself."""
+        """Makes both streams, and stores that many numbered texts in the first, each by itself."""
         self.lay_out()
         wire = Wire(self.link.server)
         wire.store(IN_SUBJECT, numbered(messages, size, self.seed))

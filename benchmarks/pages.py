@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import contest, end_to_end, peers
+from benchmarks import contest, end_to_end, kafka, peers
 from benchmarks.contest import Case
 from benchmarks.figures import Figures, read
 from benchmarks.ours import EBBFLOW
@@ -62,22 +62,13 @@ def _written(texts: Sequence[str], numbers: Sequence[str], rows: Rows) -> str:
 # --- between buffers ----------------------------------------------------------------------------
 
 
-def _hop(figures: Figures) -> str:
-    """One map hop with the smallest payload, and what a message takes."""
-    hops = figures.of(contest.HOP)
-    size = min((case.size for case in hops), default=0)
-    rows = [case for case in hops if case.size == size and case.name != peers.FLOOR]
-    took = {
+def _times(figures: Figures) -> dict[str, str]:
+    """What a message takes for one hop at 1,000 messages a second, by contestant."""
+    return {
         one.name: f"{one.p50:.1f} ms"
         for one in figures.latencies
         if (one.way, one.rate) == ("one hop", 1_000)
     }
-    shown = []
-    for case in rows:
-        first = case is next(other for other in rows if other.name == case.name)
-        p50 = took.get(case.name, "") if first else ""
-        shown.append((_who(case), f"{_rounded(case.rate):,}", p50))
-    return _written(("between buffers",), ("messages a second", "latency, p50"), shown)
 
 
 def _who(case: Case) -> str:
@@ -116,13 +107,45 @@ def _by_size(
     return _written(texts, numbers, rows) if rows else NOT_YET
 
 
-def _rounded(rate: float) -> int:
-    """Returns three figures of it, which is all that a rate is good for."""
-    return int(round(rate, 3 - len(f"{rate:.0f}")))
+# --- in short -----------------------------------------------------------------------------------
+
+
+def _short(figures: Figures) -> str:
+    """Ebbflow and the others in three rows, for readers who decide whether to read on."""
+    whole = [case for case in figures.of(contest.END_TO_END) if case.mode != end_to_end.READS]
+    rows = [
+        _rates("JetStream to JetStream, messages a second", whole, end_to_end.MONO),
+        _rates("Kafka to Kafka, messages a second", figures.of(contest.KAFKA), kafka.MONO),
+        _hop_time(figures),
+    ]
+    return _written(("100-byte messages",), ("Ebbflow", "others"), rows)
+
+
+def _rates(what: str, cases: Sequence[Case], ours: str) -> tuple[str, str, str]:
+    """The rates of whole jobs with the smallest payload."""
+    size = min((case.size for case in cases), default=0)
+    rates = {
+        case.name: f"{case.rate:,.0f}"
+        for case in cases
+        if case.size == size and case.mode != kafka.READS and case.name not in _SAME_CODE
+    }
+    own = rates.pop(ours, "")
+    return what, own, "; ".join(f"{name} {rate}" for name, rate in rates.items())
+
+
+# Not contestants of their own: Ebbflow in another shape, and the least that the job can cost.
+_SAME_CODE = (end_to_end.PIPELINE, end_to_end.BULK)
+
+
+def _hop_time(figures: Figures) -> tuple[str, str, str]:
+    took = _times(figures)
+    own = took.pop(EBBFLOW, "")
+    others = "; ".join(f"{name} {time}" for name, time in took.items())
+    return "one hop at 1,000 messages a second, p50", own, others
 
 
 _OWN: dict[str, Callable[[Figures], str]] = {
-    "one hop between buffers": _hop,
+    "in short": _short,
     "between buffers, by size": _between,
     "end to end, by size": _whole,
 }

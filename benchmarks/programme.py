@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks import (
     calls,
+    cores,
     end_to_end,
     functions,
     growth,
@@ -19,6 +20,8 @@ from benchmarks import (
     observed,
     ours,
     peers,
+    postgres,
+    pulsar,
     serving,
     sinks,
     sources,
@@ -63,6 +66,7 @@ class Programme:
     idle_seconds: float
     low_rates: Sequence[int]
     low_seconds: float
+    cores: Sequence[tuple[str, int]]
     demand: Demand
     observed_messages: int = 0
     who: Sequence[str] = ("",)
@@ -90,6 +94,7 @@ LONG = Programme(
     idle_seconds=30.0,
     low_rates=(10, 1_000),
     low_seconds=30.0,
+    cores=((cores.THREE, 1), (cores.THREE, 2), (cores.EIGHT, 2)),
     demand=Demand(200, 30.0, 5.0, 500, 50_000),
     observed_messages=10_000_000,
 )
@@ -110,6 +115,7 @@ SHORT = Programme(
     idle_seconds=0.0,
     low_rates=(1_000,),
     low_seconds=10.0,
+    cores=(),
     demand=Demand(200, 10.0, 2.0, 500, 5_000),
     observed_messages=2_000_000,
 )
@@ -178,6 +184,24 @@ def _kafka(figures: Figures, ground: Ground, programme: Programme, say: Say) -> 
             _contest("kafka", figures, contestants, ground, programme.smallest, say)
     except kafka.NoKafka as error:
         figures.left_out.append(f"Kafka: {error}")
+
+
+def _pulsar(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    try:
+        with pulsar.pulsar_server() as broker:
+            contestants = pulsar.contestants(broker)
+            _contest("pulsar", figures, contestants, ground, programme.smallest, say)
+    except pulsar.NoPulsar as error:
+        figures.left_out.append(f"Pulsar: {error}")
+
+
+def _postgres(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    try:
+        with postgres.postgres_server() as server:
+            contestants = postgres.contestants(server)
+            _contest("postgres", figures, contestants, ground, programme.smallest, say)
+    except postgres.NoPostgres as error:
+        figures.left_out.append(f"Postgres: {error}")
 
 
 def _functions(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
@@ -273,6 +297,12 @@ def _low_rates(figures: Figures, folder: Path, programme: Programme, seed: int, 
         say(f"{rate:,}/s: {last.shares.total:.2f} cores, p50 {last.p50:.1f} ms")
 
 
+def _cores(figures: Figures, folder: Path, programme: Programme, seed: int, say: Say) -> None:
+    for work, number in programme.cores:
+        figures.cores.append(cores.at(folder, work, number, programme.low_seconds))
+        say(f"{work}, on {number} cores: {figures.cores[-1].rate:,.0f}/s")
+
+
 def _serving(figures: Figures, folder: Path, programme: Programme, seed: int, say: Say) -> None:
     for name in serving.CONTESTANTS:
         if any(part in name for part in programme.who):
@@ -299,6 +329,8 @@ _ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
     "sources": _sources,
     "sinks": _sinks,
     "kafka": _kafka,
+    "pulsar": _pulsar,
+    "postgres": _postgres,
     "functions": _functions,
     "calls": _calls,
     "latency": _latencies,
@@ -307,6 +339,7 @@ _ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
 _AS_COMMAND: dict[str, Callable[[Figures, Path, Programme, int, Say], None]] = {
     "serving": _serving,
     "low-rates": _low_rates,
+    "cores": _cores,
     "observed": _observed,
     "start": _starts,
 }

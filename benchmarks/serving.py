@@ -1,4 +1,4 @@
-"""Requests that are answered over HTTP: Ebbflow's ``serving`` source beside FastAPI.
+"""Requests that are answered over HTTP: Ebbflow's ``serving`` source next to FastAPI.
 
 Everybody calls the same small function. A program of its own asks, first at a steady rate, then
 faster and faster, then with many clients at once, and compares every answer with its request.

@@ -15,6 +15,7 @@ from benchmarks.ours import NAMES, lay_out, planned, worked
 from benchmarks.outside import OUT, OUT_SUBJECT, NotOnce, outside
 from benchmarks.work import accept, write
 from ebbflow import Pipeline
+from ebbflow.connectors import Blackhole, File, Generator, JetStream, Log, Nats, Spark
 
 Settings = Mapping[str, Any]
 Prepare = Callable[[Ground, int], AbstractContextManager[Settings]]
@@ -33,7 +34,7 @@ class SinkAlone:
     def run(self, ground: Ground, messages: int, size: int) -> Round:
         """By the sink's own count."""
         with self.prepare(ground, messages) as settings:
-            pipeline = Pipeline("bench").source("in", generator={"messages": 1})
+            pipeline = Pipeline("bench").source("in", Generator(messages=1))
             *_, plan = planned(ground, pipeline.sink("sink", **settings))
             plan = replace(plan, feeders=())
             lay_out(ground, [plan])
@@ -45,7 +46,7 @@ class SinkAlone:
 def _jetstream(ground: Ground, messages: int) -> Iterator[Settings]:
     with outside(ground.seed) as server:
         server.lay_out()
-        yield {"jetstream": {"url": server.url, "subject": OUT_SUBJECT}}
+        yield {"sink": JetStream(url=server.url, subject=OUT_SUBJECT)}
         if (stored := server.messages(OUT)) != messages:
             raise NotOnce(f"{stored:,} stored for {messages:,} messages")
 
@@ -53,14 +54,14 @@ def _jetstream(ground: Ground, messages: int) -> Iterator[Settings]:
 @contextmanager
 def _nats(ground: Ground, messages: int) -> Iterator[Settings]:
     with outside(ground.seed) as server:
-        yield {"nats": {"url": server.url, "subject": OUT_SUBJECT}}
+        yield {"sink": Nats(url=server.url, subject=OUT_SUBJECT)}
 
 
 @contextmanager
 def _file(ground: Ground, messages: int) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder:
         path = f"{folder}/out"
-        yield {"file": {"path": path}}
+        yield {"sink": File(path=path)}
         with open(path, "rb") as file:
             lines = sum(1 for _ in file)
         if lines != messages:
@@ -70,7 +71,7 @@ def _file(ground: Ground, messages: int) -> Iterator[Settings]:
 @contextmanager
 def _parquet(ground: Ground, messages: int) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder:
-        yield {"spark": {"format": "parquet", "options": {"path": f"{folder}/out"}}}
+        yield {"sink": Spark(format="parquet", options={"path": f"{folder}/out"})}
 
 
 def _plain(**settings: Any) -> Prepare:
@@ -87,7 +88,7 @@ def contestants() -> Iterator[Contestant]:
     yield SinkAlone("nats", _nats, 80_000)
     yield SinkAlone("file", _file, 150_000)
     yield SinkAlone("Parquet files (spark)", _parquet, 100_000)
-    yield SinkAlone("user-defined", _plain(code=write), 500_000)
-    yield SinkAlone("user-defined, columnar", _plain(code=accept, mode="columnar"), 1_000_000)
-    yield SinkAlone("blackhole", _plain(blackhole=True), 1_000_000)
-    yield SinkAlone("log", _plain(log=True), 100_000)
+    yield SinkAlone("user-defined", _plain(sink=write), 500_000)
+    yield SinkAlone("user-defined, columnar", _plain(sink=accept, mode="columnar"), 1_000_000)
+    yield SinkAlone("blackhole", _plain(sink=Blackhole()), 1_000_000)
+    yield SinkAlone("log", _plain(sink=Log()), 100_000)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from itertools import count
-from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -21,14 +21,16 @@ from benchmarks.ours import counts, lay_out, planned, running, worked
 from benchmarks.outside import IN, IN_SUBJECT, outside
 from benchmarks.work import numbered
 from ebbflow import MonoVertex, Source, SourceMessage
+from ebbflow.connectors import Blackhole, Connector, Generator, JetStream, Nats, Spark
+from ebbflow.domain.code import Code
 
 USER_DEFINED = "user-defined"
 _BLOB = b"a" * 100
 # What waits for a source without back-pressure has to fit into its memory.
 _BURST = 80_000
 
-Settings = Mapping[str, Any]
-Prepare = Callable[[Ground, int, int], AbstractContextManager[Settings]]
+Given = Code | Connector
+Prepare = Callable[[Ground, int, int], AbstractContextManager[Given]]
 
 
 @dataclass
@@ -43,8 +45,8 @@ class Pulled:
 
     def run(self, ground: Ground, messages: int, size: int) -> Round:
         """By the count of its vertex."""
-        with self.prepare(ground, messages, size) as settings:
-            plans = planned(ground, MonoVertex("bench").source(**settings).sink(blackhole=True))
+        with self.prepare(ground, messages, size) as source:
+            plans = planned(ground, MonoVertex("bench").source(source).sink(Blackhole()))
             lay_out(ground, plans)
             return worked(ground, plans, messages).round(messages)
 
@@ -62,8 +64,8 @@ class Listening:
         """By the count of its vertex; the driver, which listens, counts as well."""
         burst = min(messages, _BURST)
         with outside(ground.seed) as server:
-            source = {"url": server.url, "subject": IN_SUBJECT}
-            plans = planned(ground, MonoVertex("bench").source(nats=source).sink(blackhole=True))
+            source = Nats(url=server.url, subject=IN_SUBJECT)
+            plans = planned(ground, MonoVertex("bench").source(source).sink(Blackhole()))
             lay_out(ground, plans)
             words = [IN_SUBJECT, str(burst), str(size), str(ground.seed)]
             with running(ground, plans), peers.started(server, "publishing", words):
@@ -86,7 +88,7 @@ class Endless(Source):
     def __init__(self) -> None:
         self._numbers = count()
 
-    def read(self, limit: int, timeout: float) -> Sequence[SourceMessage]:
+    def read(self, limit: int, timeout: timedelta) -> Sequence[SourceMessage]:
         """As many as are asked for."""
         numbers = (next(self._numbers) for _ in range(limit))
         return [SourceMessage(_BLOB, b"%d" % number) for number in numbers]
@@ -101,7 +103,7 @@ class EndlessColumns(Source):
     def __init__(self) -> None:
         self._next = 0
 
-    def read(self, limit: int, timeout: float) -> pa.RecordBatch:
+    def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
         """As many as are asked for."""
         numbers = pa.array(range(self._next, self._next + limit))
         self._next += limit
@@ -119,30 +121,28 @@ class EndlessColumns(Source):
 
 
 @contextmanager
-def _jetstream(ground: Ground, messages: int, size: int) -> Iterator[Settings]:
+def _jetstream(ground: Ground, messages: int, size: int) -> Iterator[Given]:
     with outside(ground.seed) as server:
         server.load(messages, size)
-        yield {"jetstream": {"url": server.url, "stream": IN}}
+        yield JetStream(url=server.url, stream=IN)
 
 
 @contextmanager
-def _user_defined(
-    code: type[Source], ground: Ground, messages: int, size: int
-) -> Iterator[Settings]:
-    yield {"code": code}
+def _user_defined(code: type[Source], ground: Ground, messages: int, size: int) -> Iterator[Given]:
+    yield code
 
 
 @contextmanager
-def _generator(ground: Ground, messages: int, size: int) -> Iterator[Settings]:
-    yield {"generator": {"messages": messages, "msgSize": size}}
+def _generator(ground: Ground, messages: int, size: int) -> Iterator[Given]:
+    yield Generator(messages=messages, msg_size=size)
 
 
 @contextmanager
-def _parquet(ground: Ground, messages: int, size: int) -> Iterator[Settings]:
+def _parquet(ground: Ground, messages: int, size: int) -> Iterator[Given]:
     with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder:
         texts = pa.array([*numbered(messages, size, ground.seed)], pa.binary()).cast(pa.string())
         pyarrow.parquet.write_table(pa.table({"value": texts}), f"{folder}/in.parquet")
-        yield {"spark": {"format": "parquet", "options": {"path": folder}, "stream": False}}
+        yield Spark(format="parquet", options={"path": folder}, stream=False)
 
 
 def contestants() -> Iterator[Contestant]:

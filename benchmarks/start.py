@@ -70,7 +70,7 @@ def idle(folder: Path, seconds: float) -> Shares:
 
 
 def used_in(process: psutil.Process, seconds: float) -> Shares:
-    """Measures for so many seconds what a run takes, with everything that it has started."""
+    """Measures for that many seconds what a run takes, with everything that it has started."""
     before, began = used_by(process), time.monotonic()
     time.sleep(seconds)
     after, elapsed = used_by(process), time.monotonic() - began
@@ -86,6 +86,15 @@ def used_by(process: psutil.Process) -> dict[str, float]:
             kind = {"java": "jvm", "nats-server": "nats"}.get(child.name(), "workers")
             used[kind] += cpu_seconds([child])
     return used
+
+
+def memory_of(process: psutil.Process) -> float:
+    """The megabytes of a run and everything that it has started (PSS: shared pages count once)."""
+    found = 0
+    for one in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            found += one.memory_full_info().pss
+    return found / 1e6
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from rich.table import Table
 from benchmarks import contest, end_to_end, peers
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case
+from benchmarks.cores import OnCores
 from benchmarks.figures import Figures
 from benchmarks.goals import Goal, goals
 from benchmarks.growth import Point
@@ -36,6 +37,8 @@ def tables(figures: Figures) -> Iterator[Table]:
         yield _latencies(figures.latencies)
     if figures.low_rates:
         yield _low_rates(figures.low_rates)
+    if figures.cores:
+        yield _cores(figures.cores)
     if figures.served:
         yield _served(figures.served)
     if figures.observed:
@@ -101,6 +104,8 @@ def _end_to_end(cases: Sequence[Case]) -> Table:
 
 _EDGES = {
     contest.KAFKA: "Kafka to Kafka: a topic, upper case, another topic, one partition",
+    contest.PULSAR: "Pulsar to Pulsar: a topic, upper case, another topic, no partitions",
+    contest.POSTGRES: "Postgres: JSON objects into a table, and a table as a queue",
     contest.SOURCE: "Sources alone, in a MonoVertex that forgets what it reads",
     contest.SINK_ALONE: "Sinks alone, behind a filled buffer",
 }
@@ -176,10 +181,19 @@ def _latencies(latencies: Sequence[Latency]) -> Table:
 def _low_rates(found: Sequence[LowRate]) -> Table:
     title = "ebbflow run, generator, map and sink at low rates; cores of everything"
     who = ("driver", "jvm", "workers", "nats")
-    table = _table(title, (), ("a second", "p50 ms", "p99 ms", "cores", *who))
+    table = _table(title, (), ("a second", "p50 ms", "p99 ms", "cores", *who, "MB"))
     for one in found:
         shares = (f"{getattr(one.shares, name):.3f}" for name in ("total", *who))
-        table.add_row(f"{one.rate:,}", f"{one.p50:.1f}", f"{one.p99:.1f}", *shares)
+        times = f"{one.p50:.1f}", f"{one.p99:.1f}"
+        memory = f"{one.megabytes:,.0f}" if one.megabytes else ""
+        table.add_row(f"{one.rate:,}", *times, *shares, memory)
+    return table
+
+
+def _cores(found: Sequence[OnCores]) -> Table:
+    table = _table("ebbflow run, on one core and on two", ("what",), ("cores", "messages/s"))
+    for one in found:
+        table.add_row(one.work, f"{one.cores}", f"{one.rate:,.0f}")
     return table
 
 

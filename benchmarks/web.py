@@ -1,4 +1,4 @@
-"""HTTP: posts to a source beside a bare endpoint on the same web server, and a sink that posts."""
+"""HTTP: posts to a source next to a bare endpoint on the same web server, and a sink that posts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from benchmarks.ours import counts, lay_out, planned, running
 from benchmarks.outside import free_port
 from benchmarks.sinks import Prepare, Settings, SinkAlone
 from ebbflow import MonoVertex
+from ebbflow.connectors import Blackhole, Http, HttpBatch, Ports
 
 HTTP, BARE, UVICORN = "http", "bare endpoint, same server", "bare endpoint, uvicorn"
 SINGLE = "single posts"
@@ -39,7 +40,7 @@ class Listener:
 
 @dataclass
 class Posts:
-    """Posts of so many lines each, on 64 connections."""
+    """Posts of that many lines each, on 64 connections."""
 
     name: str
     lines: int
@@ -81,8 +82,8 @@ class OwnPosts(Posts):
     def listening(self, ground: Ground, messages: int) -> Iterator[Listener]:
         """The source is on the driver, so its CPU counts."""
         port = free_port()
-        source = {"ports": {"http": port}}
-        plans = planned(ground, MonoVertex("bench").source(http=source).sink(blackhole=True))
+        source = Http(ports=Ports(http=port))
+        plans = planned(ground, MonoVertex("bench").source(source).sink(Blackhole()))
         lay_out(ground, plans)
         with running(ground, plans):
             # One ahead of the others, so that the start of the vertex does not count.
@@ -117,7 +118,7 @@ def _listens(port: int) -> bool:
 
 
 def sources() -> Iterator[Contestant]:
-    """The HTTP source beside bare endpoints."""
+    """The HTTP source next to bare endpoints."""
     yield OwnPosts(HTTP, 1, 6_000)
     yield BarePosts(BARE, 1, 10_000)
     yield BarePosts(UVICORN, 1, 6_000)
@@ -128,13 +129,13 @@ def sources() -> Iterator[Contestant]:
 def sinks() -> Iterator[Contestant]:
     """The HTTP sink, which posts to the bare endpoint."""
     yield SinkAlone(f"http, {SINGLE}", _to_endpoint(), 2_000)
-    yield SinkAlone("http, 500 in a request", _to_endpoint(batch={"size": 500}), 100_000)
+    yield SinkAlone("http, 500 in a request", _to_endpoint(HttpBatch(size=500)), 100_000)
 
 
-def _to_endpoint(**more: object) -> Prepare:
+def _to_endpoint(batch: HttpBatch | None = None) -> Prepare:
     @contextmanager
     def prepare(ground: Ground, messages: int) -> Iterator[Settings]:
         with _endpoint("own") as (port, _):
-            yield {"http": {"url": f"http://{_HOST}:{port}/", **more}}
+            yield {"sink": Http(url=f"http://{_HOST}:{port}/", batch=batch)}
 
     return prepare

@@ -125,7 +125,7 @@ class Wire:
         return answer
 
     def store(self, subject: str, payloads: Iterable[bytes], window: int = 4_000) -> None:
-        """Publishes all, with so many on their way, until each is confirmed."""
+        """Publishes all, with that many in flight, until each is confirmed."""
         waiting, answers = iter(payloads), self.inbox(b"stored")
         on_their_way = _send_some(self, subject, waiting, answers, window)
         while on_their_way:
@@ -159,7 +159,7 @@ def publication(subject: bytes, payload: bytes, reply: bytes = b"") -> bytes:
 
 
 def pull(stream: str, consumer: str, messages: int, reply: bytes) -> bytes:
-    """Returns the request for so many messages, as it is written."""
+    """Returns the request for that many messages, as it is written."""
     body = json.dumps({"batch": messages, "expires": 30 * 10**9}).encode()
     return publication(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}".encode(), body, reply)
 

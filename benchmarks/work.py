@@ -27,6 +27,15 @@ def numbered(messages: int, size: int, seed: int) -> Iterator[bytes]:
     return (b"%08d%b" % (number, texts[number % DISTINCT]) for number in range(messages))
 
 
+def objects(messages: int, size: int, seed: int) -> Iterator[bytes]:
+    """JSON objects, each with its number, a text that does not compress, and an amount."""
+    texts = [b64encode(value)[: max(1, size - 50)] for value in payloads(size, seed)]
+    return (
+        b'{"id":%d,"name":"%b","amount":%d.25}' % (n, texts[n % DISTINCT], n % 1_000)
+        for n in range(messages)
+    )
+
+
 def work(payload: bytes) -> bytes:
     """A small change to the payload."""
     return payload + b"!"

@@ -27,9 +27,14 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 import ebbflow
+import ebbflow.builders
 import ebbflow.client
 import ebbflow.datasource
+import ebbflow.deadletters
+import ebbflow.domain.errors
+import ebbflow.operations
 import ebbflow.publishing
+import ebbflow.status
 import ebbflow.testing
 from ebbflow.cli.main import app
 from ebbflow.cli.options import EXIT_CODES
@@ -38,6 +43,8 @@ from ebbflow.connectors.kafka import spec as kafka_fields
 from ebbflow.connectors.listening import section
 from ebbflow.connectors.nats import spec as jetstream_fields
 from ebbflow.connectors.nats import spec as nats_fields
+from ebbflow.connectors.postgres import spec as postgres_fields
+from ebbflow.connectors.pulsar import spec as pulsar_fields
 from ebbflow.connectors.schema import fields as kinds
 from ebbflow.connectors.schema.container import (
     POD_FIELDS,
@@ -108,7 +115,7 @@ OPTION_MEANING = {
     "nats_port": "the port of the embedded server; 0 picks a free one",
     "durable": "whether the embedded server syncs every write to disk",
     "fresh": "whether to forget all earlier runs of this pipeline, dead letters too",
-    "epoch": "how many seconds Spark tasks live before they are renewed",
+    "epoch": "how long Spark tasks live before they are renewed",
     "conf": "Spark settings; they win over Ebbflow's own",
     "spark_ui": "whether Spark serves its own pages; the run says where",
     "search": "the folder to look in first for `module:attribute` targets",
@@ -119,8 +126,8 @@ OPTION_MEANING = {
 
 NOTES = {
     "Pipeline": "Options of every step: `partitions`, `limits`, `ordered`, `on_error`, "
-    "`on_unavailable` and `breaker`, as in YAML "
-    '(`limits={"read_batch_size": 50}`, `on_error={"interval": "2s", "steps": 3}`).',
+    "`on_unavailable` and `breaker` "
+    '(`limits=Limits(read_batch_size=50)`, `on_error=Backoff("2s", steps=3)`).',
     "Response": "A failure is tried again first if the sink has a `retryStrategy`. `fallback`, "
     "`serve` and `on_success` need a fallback sink, a serving store and an on-success sink; "
     "without them they break the contract. See [sinks](../guides/sinks.md).",
@@ -134,6 +141,7 @@ def pages() -> dict[str, str]:
         "lint-codes.md": lint_codes(),
         "spec.md": spec(),
         "commands.md": commands(),
+        "images.md": images(),
         "python.md": python(),
         "testing.md": testing(),
         "counters.md": counters(),
@@ -156,10 +164,11 @@ Made from the code.
 - [Spec](spec.md): every field of a Pipeline and a MonoVertex in YAML, with its default
 - [Lint codes](lint-codes.md): what each code means
 - [Commands](commands.md): options and exit codes
+- [Images](images.md): Numaflow's example images, for which Ebbflow has code
 - [Python](python.md): every public name
 - [Testing](testing.md): what `ebbflow.testing` has, and the rules for connectors
 - [Counters](counters.md): the summary of a run, the facts of a dead letter
-- [Metrics](metrics.md): what Prometheus is told, with labels
+- [Metrics](metrics.md): what Prometheus reads, with labels
 - [Data source](data-source.md): the options of `format("jetstream")` in Spark
 - [Modules](modules.md): every module of the package and what it is for
 - [Tests of the guarantees](guarantee-tests.md): which tests check which promise
@@ -192,9 +201,9 @@ def spec() -> str:
             "# Spec",
             "A file holds a Numaflow `Pipeline`, `MonoVertex` or `ServingPipeline` "
             "(`numaflow.numaproj.io/v1alpha1`). "
-            "Beyond Numaflow there are `python` beside each `container`, `mode` of a udf, "
+            "Beyond Numaflow there are `python` next to each `container`, `mode` of a udf, "
             "`onError`, `onUnavailable`, `breaker`, `servingStore`, `partitions` of a MonoVertex, "
-            "`messages` of the generator, and a `serving` source with fields of its own in a "
+            "`messages` of the generator, and a `serving` source with its own fields in a "
             "Pipeline or MonoVertex. Unknown fields are refused.",
             "## Fields of a Pipeline",
             table(columns, spec_fields(PipelineSpec, "", NO_EFFECT, FOLDED)),
@@ -210,13 +219,14 @@ def spec() -> str:
                 spec_fields(ServingPipelineSpec, "", SERVING_NO_EFFECT, FOLDED | AS_PIPELINE),
             ),
             "## Containers",
-            "The [function](../guides/functions.md) in a `container` reads as in Kubernetes. The "
+            "The [function](../guides/numaflow.md#functions-in-other-languages) in a `container` "
+            "reads as in Kubernetes. The "
             "fields of a pod that `fieldRef` may name are "
             + ", ".join(f"`{name}`" for name in POD_FIELDS)
             + ".",
             table(columns, spec_fields(Container, "container.", {}, FOLDED)),
             "## Bindings",
-            "The file `bindings.yaml` beside a pipeline, or that of `--bind`, is a mapping from "
+            "The file `bindings.yaml` next to a pipeline, or that of `--bind`, is a mapping from "
             "names of images to what runs in their place. Each has exactly one of `command`, "
             "`python` and `sockets`.",
             table(columns, spec_fields(Binding, "", {}, FOLDED)),
@@ -227,7 +237,7 @@ def spec() -> str:
             "starts: one of these.",
             table(columns, spec_fields(SecretRef, "", {}, {})),
             "The third way is that of Numaflow: [secrets of Kubernetes](../guides/security.md"
-            "#secrets-of-kubernetes) come from a variable, a folder or a document beside the "
+            "#secrets-of-kubernetes) come from a variable, a folder or a document next to the "
             "pipeline.",
             "## TLS",
             "Whom a connector trusts, and its own certificate. All in PEM form.",
@@ -312,6 +322,11 @@ FOLDED: dict[type[BaseModel], tuple[str, str]] = {
         "`basic` with `user` and `password`, `token`, `nkey` or `creds`; each a [secret](#secrets)",
         "how to log in",
     ),
+    pulsar_fields.PulsarAuth: (
+        "`token`, a [secret](#secrets), or `basicAuth` with `username` and `password`, each a "
+        "secret",
+        "how to log in",
+    ),
     kafka_fields.SaslUser: (
         "`userSecret` and `passwordSecret`, each a [secret](#secrets)",
         "who logs in by this mechanism",
@@ -387,21 +402,21 @@ FIELD_MEANING = {
     "concurrency": "how many calls of an `async` map run at once",
     "ordered.enabled": "messages with the same keys stay in order: see "
     "[routing](../guides/routing.md); a vertex that says nothing does as the pipeline",
-    "desiredPhase": "`Paused`: sources read nothing new; messages that were read go on",
+    "desiredPhase": "`Paused`: sources read nothing new; messages that were read continue",
     "nats.bucket": "the key-value bucket for answers; letters, digits, `_` and `-`. Left out, "
     "`ebb_<pipeline>_answers`",
     "nats.ttl": "how long answers are kept",
     "servingStore.python": "a class with `put` and `get`, in place of `nats`",
     "backoff.interval": "the first wait",
     "backoff.steps": "the most retries after the first call",
-    "onFailure": "after the last step: go on retrying, use the fallback sink (sinks only), or make "
+    "onFailure": "after the last step: keep retrying, use the fallback sink (sinks only), or make "
     "a dead letter",
     "fallback": "the sink for what `sink` cannot write",
     "onSuccess": "the sink for what `sink` passes on",
     "tags.operator": "any, all or none of the tags",
     "tags.values": "the tags",
-    "onUnavailable.errors": "further exceptions that say that a system is away, as `module:Class`",
-    "breaker.share": "the most dead letters among the last messages, as a share; 1 is no limit",
+    "onUnavailable.errors": "further exceptions that say that a system is down, as `module:Class`",
+    "breaker.share": "the most dead letters among the last messages, as a share; 1 means no limit",
     "breaker.window": "how many of the last messages are looked at",
     "backoff.factor": "how much longer each wait is than the one before",
     "backoff.cap": "the longest wait",
@@ -459,6 +474,8 @@ KIND_TEXT = {
     nats_fields.HeaderName: "header",
     jetstream_fields.Name: "text",
     jetstream_fields.Policy: "text",
+    postgres_fields.Url: "URL",
+    pulsar_fields.Address: "URL",
     kafka_fields.Topics: "text, with commas between several, or a list",
     kafka_fields.Config: "mapping, or text of `key: value` lines",
 }
@@ -598,7 +615,18 @@ def tidy(text: str | None) -> str:
 # --- Python -------------------------------------------------------------------------------------
 
 
-PUBLIC = (ebbflow, ebbflow.publishing, ebbflow.client, ebbflow.datasource, ebbflow.testing)
+PUBLIC = (
+    ebbflow,
+    ebbflow.builders,
+    ebbflow.deadletters,
+    ebbflow.operations,
+    ebbflow.status,
+    ebbflow.domain.errors,
+    ebbflow.publishing,
+    ebbflow.client,
+    ebbflow.datasource,
+    ebbflow.testing,
+)
 ELSEWHERE = {ebbflow.datasource: "data-source.md", ebbflow.testing: "testing.md"}
 
 
@@ -610,18 +638,20 @@ def python() -> str:
         "version.",
         table(("module", "names"), map(public_names, PUBLIC)),
     ]
-    for module in PUBLIC:
-        parts += [] if module in ELSEWHERE else described_names(module)
+    here = [module for module in PUBLIC if module not in ELSEWHERE]
+    exported = {name: getattr(module, name) for module in here for name in module.__all__}
+    parts += described_names(exported)
     defaults = {one.name: one.default for one in fields(RunOptions)}
     rows = [(f"`{n}`", OPTION_MEANING[n], f"`{shown(v)}`") for n, v in defaults.items()]
     parts += [
         "## Options of Pipeline.run",
         table(("option", "meaning", "default"), rows),
-        "The same for `MonoVertex.run`. A run draws nothing: what vertices print, a `log` sink "
-        "included, goes to standard output, what they log to the logger `ebbflow.VERTEX`, and the "
-        "logger `ebbflow` gets the rest. `quiet=False` "
-        "shows what `ebbflow run` shows; a `Watcher` of your own, given as `watcher`, is told "
-        "everything instead. The result is a `Summary`.",
+        "The same for `MonoVertex.run`, and for `start`, which returns a `PipelineRun`. In a "
+        "terminal and in a notebook `run` shows its progress. Elsewhere, and with `quiet=True`, "
+        "what vertices print, a `log` sink included, goes to standard output, what they log to the "
+        "logger `ebbflow.VERTEX`, and the logger `ebbflow` gets the rest. `quiet=False` shows "
+        "progress everywhere; your own `watcher` receives everything instead. The result is a "
+        "`Summary`.",
     ]
     return "\n\n".join(parts)
 
@@ -630,10 +660,12 @@ def public_names(module: ModuleType) -> tuple[str, str]:
     """A row of the table of modules: each name with a link to its description."""
     page = ELSEWHERE.get(module, "")
     names = [name for name in sorted(module.__all__) if not name.startswith("__")]
-    links = [
-        f"[`{name}`]({page}#{name.lower()})" if has_section(module, name) else f"`{name}`"
-        for name in names
-    ]
+    links, slugs = [], []
+    for name in names:
+        slugs.append(name.lower())
+        again = slugs.count(name.lower()) - 1  # a second heading that is spelled alike
+        anchor = f"{name.lower()}-{again}" if again else name.lower()
+        links.append(f"[`{name}`]({page}#{anchor})" if has_section(module, name) else f"`{name}`")
     return f"`{module.__name__}`", ", ".join(links)
 
 
@@ -642,10 +674,10 @@ def has_section(module: ModuleType, name: str) -> bool:
     return module is not ebbflow.datasource and callable(getattr(module, name))
 
 
-def described_names(module: ModuleType) -> Iterator[str]:
-    """The descriptions of all public names of a module."""
-    for name in (n for n in module.__all__ if not n.startswith("__")):
-        yield from described(name, getattr(module, name))
+def described_names(exported: dict[str, Any]) -> Iterator[str]:
+    """The descriptions of public names, each once, though several modules may export it."""
+    for name in (n for n in exported if not n.startswith("__")):
+        yield from described(name, exported[name])
         yield from [NOTES[name]] if name in NOTES else []
 
 
@@ -905,24 +937,19 @@ FIELDS = re.compile(r"(<!-- fields: ([\w.]+) -->\n).*?(<!-- end of fields -->)",
 """A place in a guide where the table of a section's fields stands."""
 
 
-IMAGES = re.compile(r"(<!-- images -->\n).*?(<!-- end of images -->)", re.DOTALL)
-"""The place in a guide where the table of images stands."""
-
-
 def guides() -> dict[Path, str]:
     """The guides that have tables made from the code, by their path, with these as they are now."""
     texts = {path: path.read_text(encoding="utf-8") for path in (DOCS / "guides").rglob("*.md")}
     return {
         path: with_tables(text, path.parent)
         for path, text in sorted(texts.items())
-        if FIELDS.search(text) or IMAGES.search(text)
+        if FIELDS.search(text)
     }
 
 
 def with_tables(text: str, folder: Path) -> str:
     """A guide with its tables as they are now."""
-    text = FIELDS.sub(lambda found: f"{found[1]}{fields_of(found[2], folder)}\n{found[3]}", text)
-    return IMAGES.sub(lambda found: f"{found[1]}{images()}\n{found[2]}", text)
+    return FIELDS.sub(lambda found: f"{found[1]}{fields_of(found[2], folder)}\n{found[3]}", text)
 
 
 def images() -> str:
@@ -934,7 +961,18 @@ def images() -> str:
         (", ".join(all_), f"`{entry.place}`", docstring(resolve(entry.target)).split("\n\n")[0])
         for entry, all_ in names.items()
     )
-    return table(("image", "section", "what it does"), rows)
+    return "\n\n".join(
+        [
+            "# Images",
+            "Ebbflow has its own code for the images that most of Numaflow's examples use, "
+            "whatever their registry and tag, as long as they lie in a folder `numaflow-go`, "
+            "`numaflow-python`, `numaflow-java` or `numaflow-rs`. They need no "
+            "[binding](../guides/numaflow.md#bindings).",
+            table(("image", "section", "what it does"), rows),
+            "There is none for images that need another system, such as `redis-sink`, nor for "
+            "those of reduce vertices and side inputs. Bind the former to your own code.",
+        ]
+    )
 
 
 def fields_of(section: str, folder: Path) -> str:

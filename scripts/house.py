@@ -81,6 +81,9 @@ class Figures:
         return (name, *(f"{number:,}" for number in numbers), *tail)
 
 
+NOT_BY_HAND = ("__init__.py", "_pb2.py", "_pb2_grpc.py", "typed.py")
+"""How the names of modules end that are empty or made by a script; ``typed`` mirrors the models."""
+
 HEAD = (
     "package", "files", "lines", "code", "docstrings", "comments", "median file",
     f"under {SLIVER}", "functions (median / p90 / max)", "classes",
@@ -120,7 +123,7 @@ def top_entries(root: Path) -> list[str]:
 def modules(root: Path) -> list[Path]:
     """Returns every module that is written by hand, without those that make a folder a package."""
     every = sorted((root / PACKAGE).rglob("*.py"))
-    return [path for path in every if path.name != "__init__.py" and "_pb2" not in path.name]
+    return [path for path in every if not path.name.endswith(NOT_BY_HAND)]
 
 
 def repeated_modules(root: Path) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """Runs small pipelines: the JVM then keeps the classes that it has loaded, for later starts.
 
 ``make setup`` does this once for each environment; a run that finds no archive writes it as well,
-but then somebody waits for it.
+but then that run starts later.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ import tempfile
 from pathlib import Path
 
 from ebbflow import Pipeline
+from ebbflow.connectors import Blackhole, Generator, Spark
 
 
 def main() -> None:
     """Load what pipelines with resident tasks need, and what those with SQL and tables need."""
     with tempfile.TemporaryDirectory(prefix="ebbflow-setup-") as folder:
-        tasks = Pipeline("setup-tasks").source("in", generator={"messages": 10})
+        tasks = Pipeline("setup-tasks").source("in", Generator(messages=10))
         tables = (
             Pipeline("setup")
-            .source("in", generator={"messages": 10})
+            .source("in", Generator(messages=10))
             .map("query", sql="SELECT id, to_json(named_struct('n', id)) AS value FROM messages")
             .sink(
                 "out",
-                spark={
-                    "format": "json",
-                    "options": {"path": f"{folder}/out"},
-                    "schema": "n STRING",
-                },
+                Spark(format="json", options={"path": f"{folder}/out"}, schema="n STRING"),
             )
         )
-        for pipeline in (tasks.sink("out", blackhole=True), tables):
+        for pipeline in (tasks.sink("out", Blackhole()), tables):
             pipeline.run(drain=True, timeout="120s", state=Path(folder) / "state")
 
 

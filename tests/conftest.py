@@ -16,6 +16,14 @@ from ebbflow.spark.session import SessionPlan, open_session
 from tests import disk, environments
 from tests.connectors.kafka import fixture
 from tests.connectors.kafka.fixture import kafka
+from tests.connectors.postgres import fixture as postgres_fixture
+from tests.connectors.postgres.fixture import postgres
+from tests.connectors.pubsub import fixture as pubsub_fixture
+from tests.connectors.pubsub.fixture import pubsub, pubsub_server
+from tests.connectors.pulsar import fixture as pulsar_fixture
+from tests.connectors.pulsar.fixture import pulsar_broker
+from tests.connectors.sqs import fixture as sqs_fixture
+from tests.connectors.sqs.fixture import sqs, sqs_server
 from tests.disk import small_disk
 from tests.long_tests import languages_to_compile, skip_long_tests
 from tests.nats.fixtures import authority, ensure, link, names
@@ -36,9 +44,15 @@ __all__ = [
     "link",
     "names",
     "outside",
+    "postgres",
+    "pubsub",
+    "pubsub_server",
+    "pulsar_broker",
     "run",
     "server_letters",
     "small_disk",
+    "sqs",
+    "sqs_server",
     "store",
 ]
 
@@ -126,7 +140,16 @@ def _is_slow(item: pytest.Item) -> bool:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say what could not be tested on this machine."""
-    for part in (fixture, disk, environments, functions):
+    for part in (
+        fixture,
+        postgres_fixture,
+        pulsar_fixture,
+        sqs_fixture,
+        pubsub_fixture,
+        disk,
+        environments,
+        functions,
+    ):
         part.tell_what_is_missing(terminalreporter)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CACHE = Path.home() / ".cache" / "ebbflow-tests"
-_EXTRAS = "client,grpc,http,kafka,otel"
+_EXTRAS = "client,grpc,http,kafka,otel,postgres,pubsub,pulsar,sqs"
 _missing: list[str] = []
 
 
@@ -29,23 +29,31 @@ class Environment:
         if not (folder / "bin" / "python").exists():
             _uv("venv", "--no-project", "--python", str(_find_python(python)), str(folder))
 
-    def install(self, *arguments: str) -> None:
+    def install(self, *arguments: str, cwd: Path = ROOT) -> None:
         """Install packages, in the newest versions that fit together."""
-        _uv("pip", "install", "--python", str(self.folder / "bin" / "python"), *arguments)
+        _uv("pip", "install", "--python", str(self.folder / "bin" / "python"), *arguments, cwd=cwd)
 
     def run(self, *command: str, cwd: Path, timeout: float, **more: str) -> str:
         """Run a command of the environment; returns what it prints, and fails if it does."""
+        process = self.start(*command, cwd=cwd, **more)
+        try:
+            printed, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert process.returncode == 0, f"{command} ended with {process.returncode}:\n{printed}"
+        return printed
+
+    def start(self, *command: str, cwd: Path, **more: str) -> subprocess.Popen[str]:
+        """Start a command of the environment, whose output can be read from ``stdout``."""
         env = _environment_variables()
         env |= {"PATH": f"{self.folder / 'bin'}:{env['PATH']}", **more}
-        done = subprocess.run(
+        return subprocess.Popen(
             [self.folder / "bin" / command[0], *command[1:]],
-            **{"cwd": cwd, "env": env, "timeout": timeout},
+            **{"cwd": cwd, "env": env, "text": True},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
         )
-        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
-        return done.stdout
 
 
 def _environment_variables() -> dict[str, str]:
@@ -80,11 +88,11 @@ def _find_python(version: str) -> Path:
     return _skip(f"there is no Python {version} on this machine")
 
 
-def _uv(*arguments: str) -> None:
+def _uv(*arguments: str, cwd: Path = ROOT) -> None:
     uv = Path(sys.executable).with_name("uv")
     command = [str(uv) if uv.exists() else "uv", *arguments, "--quiet", "--no-python-downloads"]
     env = _environment_variables()
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         if "error sending request" in done.stderr or "dns error" in done.stderr.lower():
             _skip(f"packages cannot be fetched: {done.stderr.strip().splitlines()[0]}")

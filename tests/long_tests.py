@@ -36,7 +36,9 @@ def skip_long_tests(items: Iterable[pytest.Item]) -> None:
 def languages_to_compile(items: Iterable[pytest.Item]) -> list[str]:
     """Returns the languages with a compiler in which tests that are not skipped want functions."""
     wanted = [item for item in items if item.get_closest_marker("skip") is None]
-    return sorted({language for item in wanted for language in _compiled_in(item)})
+    compiled = {language for item in wanted for language in _compiled_in(item)}
+    servers = {"pstest" for item in wanted if "pubsub_server" in getattr(item, "fixturenames", ())}
+    return sorted(compiled | servers)
 
 
 def _compiled_in(item: pytest.Item) -> set[str]:

@@ -2,7 +2,7 @@
 
 It runs on Spark (``tests.spark.test_every_outcome``), and without it in process and over gRPC
 (``tests.numaflow.test_every_outcome``). The upstream acceptance cases that a row re-creates are
-named beside it (A1 to A14, B4, C1, C2); where our rules differ from upstream's, the row says so.
+named next to it (A1 to A14, B4, C1, C2); where our rules differ from upstream's, the row says so.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ebbflow import Message, Nack, NackOptions, Response
+from ebbflow import Backoff, Message, Nack, NackOptions, Response
 
 COUNT = 12
-QUICK = {"interval": "10ms", "steps": 2}
+QUICK = Backoff("10ms", steps=2)
 
 
 @dataclass
@@ -84,7 +84,7 @@ SINK_CASES = [
     Case(
         "a long wait between retries goes through redelivery and keeps the count",
         sink=lambda d: Response.ok(d.id) if tried(d) == 1 else Response.failure(d.id, "busy"),
-        options={"retry": {"interval": "1500ms", "steps": 2}},
+        options={"retry": Backoff("1500ms", steps=2)},
         ends={"read": 1, "redelivered": 1},
         calls=2,
     ),
@@ -223,7 +223,7 @@ def nacked_among_outputs(datum):
 def raised_from_depth(datum):
     def deeper():
         if datum.deliveries == 1:
-            raise Nack(delay=20, reason="deep down")
+            raise Nack(delay="20ms", reason="deep down")
 
     deeper()
     return Message(datum.value)

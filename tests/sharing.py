@@ -24,8 +24,10 @@ from xdist.workermanage import WorkerController
 _SQL = (
     "tests/connectors/spark/",
     "tests/datasource/",
+    "tests/examples/test_programs.py",
     "tests/spark/test_audit_engines.py",
     "tests/spark/test_audit_table.py",
+    "tests/spark/test_call_timeout.py",
     "tests/spark/test_queries.py",
     "tests/conformance/test_spark_connectors.py",
 )
@@ -33,20 +35,25 @@ _SQL = (
 _ON_SPARK = (
     "sql",
     "kafka",
+    "postgres",
+    "pulsar",
     "tests/spark/",
     "tests/conformance/",
     "tests/cli/test_run_command.py",
     "tests/connectors/file/test_sink.py",
     "tests/connectors/http/test_sink.py",
     "tests/connectors/serving/test_crowd.py",
+    "tests/connectors/test_file.py",
     "tests/connectors/user_code/test_source.py",
     "tests/docs/test_numaflow_guide.py",
     "tests/docs/test_serving_guide.py",
+    "tests/examples/test_first_program.py",
     "tests/examples/test_serving.py",
     "tests/numaflow/pynumaflow/test_on_spark.py",
     "tests/numaflow/test_documents.py",
     "tests/numaflow/test_sdk_pipelines.py",
     "tests/status/test_running_pipeline.py",
+    "tests/ui/test_run_page.py",
 )
 
 
@@ -65,8 +72,9 @@ class SharedServers(LoadFileScheduling):
 
 def shared_by(file: str) -> str:
     """Returns the name of the server that the file needs, or the file itself."""
-    if "kafka" in file:
-        return "kafka"
+    for server in ("kafka", "postgres", "pubsub", "pulsar", "sqs"):
+        if server in file:
+            return server
     if file.startswith("tests/cluster/"):
         return "cluster"
     if file.startswith(_SQL):

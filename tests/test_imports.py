@@ -22,7 +22,7 @@ def loaded_by(*modules: str) -> set[str]:
     """The top-level packages that a fresh interpreter has after importing these."""
     code = f"import {', '.join(modules)}, json, sys; print(json.dumps(list(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     )
     return {name.partition(".")[0] for name in json.loads(done.stdout)}
 

@@ -27,6 +27,7 @@ The modules of the root are for users: the facade. The package itself offers nam
 EXCEPTIONS = {
     ("ebbflow.__main__", "ebbflow.cli.main"),  # is the command
     ("ebbflow.builders", "ebbflow.ui.web_ui"),  # run(ui=True) opens the web UI next to the run
+    ("ebbflow.builders", "ebbflow.operations.pipeline_run"),  # start() returns the handle
 }
 
 

@@ -1,6 +1,7 @@
 """Names: a class name means one thing in the whole engine."""
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -10,11 +11,14 @@ SOURCE = Path(ebbflow.__file__).parent
 
 
 def classes() -> dict[str, list[str]]:
-    """The modules that define a class of each name, but those for tests."""
+    """The modules that define a class of each name, but those for tests.
+
+    A class that is generated from a section has its name, and means the same.
+    """
     modules: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
         place = path.relative_to(SOURCE)
-        if place.parts[0] != "testing":
+        if place.parts[0] != "testing" and place.name != "typed.py":
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
                     modules[node.name].append(str(place))
@@ -24,3 +28,24 @@ def classes() -> dict[str, list[str]]:
 def test_no_two_classes_of_the_engine_have_the_same_name():
     twice = {name: places for name, places in classes().items() if len(places) > 1}
     assert twice == {}
+
+
+PATCHED = {
+    "_AT_A_TIME": "how many messages of a stream are asked for at once",
+    "_JOINING": "how long nodes may take to join a cluster",
+    "_LETTERS_ARE_KNOWN": "half of the window in which NATS knows ids",
+    "_MOST_FRAMES": "when the ledger is written anew",
+    "_OLD": "how old a folder is that a launcher has left behind",
+    "_TRACES": "a memory that each test begins without",
+    "_UNKNOWN_WIDTH": "the width of a table where there is no terminal",
+}
+"""Private names of modules that tests may set, and what they are; elsewhere they are parameters."""
+
+
+def test_tests_set_no_private_constants_but_these():
+    tests, found = Path(__file__).parent, set()
+    for path in tests.rglob("*.py"):
+        if path.parts[len(tests.parts)] != "benchmarks":
+            patched = r"""monkeypatch\.setattr\(\s*(?:\w+, "|"[\w.]+\.)(_[A-Z_]+)\""""
+            found |= set(re.findall(patched, path.read_text(encoding="utf-8")))
+    assert found == set(PATCHED)

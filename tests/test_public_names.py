@@ -11,7 +11,17 @@ import pytest
 import ebbflow
 from ebbflow.runtime.run_setup import RunOptionNames, RunOptions
 
-MODULES = ("ebbflow", "ebbflow.publishing", "ebbflow.client", "ebbflow.datasource")
+MODULES = (
+    "ebbflow",
+    "ebbflow.builders",
+    "ebbflow.client",
+    "ebbflow.datasource",
+    "ebbflow.deadletters",
+    "ebbflow.domain.errors",
+    "ebbflow.operations",
+    "ebbflow.publishing",
+    "ebbflow.status",
+)
 
 
 def listed() -> dict[str, set[str]]:
@@ -20,8 +30,8 @@ def listed() -> dict[str, set[str]]:
     module = ""
     listing = (ebbflow.__doc__ or "").partition("lists it:\n\n")[2].partition("\n\n")[0]
     for line in listing.splitlines():
-        module = line[4:24].strip() or module
-        names.setdefault(module, set()).update(line[38:].split())
+        module = line[4:27].strip() or module
+        names.setdefault(module, set()).update(line[41:].split())
     return names
 
 
@@ -40,6 +50,32 @@ def test_every_exported_name_is_there(module: str) -> None:
 def test_a_name_that_does_not_exist_is_refused() -> None:
     with pytest.raises(AttributeError, match="module 'ebbflow' has no attribute 'Pipline'"):
         _ = ebbflow.Pipline
+
+
+def test_a_name_that_was_there_before_says_what_to_write_now() -> None:
+    with pytest.raises(ImportError, match="has no RowResponse any more; write Response"):
+        from ebbflow import RowResponse  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("Audit", "ebbflow.builders"),
+        ("LetterFilter", "ebbflow.deadletters"),
+        ("CallTimeout", "ebbflow.domain.errors"),
+        ("answers", "ebbflow.operations"),
+        ("PipelineStatus", "ebbflow.status"),
+    ],
+)
+def test_a_name_that_moved_gives_the_line_that_imports_it_now(name: str, module: str) -> None:
+    line = f"from {module} import {name}"
+    with pytest.raises(ImportError, match=f"ebbflow has no {name} any more; write: {line}$"):
+        exec(f"from ebbflow import {name}")
+    exec(line)
+
+
+def test_the_names_at_the_top_can_be_learned_in_a_day() -> None:
+    assert len(ebbflow.__all__) <= 25
 
 
 def test_every_option_of_a_run_can_be_given_by_name() -> None:

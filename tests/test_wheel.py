@@ -7,17 +7,22 @@ import email
 import importlib.metadata
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import zipfile
 from email.message import Message
 from functools import cache
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from tests.environments import Environment
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path)
 
@@ -43,6 +48,7 @@ def test_it_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
         "ebbflow/py.typed",
         "ebbflow/cli/demo/pipeline.yaml",
         "ebbflow/cli/demo/steps.py",
+        "ebbflow/cli/templates/shared/.github/workflows/ci.yaml.tmpl",
         "ebbflow/connectors/serving/openapi.yaml",
     } <= {*wheel.namelist()}
 
@@ -54,15 +60,19 @@ def test_it_holds_the_page_with_the_licences_of_what_it_uses(wheel: zipfile.ZipF
     assert {"preact.LICENSE.txt", "htm.LICENSE.txt"} <= {Path(name).name for name in page}
 
 
-def test_client_functions_http_kafka_and_traces_are_extras(wheel: zipfile.ZipFile) -> None:
+def test_client_functions_traces_and_most_connectors_are_extras(wheel: zipfile.ZipFile) -> None:
     required = metadata(wheel).get_all("Requires-Dist", [])
     optional = [line for line in required if "extra ==" in line]
     assert {re.split(r"[<>=]", line)[0].strip() for line in optional} == {
-        *("confluent-kafka", "cryptography", "httpx"),
+        *("boto3", "botocore"),
+        *("google-api-core", "google-auth", "google-cloud-pubsub"),
+        *("confluent-kafka", "cryptography", "httpx", "psycopg[binary]"),
+        "pulsar-client",
         *("grpcio", "hpack", "protobuf"),
         *("opentelemetry-api", "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"),
     }
-    assert metadata(wheel).get_all("Provides-Extra") == ["client", "grpc", "http", "kafka", "otel"]
+    extras = ["client", "grpc", "http", "kafka", "otel", "postgres", "pubsub", "pulsar", "sqs"]
+    assert metadata(wheel).get_all("Provides-Extra") == extras
 
 
 def imports_of(path: Path) -> set[str]:
@@ -120,14 +130,20 @@ def declared(wheel: zipfile.ZipFile) -> dict[str, str]:
 
 OF_ITS_EXTRA = {
     "client": ("client/",),
-    "grpc": ("numaflow/",),
+    "grpc": ("numaflow/", "connectors/pubsub/"),
     "http": ("web/server.py",),
     "kafka": ("connectors/kafka/",),
     "otel": ("accounts/traces.py", "accounts/traces.py"),
+    "postgres": ("connectors/postgres/",),
+    "pulsar": ("connectors/pulsar/",),
+    "pubsub": ("connectors/pubsub/",),
+    "sqs": ("connectors/sqs/",),
 }
 """Where packages of an extra may be imported: the rest works without."""
 NOT_REQUIRED = {
     "pynumaflow": "user code brings it",
+    "ipython": "the notebook that a run is shown in has it",
+    "pytest": "whoever runs tests has it",
 }
 
 
@@ -160,9 +176,109 @@ def test_its_commands_find_their_files(wheel: zipfile.ZipFile, tmp_path: Path) -
     pipeline = tmp_path / "ebbflow/cli/demo/pipeline.yaml"
     command = [sys.executable, "-P", "-m", "ebbflow", "lint", str(pipeline)]
     done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "1 file ok\n", done.stderr
+
+
+def commands_of_the_readme(section: str) -> list[list[str]]:
+    """The commands in the first console of a section, in order."""
+    text = (ROOT / "README.md").read_text("utf-8").partition(f"\n## {section}\n")[2]
+    console = text.partition("```console\n")[2].partition("```")[0]
+    return [shlex.split(line.removeprefix("$ ")) for line in console.splitlines()]
+
+
+class Newcomer:
+    """Follows commands as somebody types them, in an environment with nothing but Python."""
+
+    def __init__(self, folder: Path, wheel: str) -> None:
+        self.folder = folder
+        self.wheel = wheel
+        self.environment = Environment(folder / "environment", "3.11")
+        self.output = ""
+
+    def follow(self, command: list[str]) -> None:
+        if command[0] == "cd":
+            self.folder /= command[1]
+        elif command[:2] == ["pip", "install"]:
+            packages = [self.wheel if each.endswith(".whl") else each for each in command[2:]]
+            self.environment.install(*packages, cwd=self.folder)
+        else:
+            self.output = self.environment.run(*command, cwd=self.folder, timeout=600)
+
+    def start(self, command: list[str]) -> subprocess.Popen[str]:
+        """Starts a command that runs until Ctrl-C; ``output`` grows while it does."""
+        process = self.environment.start(*command, cwd=self.folder, PYTHONUNBUFFERED="1")
+        self.output = ""
+        threading.Thread(target=self._read, args=[process.stdout], daemon=True).start()
+        return process
+
+    def _read(self, stream: TextIO) -> None:
+        for line in stream:
+            self.output += line
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_first_steps_of_the_readme_work_as_they_are_written(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    newcomer = Newcomer(tmp_path, str(wheel.filename))
+    for command in commands_of_the_readme("Try it"):
+        newcomer.follow(command)
+    assert "Every order is in the store or among the dead letters." in newcomer.output
+    *steps, dev = commands_of_the_readme("Your first pipeline")
+    assert ["ebbflow", "test"] in steps
+    for command in steps:
+        newcomer.follow(command)
+    assert newcomer.output.endswith("3 examples ok\n")
+
+    process = newcomer.start(dev)
+    try:
+        assert until(lambda: "running" in newcomer.output, 240, process, lambda: newcomer.output)
+        code = newcomer.folder / "steps.py"
+        edited = code.read_text().replace("    order = ", '    print("edited")\n    order = ', 1)
+        code.write_text(edited)
+        assert until(lambda: "edited" in newcomer.output, 240, process, lambda: newcomer.output)
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 0, newcomer.output
+    shutil.rmtree(newcomer.environment.folder)
+
+
+WITH_THE_CONNECTOR = """
+from ebbflow import Pipeline
+from ebbflow.connectors import Log, Myshelf
+
+pipeline = Pipeline("back").source("in", Myshelf(path="written")).sink("out", Log())
+summary = pipeline.run(timeout="30s", state="back")
+assert summary.vertices["out"].done == 100, summary
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_connector_package_next_to_it_passes_its_suite_and_is_used_from_yaml_and_python(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    newcomer = Newcomer(tmp_path, str(wheel.filename))
+    newcomer.environment.install(newcomer.wheel)
+    newcomer.follow(["ebbflow", "new", "my-shelf", "--template", "connector"])
+    newcomer.follow(["cd", "my-shelf"])
+    readme = (newcomer.folder / "README.md").read_text().partition("```console\n")[2]
+    *steps, run = (
+        shlex.split(line.removeprefix("$ ")) for line in readme.split("\n```")[0].split("\n")
+    )
+    for command in steps:
+        newcomer.follow(command)
+    assert re.search(r"\d+ passed", newcomer.output), newcomer.output
+    assert "failed" not in newcomer.output
+    newcomer.follow(run)
+    assert len(list((newcomer.folder / "written").glob("*.msg"))) == 100, newcomer.output
+    (newcomer.folder / "back.py").write_text(WITH_THE_CONNECTOR)
+    newcomer.follow(["python", "back.py"])
+    assert list((newcomer.folder / "written").glob("*.msg")) == []
+    shutil.rmtree(newcomer.environment.folder)
 
 
 COMPLETE = {
@@ -172,12 +288,13 @@ COMPLETE = {
 }
 FROM_PYTHON = """
 from ebbflow import Message, Pipeline
+from ebbflow.connectors import Generator, Log
 
 def double(datum):
     return Message(datum.value * 2)
 
-pipeline = Pipeline("twice").source("in", generator={"messages": 20})
-summary = pipeline.map("double", double).sink("out", log=True).run(drain=True, timeout="2m")
+pipeline = Pipeline("twice").source("in", Generator(messages=20))
+summary = pipeline.map("double", double).sink("out", Log()).run(drain=True, timeout="2m")
 assert summary.vertices["out"].done == 20, summary
 """
 ALONE = [("3.11", ""), ("3.13", ""), ("3.11", "4.0"), ("3.11", "4.1"), ("3.11", "4.2")]
@@ -199,6 +316,10 @@ def test_alone_with_the_newest_packages_it_does_all_that_a_newcomer_tries(
     document = ".ebbflow/demo/pipeline/pipeline.yaml"
     assert alone.run("ebbflow", "lint", document, cwd=tmp_path, timeout=60) == "1 file ok\n"
     assert alone.run("ebbflow", cwd=tmp_path, timeout=60, **COMPLETE) == "orders\n"
+    alone.run("ebbflow", "new", "shop", cwd=tmp_path, timeout=60)
+    assert alone.run("ebbflow", "test", cwd=tmp_path / "shop", timeout=60).endswith(
+        "3 examples ok\n"
+    )
     (tmp_path / "twice.py").write_text(FROM_PYTHON)
     alone.run("python", "twice.py", cwd=tmp_path, timeout=600)
     shutil.rmtree(alone.folder)

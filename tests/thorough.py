@@ -20,6 +20,12 @@ def register_profiles() -> None:
     settings.load_profile("ebbflow")
 
 
-def examples(number: int) -> int:
-    """So many examples of a hundred: fewer usually, ten times as many when it is to be thorough."""
-    return max(1, number * settings.default.max_examples // 100)
+def examples(number: int, thorough: int | None = None) -> int:
+    """This many examples of a hundred: fewer usually, ten times as many in a thorough run.
+
+    ``thorough`` is how many a thorough run tries, if that is another number.
+    """
+    tried = settings.default.max_examples
+    if thorough is not None and tried == _THOROUGH:
+        return thorough
+    return max(1, number * tried // 100)

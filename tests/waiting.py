@@ -1,4 +1,8 @@
-"""Waiting for something that happens in another thread or process."""
+"""Waiting for something that happens in another thread or process, or for time to pass.
+
+A test waits with ``until`` for whatever can be seen to happen. ``let_time_pass`` is for the rest:
+the server forgets ids after a while, or nothing is to happen meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ Found = TypeVar("Found")
 
 def until(
     condition: Callable[[], Found],
-    seconds: float = 30,
+    seconds: float = 120,
     process: subprocess.Popen[Any] | None = None,
     output: Callable[[], str] = str,
     every: float = 0.005,
@@ -28,3 +32,8 @@ def until(
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(every)
     return found
+
+
+def let_time_pass(seconds: float) -> None:
+    """Wait for the clock alone: nothing that can be seen ends this wait."""
+    time.sleep(seconds)

@@ -3,9 +3,9 @@
 python -m benchmarks.workers.asking PORT PATH SIZE SEED steady RATE SECONDS WARM
 python -m benchmarks.workers.asking PORT PATH SIZE SEED crowd CLIENTS REQUESTS
 
-``steady`` asks so many times a second whether or not earlier requests are answered. A request
+``steady`` asks that many times a second whether or not earlier requests are answered. A request
 counts from the moment at which it was due, so that one which could not be sent in time counts with
-its wait; those of the first ``WARM`` seconds do not count. ``crowd`` has so many clients at once,
+its wait; those of the first ``WARM`` seconds do not count. ``crowd`` has that many clients at once,
 each of which asks again as soon as it is answered.
 
 Prints JSON: the milliseconds of the requests at some shares, how many a second were answered, and
@@ -167,7 +167,7 @@ class Steady(Clients):
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def ask(self, rate: float, seconds: float, warm: float) -> dict[str, object]:
-        """Asks so many times a second, and returns what became of it."""
+        """Asks that many times a second, and returns what became of it."""
         self._free += [await self.connect() for _ in range(_CONNECTIONS)]
         began = self._loop.time()
         total = int(rate * (warm + seconds))
@@ -217,7 +217,7 @@ class Crowd(Clients):
     """Each client asks again as soon as it is answered."""
 
     async def ask(self, clients: float, requests: float) -> dict[str, object]:
-        """Asks so many requests in all, and returns what became of them."""
+        """Asks that many requests in all, and returns what became of them."""
         askers = [await self.connect() for _ in range(int(clients))]
         began, self._left = self._loop.time(), int(requests)
         for asker in askers:

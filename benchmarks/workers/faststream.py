@@ -20,7 +20,7 @@ from benchmarks.workers import PASSWORD, URL, USER
 def application(
     stream: str, subject: str, out_stream: str, out: str, workers: str, change: str
 ) -> FastStream:
-    """The worker, ready to run; it has so many ``workers``."""
+    """The worker, ready to run; it has that many ``workers``."""
     user, work = os.environ[USER], CHANGES[change]
     login = SASLPlaintext(user, os.environ[PASSWORD]) if user else None
     broker = NatsBroker(os.environ[URL], security=login, logger=None)

@@ -3,7 +3,7 @@
 python -m benchmarks.workers.floor STREAM SUBJECT OUT passed|columnar|unary
 
 No Spark, no positions, no outcomes, no redelivery: killed in the middle it loses or doubles what
-it had in hand. ``passed`` does not even look into the frames.
+it had in flight. ``passed`` does not even look into the frames.
 """
 
 from __future__ import annotations

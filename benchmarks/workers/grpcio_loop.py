@@ -1,4 +1,4 @@
-"""A plain client on grpcio: one stream to a unary map, so many messages in flight.
+"""A plain client on grpcio: one stream to a unary map, that many messages in flight.
 
 python -m benchmarks.workers.grpcio_loop SOCKET MESSAGES SIZE SEED
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks.workers.posting HOST PORT PATH CONNECTIONS POSTS LINES SIZE SEED
 
-A post has one text, or so many ``LINES`` of them. Prints JSON: how many ``seconds`` all posts took,
+A post has one text, or this many ``LINES``. Prints JSON: how many ``seconds`` all posts took,
 the seconds of CPU that the client used, and how long a post took in milliseconds.
 """
 
@@ -59,7 +59,7 @@ class Posting(asyncio.Protocol):
 
 
 class _Count:
-    """Tells when so many connections have ended."""
+    """Tells when that many connections have ended."""
 
     def __init__(self, connections: int) -> None:
         self._left = connections

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,9 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ebbflow.domain.errors import SetupError
-from ebbflow.nats.embedded import find_binary
-from ebbflow.nats.login import Login
+from ebbflow import SetupError
 
 CONFIG = Path(__file__).parent / "node.conf"
 HOST = "127.0.0.1"
@@ -46,7 +46,7 @@ class Node:
             return
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [find_binary(), "-c", str(CONFIG)],
+                [_find_server(), "-c", str(CONFIG)],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -84,22 +84,22 @@ class Node:
         try:
             address = f"http://{HOST}:{self.ports.monitor}/healthz"
             with urllib.request.urlopen(address, timeout=2) as answer:
-                return answer.status == 200
+                return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
 
 
 class Nodes:
-    """A cluster of three. The login, a user and a password, is for clients and nodes alike."""
+    """A cluster of three. The user and the password are for clients and nodes alike."""
 
-    def __init__(self, folder: Path, login: Login, ports: Sequence[Ports]) -> None:
-        if login.user is None or login.password is None:
+    def __init__(self, folder: Path, user: str, password: str, ports: Sequence[Ports]) -> None:
+        if not user or not password:
             raise SetupError(
                 "The cluster has no login.",
                 "Set EBBFLOW_NATS_USER and EBBFLOW_NATS_PASSWORD to one of your choice.",
             )
         self.folder = folder
-        self._user, self._password = login.user, login.password
+        self._user, self._password = user, password
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         routes = json.dumps([self._url(one.cluster) for one in ports])
         self.all = [
@@ -153,6 +153,12 @@ class Nodes:
             if time.monotonic() > deadline:
                 raise SetupError("The cluster did not get ready.", f"Logs are in {self.folder}.")
             time.sleep(0.1)
+
+
+def _find_server() -> str:
+    """Returns the nats-server that was installed with Ebbflow, or else the one on the path."""
+    installed = Path(sys.executable).with_name("nats-server")
+    return str(installed) if installed.exists() else shutil.which("nats-server") or "nats-server"
 
 
 def ports_from(first: int) -> list[Ports]:

@@ -1,17 +1,17 @@
 """Run three NATS nodes on this machine until Ctrl-C. One that ends is started again after a while.
 
-NATS_USER=me NATS_PASSWORD=secret python -m examples.cluster.start [--folder DIR]
+EBBFLOW_NATS_USER=me EBBFLOW_NATS_PASSWORD=secret python -m examples.cluster.start [--folder DIR]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
 
-from ebbflow.domain.errors import EbbflowError
-from ebbflow.nats.login import Login
+from ebbflow import EbbflowError
 from examples.cluster.nodes import Nodes, ports_from
 
 
@@ -22,11 +22,13 @@ def main() -> int:
     )
     parser.add_argument("--port", type=int, default=4222, help="of the first node (%(default)s)")
     parser.add_argument(
-        "--away", type=float, default=10, help="seconds that a lost node stays away (%(default)s)"
+        "--away", type=float, default=10, help="seconds until a lost node returns (%(default)s)"
     )
     arguments = parser.parse_args()
     try:
-        nodes = Nodes(arguments.folder, Login.from_environment(), ports_from(arguments.port))
+        user = os.environ.get("EBBFLOW_NATS_USER", "")
+        password = os.environ.get("EBBFLOW_NATS_PASSWORD", "")
+        nodes = Nodes(arguments.folder, user, password, ports_from(arguments.port))
         run(nodes, arguments.away)
     except EbbflowError as error:
         print(f"cluster: {error}", file=sys.stderr)

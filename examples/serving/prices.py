@@ -1,7 +1,7 @@
 """Answers from a join with a table: requests that have arrived together are joined at once.
 
-A product that has no price yet keeps its request open: the message comes again a moment later, and
-finds the table as it is then.
+A product that has no price yet keeps its request open: the message is redelivered a moment later,
+and finds the table as it is then.
 """
 
 import json

@@ -1,38 +1,46 @@
 """Message pipelines on Apache Spark with a decision for every single message.
 
-from ebbflow import Datum, Message, Pipeline, nack
+from ebbflow import Datum, Message, Nack, Pipeline
+from ebbflow.connectors import Generator, Log
 
 def enrich(datum: Datum) -> Message:
     if not ready(datum):
-        nack(delay="700ms", reason="customer not known yet")
+        raise Nack("customer not known yet", delay="700ms")
     return Message(datum.value.upper())
 
-Pipeline("orders").source("in", generator={"messages": 100}).map("enrich", enrich).sink(
-    "out", log=True
+Pipeline("orders").source("in", Generator(messages=100)).map("enrich", enrich).sink(
+    "out", Log()
 ).run(drain=True)
 
 The public names, each to be imported from the module that lists it:
 
-    ebbflow             building      Pipeline MonoVertex Backoff Function
-                        user code     Datum Message Response RowResponse Status nack Nack
-                                      NackOptions Source SourceMessage NackOffset ServingStore
-                        a run         Summary Counts Watcher PipelineStatus VertexStatus
-                        dead letters  DeadLetters StoredLetter Letter LetterFilter LetterPage
-                                      LetterEdit ReplayResult EarlierDeath
-                        answers       answers StoredAnswers Answer
-                        errors        EbbflowError SetupError AccessError JetStreamUnavailable
-                                      EngineLost SpecError Problem TargetError SourceError
-                                      CallTimeout ContractViolation MessageTooLarge Unavailable
-    ebbflow.publishing  publishing    Publisher AsyncPublisher Outgoing Ack PublishOptions Login
-                        errors        PublishError NoStreamResponse PublishTimeout BufferFull
-                                      PermanentPublishError
-    ebbflow.client      asking        Client AsyncClient Answered RequestStatus RequestStep
-                                      RequestFailure
-                        errors        RequestError RequestRefused RequestFailed AnswerPending
-                                      RequestInDoubt UnknownRequest
-    ebbflow.datasource  any Spark job register JetStreamDataSource
-                        errors        DataSourceError DataLoss
-    ebbflow.testing     tests         see there
+    ebbflow                building      Pipeline MonoVertex Function Backoff Limits
+                           user code     Datum Message Response Status nack Nack NackOptions
+                                         Unavailable Source SourceMessage NackOffset
+                           a run         PipelineRun Summary Counts Watcher
+                           dead letters  DeadLetters
+                           errors        EbbflowError SetupError SpecError
+    ebbflow.builders       settings      Audit Breaker InterStepBuffer NatsStore OnUnavailable
+                                         Publish
+                           builders      Pipeline MonoVertex
+    ebbflow.deadletters    dead letters  DeadLetters StoredLetter Letter LetterFilter LetterPage
+                                         LetterEdit ReplayResult EarlierDeath
+    ebbflow.operations     answers       answers StoredAnswers Answer ServingStore
+    ebbflow.status         a run         PipelineStatus VertexStatus
+    ebbflow.domain.errors  any error     EbbflowError SetupError AccessError JetStreamUnavailable
+                                         EngineLost SpecError Problem TargetError SourceError
+                                         CallTimeout ContractViolation MessageTooLarge Unavailable
+    ebbflow.connectors     connectors    Generator Kafka Log …: see there
+    ebbflow.publishing     publishing    Publisher AsyncPublisher Outgoing Ack PublishOptions Login
+                           errors        PublishError NoStreamResponse PublishTimeout BufferFull
+                                         PermanentPublishError
+    ebbflow.client         asking        Client AsyncClient Answered RequestStatus RequestStep
+                                         RequestFailure
+                           errors        RequestError RequestRefused RequestFailed AnswerPending
+                                         RequestInDoubt UnknownRequest
+    ebbflow.datasource     any Spark job register JetStreamDataSource
+                           errors        DataSourceError DataLoss
+    ebbflow.testing        tests         see there
 
 Everything else is internal: other modules and other names in them may change in any version. The
 command ``ebbflow`` and the fields of a pipeline in YAML are public as well.
@@ -48,121 +56,87 @@ from ebbflow.builders import MonoVertex, Pipeline
 from ebbflow.domain import __version__
 from ebbflow.domain.code import Function
 from ebbflow.domain.durations import Backoff
-from ebbflow.domain.errors import (
-    AccessError,
-    CallTimeout,
-    ContractViolation,
-    EbbflowError,
-    EngineLost,
-    JetStreamUnavailable,
-    MessageTooLarge,
-    Problem,
-    SetupError,
-    SourceError,
-    SpecError,
-    TargetError,
-    Unavailable,
-)
+from ebbflow.domain.errors import EbbflowError, SetupError, SpecError, Unavailable
 from ebbflow.domain.message import (
     Datum,
     Message,
     Nack,
     NackOptions,
     Response,
-    RowResponse,
     Status,
     nack,
 )
 from ebbflow.domain.outcome import Counts
 from ebbflow.domain.user_source import NackOffset, Source, SourceMessage
+from ebbflow.spec.typed import Limits
 
 if TYPE_CHECKING:
-    from ebbflow.deadletters import (
-        DeadLetters,
-        LetterEdit,
-        LetterFilter,
-        LetterPage,
-        ReplayResult,
-        StoredLetter,
-    )
-    from ebbflow.engine.answers import Answer
-    from ebbflow.engine.dead_letter import EarlierDeath, Letter
-    from ebbflow.operations.stored_answers import StoredAnswers, answers
-    from ebbflow.status.model import PipelineStatus, VertexStatus
+    from ebbflow.deadletters import DeadLetters
+    from ebbflow.operations.pipeline_run import PipelineRun
     from ebbflow.status.run_report import Summary, Watcher
-    from ebbflow.streams.answer_bucket import ServingStore
 
 __all__ = [
-    "AccessError",
-    "Answer",
     "Backoff",
-    "CallTimeout",
-    "ContractViolation",
     "Counts",
     "Datum",
     "DeadLetters",
-    "EarlierDeath",
     "EbbflowError",
-    "EngineLost",
     "Function",
-    "JetStreamUnavailable",
-    "Letter",
-    "LetterEdit",
-    "LetterFilter",
-    "LetterPage",
+    "Limits",
     "Message",
-    "MessageTooLarge",
     "MonoVertex",
     "Nack",
     "NackOffset",
     "NackOptions",
     "Pipeline",
-    "PipelineStatus",
-    "Problem",
-    "ReplayResult",
+    "PipelineRun",
     "Response",
-    "RowResponse",
-    "ServingStore",
     "SetupError",
     "Source",
-    "SourceError",
     "SourceMessage",
     "SpecError",
     "Status",
-    "StoredAnswers",
-    "StoredLetter",
     "Summary",
-    "TargetError",
     "Unavailable",
-    "VertexStatus",
     "Watcher",
     "__version__",
-    "answers",
     "nack",
 ]
 
 _IMPORTED_WHEN_USED = {
-    "Answer": "ebbflow.engine.answers",
     "DeadLetters": "ebbflow.deadletters",
-    "EarlierDeath": "ebbflow.engine.dead_letter",
-    "Letter": "ebbflow.engine.dead_letter",
-    "LetterEdit": "ebbflow.deadletters",
-    "LetterFilter": "ebbflow.deadletters",
-    "LetterPage": "ebbflow.deadletters",
-    "PipelineStatus": "ebbflow.status.model",
-    "ReplayResult": "ebbflow.deadletters",
-    "ServingStore": "ebbflow.streams.answer_bucket",
-    "StoredAnswers": "ebbflow.operations.stored_answers",
-    "StoredLetter": "ebbflow.deadletters",
+    "PipelineRun": "ebbflow.operations.pipeline_run",
     "Summary": "ebbflow.status.run_report",
-    "VertexStatus": "ebbflow.status.model",
     "Watcher": "ebbflow.status.run_report",
-    "answers": "ebbflow.operations.stored_answers",
 }
+
+_MOVED = {
+    "ebbflow.builders": "Audit Breaker InterStepBuffer NatsStore OnUnavailable Publish",
+    "ebbflow.deadletters": "EarlierDeath Letter LetterEdit LetterFilter LetterPage ReplayResult "
+    "StoredLetter",
+    "ebbflow.domain.errors": "AccessError CallTimeout ContractViolation EngineLost "
+    "JetStreamUnavailable MessageTooLarge Problem SourceError TargetError",
+    "ebbflow.operations": "Answer ServingStore StoredAnswers answers",
+    "ebbflow.status": "PipelineStatus VertexStatus",
+}
+"""The names that were here, by the module that has them now."""
+
+_REPLACED = {
+    "RowResponse": "write Response, whose class methods need no id in a columnar sink",
+    **{
+        name: f"write: from {module} import {name}"
+        for module, names in _MOVED.items()
+        for name in names.split()
+    },
+}
+"""Names that were here, and what to write now."""
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name that brings NATS or Arrow with it, when it is first used."""
+    if name in _REPLACED:
+        # Not an AttributeError, whose text ``from ebbflow import ...`` would not show.
+        raise ImportError(f"ebbflow has no {name} any more; {_REPLACED[name]}")
     if name not in _IMPORTED_WHEN_USED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_IMPORTED_WHEN_USED[name]), name)

@@ -1,6 +1,6 @@
 """The Python builder: the same pipeline as in YAML, written as a chain of calls.
 
-    Pipeline("orders").source("in", generator={"messages": 100}).map("enrich", enrich).sink(
+    Pipeline("orders").source("in", Generator(messages=100)).map("enrich", enrich).sink(
         "store", store
     )
 
@@ -12,20 +12,19 @@ the same step. ``after`` names other steps to read from, and ``tags`` says which
         .source("in", "shop:Orders")
         .map("split", split)
         .sink("big", store_big, tags=["big"])
-        .sink("rest", log=True, after="split", tags=["big"], operator="not")
+        .sink("rest", Log(), after="split", tags=["big"], operator="not")
     )
 
 A sink may have others behind it, and may be called again for what it reports as failed::
 
-    .sink("store", store, retry={"interval": "1s", "steps": 3}, on_failure="fallback",
-          fallback="log")
+    .sink("store", store, retry=Backoff("1s", steps=3), on_failure="fallback", fallback=Log())
 
 A pipeline answers requests if it begins with ``serve``, and a sink serves what it gets::
 
-    Pipeline("ask").serve("in", ports={"http": 8080}).map("think", think).sink("out", serve=True)
+    Pipeline("ask").serve("in", ports=Ports(http=8080)).map("think", think).sink("out", Serve())
 
-``retry`` is a ``Backoff`` or its fields. ``fallback`` and ``on_success`` are user code, ``"log"``
-or ``"blackhole"``; a text with a colon in it is user code.
+Sources and sinks are user code, or connectors of ``ebbflow.connectors``. This module exports the
+settings that options take, such as ``Audit`` and ``Breaker``.
 
 The rules that check YAML check a pipeline in Python too, when ``spec`` is read or ``run`` called.
 The model is imported only then: importing this module must stay cheap, because every Spark worker
@@ -34,33 +33,71 @@ does it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from copy import copy
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    ParamSpec,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+)
 
-from ebbflow.domain.code import Code, Mode, OnFailure, OnFull, SinkMode, TagOperator
+from typing_extensions import override
+
+from ebbflow.domain.code import Code, Mode, OnFailure, SinkMode, TagOperator
+from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import Problem, SpecError
+from ebbflow.domain.spelling import named_options
 from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import (
     CodeChoice,
-    Policy,
+    OnFull,
+    OnUnavailable,
     ServingOptions,
     SinkChoice,
-    SinkKinds,
-    SourceKinds,
+    SourceChoice,
     Store,
-    named_options,
 )
+from ebbflow.spec.typed import Audit, Breaker, InterStepBuffer, Limits, NatsStore, Publish
+from ebbflow.usercode.codecs import Decode, Encode, coded_map, coded_sink
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from ebbflow.operations.pipeline_run import PipelineRun
     from ebbflow.runtime.run_setup import Attachment, RunOptionNames
     from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec
     from ebbflow.status.run_report import Summary, Watcher
 
+__all__ = [
+    "Audit",
+    "Breaker",
+    "InterStepBuffer",
+    "MonoVertex",
+    "NatsStore",
+    "OnUnavailable",
+    "Pipeline",
+    "Publish",
+]
+
+P = ParamSpec("P")
+B = TypeVar("B", bound="Builder")
+
 
 class Builder:
-    """A pipeline or MonoVertex that is written in Python."""
+    """A pipeline or MonoVertex that is written in Python.
+
+    A builder never changes: each method returns another one with the part added. So a cell of a
+    notebook may run twice, and a beginning may be shared by several pipelines.
+    """
+
+    def _copy(self) -> Self:
+        """Returns a builder with the same parts, to which others can be added."""
+        raise NotImplementedError
 
     @property
     def spec(self) -> Spec:
@@ -70,7 +107,7 @@ class Builder:
     def run(
         self,
         *,
-        quiet: bool = True,
+        quiet: bool | None = None,
         watcher: Watcher | None = None,
         ui: bool | str = False,
         metrics: bool | str = False,
@@ -79,54 +116,113 @@ class Builder:
         """Checks the pipeline and runs it on this driver; blocks until it has ended.
 
         It ends when it is drained (``drain=True``), timed out (``timeout="5m"``) or stopped with
-        Ctrl-C. It shows what vertices print, a ``log`` sink included, where it listens, and what
-        needs attention; the logger ``ebbflow`` has the rest. ``quiet=False`` shows what
-        ``ebbflow run`` shows; your own ``watcher`` receives everything instead.
+        Ctrl-C. In a terminal and in a notebook it shows its progress. Elsewhere, and with
+        ``quiet=True``, it shows what vertices print, a ``log`` sink included, where it listens, and
+        what needs attention; the logger ``ebbflow`` has the rest. ``quiet=False`` shows progress
+        everywhere; your own ``watcher`` receives everything instead.
 
         ``ui`` serves a web UI of the run, and ``metrics`` its metrics and health alone: ``True``,
-        or where to listen as ``"HOST:PORT"``. The addresses are told like all else.
+        or where to listen as ``"HOST:PORT"``. The run reports the addresses.
+
+        Spark stays open for the next run of this process, which then starts within a second.
 
         Raises ``SpecError`` if the pipeline has problems, ``TypeError`` for an option that does not
         exist, ``SetupError`` if this machine is not ready, and ``EngineLost`` if Spark kept dying.
         An exception in user code is the outcome of its message and does not end the run.
         """
+        if quiet is False and watcher is not None:
+            raise TypeError("run() takes quiet=False or a watcher, not both")
+        if watcher is not None:
+            return self._prepare(watcher, ui, metrics, options).execute()
+        from ebbflow.operations.pipeline_run import NotebookView, is_notebook
+        from ebbflow.status.run_report import NOTHING_READ, START_OVER, QuietWatcher
+
+        notebook = quiet is not True and is_notebook()
+        if not notebook and (quiet is False or (quiet is None and sys.stdout.isatty())):
+            return self._run_on_display(ui, metrics, options)
+        viewer = NotebookView(QuietWatcher()) if notebook else QuietWatcher()
+        summary = self._prepare(viewer, ui, metrics, options).execute()
+        if summary.had_nothing_to_do:
+            viewer.stage(f"{NOTHING_READ} {START_OVER}")
+        return summary
+
+    def start(
+        self,
+        *,
+        watcher: Watcher | None = None,
+        ui: bool | str = False,
+        metrics: bool | str = False,
+        **options: Unpack[RunOptionNames],
+    ) -> PipelineRun:
+        """Starts the pipeline in the background and returns a handle once it is running.
+
+            with orders.start(drain=True) as run:
+                print(run.status())
+                summary = run.wait(timeout="60s")
+
+        Takes the options of ``run`` and raises what that raises. What vertices print is printed,
+        and problems go to the logger ``ebbflow``, unless you give a ``watcher``. The run ends with
+        this process at the latest: use the handle as a context manager, or call ``stop``.
+        """
+        from ebbflow.status.run_report import QuietWatcher
+
+        viewer = watcher or QuietWatcher()
+        return self._prepare(viewer, ui, metrics, options, "start").start()
+
+    def _prepare(
+        self,
+        watcher: Watcher,
+        ui: bool | str,
+        metrics: bool | str,
+        options: RunOptionNames,
+        call: str = "run",
+    ) -> PipelineRun:
+        """Returns a run that has not begun; checks everything that can be checked without Spark."""
         from ebbflow.runtime.run_setup import RunOptions
 
-        RunOptions.of(options)  # a misspelt option is told before anything is started
-        if not quiet and watcher is not None:
-            raise TypeError("run() takes quiet=False or a watcher, not both")
+        checked = RunOptions.of(options, call)  # a misspelt option is reported before anything else
         spec = self.spec
-        from ebbflow.spark.run import run_pipeline
+        from ebbflow.operations.pipeline_run import PipelineRun
 
-        beside: list[Attachment] = []
+        attachments: list[Attachment] = []
         if ui or metrics:
             from ebbflow.ui.web_ui import attach_web_ui
 
-            beside = attach_web_ui(ui, metrics)
+            attachments = attach_web_ui(ui, metrics)
+        return PipelineRun(spec, checked, watcher, attachments)
 
-        if watcher is not None:
-            return run_pipeline(spec, watcher=watcher, beside=beside, **options)
-        if quiet:
-            return _run_quietly(spec, beside, options)
+    def _run_on_display(
+        self, ui: bool | str, metrics: bool | str, options: RunOptionNames
+    ) -> Summary:
         from ebbflow.status.terminal import open_display
         from ebbflow.status.terminal.overview import show_end
 
         with open_display(draining=options.get("drain", False)) as display:
-            summary = run_pipeline(spec, watcher=display, beside=beside, **options)
+            summary = self._prepare(display, ui, metrics, options).execute()
         show_end(display, summary)
         return summary
 
+    def _repr_html_(self) -> str:
+        """Returns the graph as a picture for notebooks, or what is wrong with the pipeline."""
+        from html import escape
 
-def _run_quietly(spec: Spec, beside: Sequence[Attachment], options: RunOptionNames) -> Summary:
-    """Runs a pipeline and draws nothing; says so if there was nothing to do."""
-    from ebbflow.spark.run import run_pipeline
-    from ebbflow.status.run_report import NOTHING_READ, START_OVER, QuietWatcher
+        from ebbflow.spec.echo import outline
+        from ebbflow.spec.graph.drawings import draw_svg
 
-    watcher = QuietWatcher()
-    summary = run_pipeline(spec, watcher=watcher, beside=beside, **options)
-    if summary.had_nothing_to_do:
-        watcher.stage(f"{NOTHING_READ} {START_OVER}")
-    return summary
+        try:
+            return draw_svg(outline(self.spec))
+        except SpecError as error:
+            return f"<pre>{escape(str(error))}</pre>"
+
+
+def _on_a_copy(method: Callable[Concatenate[B, P], B]) -> Callable[Concatenate[B, P], B]:
+    """Returns the method that leaves its builder as it is, and changes and returns a copy."""
+
+    @functools.wraps(method)
+    def call(builder: B, /, *args: P.args, **kwargs: P.kwargs) -> B:
+        return method(builder._copy(), *args, **kwargs)
+
+    return call
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -137,41 +233,32 @@ def _given(**options: Any) -> dict[str, Any]:
 class VertexOptions(TypedDict, total=False):
     """The options of every vertex.
 
-    ``limits`` and a mapping for ``on_error`` have YAML's fields, in camel case or snake case:
-    ``limits={"read_batch_size": 50}``, ``on_error={"interval": "2s", "steps": 3}``,
-    ``on_unavailable={"errors": [Down], "interval": "1s"}``, ``breaker={"share": 0.2}``. With
+    ``limits=Limits(read_batch_size=50)``, ``on_error=Backoff("2s", steps=3)``,
+    ``on_unavailable=OnUnavailable([Down], interval="1s")``, ``breaker=Breaker(share=0.2)``. With
     ``inline=False`` the task of the vertex before never runs this one itself.
     """
 
     partitions: int
     inline: bool
-    limits: Mapping[str, Any]
+    limits: Limits
     ordered: bool
-    on_error: Policy
-    on_unavailable: Mapping[str, Any]
-    breaker: Mapping[str, Any]
-
-
-class SourceOptions(VertexOptions, SourceKinds):
-    """The options of a source, and the places its messages can come from."""
+    on_error: Backoff
+    on_unavailable: OnUnavailable
+    breaker: Breaker
 
 
 class ServeOptions(VertexOptions, ServingOptions):
     """The options of a serving source: of its vertex, and how it takes requests in."""
 
 
-class SinkOptions(VertexOptions, SinkKinds):
-    """The options of a sink, and the places its messages can go to."""
-
-
 class Pipeline(Builder):
     """Builds a pipeline step by step; ``run`` runs it and ``spec`` gives the checked model.
 
-    ``serving_store`` is a class of yours, ``"nats"`` or ``{"nats": {"ttl": "1h"}}``. ``limits`` and
-    ``ordered`` hold for every step that does not say otherwise. ``inter_step_buffer`` has YAML's
-    fields: ``{"replicas": 3, "publish": {"ack_wait": "30s"}}``. ``audit`` keeps a table of what
-    became of every message: ``{"format": "parquet", "options": {"path": "audit"}}``. With
-    ``inline=True`` tasks may run the next vertices themselves, without a buffer in between.
+    ``serving_store`` is your own class, ``"nats"`` or ``NatsStore(ttl="1h")``. ``limits`` and
+    ``ordered`` hold for every step that does not say otherwise. ``inter_step_buffer`` is about the
+    streams: ``InterStepBuffer(replicas=3)``. ``audit`` keeps a table of the outcome of every
+    message: ``Audit(format="parquet", options={"path": "audit"})``. With ``inline=False`` every
+    vertex has its own tasks, and messages always go through buffers.
     """
 
     @named_options
@@ -179,19 +266,20 @@ class Pipeline(Builder):
         self,
         name: str,
         *,
-        limits: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
         serving_store: Store | None = None,
         ordered: bool = False,
-        inter_step_buffer: Mapping[str, Any] | None = None,
-        audit: Mapping[str, Any] | None = None,
+        inter_step_buffer: InterStepBuffer | None = None,
+        audit: Audit | None = None,
         inline: bool | None = None,
     ) -> None:
         self._name = name
         self._vertices: list[dict[str, Any]] = []
         self._edges: list[dict[str, Any]] = []
         self._body: dict[str, Any] = {"vertices": self._vertices, "edges": self._edges}
-        self._body |= parts.settings({"limits": limits or {}, "ordered": ordered})
+        self._body |= parts.settings({"ordered": ordered})
         self._body |= _given(
+            limits=limits,
             serving_store=serving_store,
             inter_step_buffer=inter_step_buffer,
             audit=audit,
@@ -200,39 +288,41 @@ class Pipeline(Builder):
         self._previous: str | None = None
 
     @named_options
+    @_on_a_copy
     def source(
         self,
         name: str,
-        code: CodeChoice | None = None,
+        source: SourceChoice | None = None,
         *,
         transformer: CodeChoice | None = None,
-        retry: Policy | None = None,
+        retry: Backoff | None = None,
         on_failure: OnFailure | None = None,
-        **options: Unpack[SourceOptions],
+        **options: Unpack[VertexOptions],
     ) -> Self:
-        """Adds a source: user code, or one of YAML's such as ``generator={"messages": 100}``.
+        """Adds a source: user code, or a connector such as ``Generator(messages=100)``.
 
         The transformer gets each message before it is first stored. ``retry`` and ``on_failure``
         say what happens to messages that it reports as failed.
         """
-        part = parts.source_section(code, options, transformer, retry, on_failure)
+        part = parts.source_section(source, transformer, retry, on_failure)
         self._add({"name": name, "source": part}, options)
         self._previous = name
         return self
 
     @named_options
+    @_on_a_copy
     def serve(
         self,
         name: str,
         *,
         transformer: CodeChoice | None = None,
-        retry: Policy | None = None,
+        retry: Backoff | None = None,
         on_failure: OnFailure | None = None,
         **options: Unpack[ServeOptions],
     ) -> Self:
         """Adds a source that takes requests in over HTTP; callers get what sinks serve.
 
-        ``ports={"http": 8080}`` and the like are YAML's fields. Answers are kept in the pipeline's
+        ``ports=Ports(http=8080)`` says where it listens. Answers are kept in the pipeline's
         ``serving_store``, in NATS if it says none. The rest is as for ``source``.
         """
         part = parts.serving_source(options, transformer, retry, on_failure)
@@ -241,20 +331,23 @@ class Pipeline(Builder):
         return self
 
     @named_options
+    @_on_a_copy
     def map(
         self,
         name: str,
         code: CodeChoice | None = None,
         *,
         mode: Mode = "unary",
+        decode: Decode | None = None,
+        encode: Encode | None = None,
         sql: str | None = None,
         dataframe: Code | None = None,
-        retry: Policy | None = None,
+        retry: Backoff | None = None,
         on_failure: OnFailure | None = None,
         after: str | Iterable[str] | None = None,
         tags: str | Iterable[str] | None = None,
         operator: TagOperator = "or",
-        on_full: OnFull = "retryUntilSuccess",
+        on_full: OnFull = "retry_until_success",
         **options: Unpack[VertexOptions],
     ) -> Self:
         """Adds a map that reads from the step before it, or from those named by ``after``.
@@ -262,8 +355,10 @@ class Pipeline(Builder):
         ``after=()`` connects it to nothing; ``edge`` can then do so. ``mode`` says what one
         call of the code gets: one message, a batch, or a table of them. In place of code there may
         be ``sql`` over the view ``messages``, or a function ``dataframe`` from DataFrame to
-        DataFrame.
+        DataFrame. With ``decode`` the code gets a value in place of a ``Datum``: ``"json"``,
+        ``"text"``, a pydantic model or a function of bytes; ``encode`` writes what it returns.
         """
+        code = coded_map(code, mode, decode, encode)
         part = parts.udf(code, mode, retry, on_failure, sql, dataframe)
         self._add({"name": name, "udf": part}, options)
         self._connect(name, after, tags, operator, on_full)
@@ -271,38 +366,34 @@ class Pipeline(Builder):
         return self
 
     @named_options
+    @_on_a_copy
     def sink(
         self,
         name: str,
-        code: CodeChoice | None = None,
+        sink: SinkChoice | None = None,
         *,
         mode: SinkMode = "batch",
-        log: bool = False,
-        blackhole: bool = False,
-        serve: bool = False,
+        decode: Decode | None = None,
         fallback: SinkChoice | None = None,
         on_success: SinkChoice | None = None,
-        retry: Policy | None = None,
+        retry: Backoff | None = None,
         on_failure: OnFailure | None = None,
         after: str | Iterable[str] | None = None,
         tags: str | Iterable[str] | None = None,
         operator: TagOperator = "or",
-        on_full: OnFull = "retryUntilSuccess",
-        **options: Unpack[SinkOptions],
+        on_full: OnFull = "retry_until_success",
+        **options: Unpack[VertexOptions],
     ) -> Self:
-        """Adds a sink: user code, ``log=True``, ``blackhole=True`` or one of YAML's kinds.
+        """Adds a sink: user code, or a connector such as ``Log()`` or ``Kafka(...)``.
 
         A sink is connected like a map. ``mode`` says what one call of the code gets: a list of
         messages, or a table of them. ``fallback`` gets the messages that the sink cannot write,
-        ``on_success`` those that it passes on.
+        ``on_success`` those that it passes on. With ``decode`` the code gets a list of values, and
+        has written all of them when it returns.
         """
         part = parts.sink_section(
-            code,
-            options,
+            coded_sink(sink, mode, decode),
             mode=mode,
-            log=log,
-            blackhole=blackhole,
-            serve=serve,
             fallback=fallback,
             on_success=on_success,
             retry=retry,
@@ -313,6 +404,7 @@ class Pipeline(Builder):
         return self
 
     @named_options
+    @_on_a_copy
     def edge(
         self,
         from_: str,
@@ -320,16 +412,13 @@ class Pipeline(Builder):
         *,
         tags: str | Iterable[str] | None = None,
         operator: TagOperator = "or",
-        on_full: OnFull = "retryUntilSuccess",
+        on_full: OnFull = "retry_until_success",
     ) -> Self:
         """Connects two steps by name, in addition to what the chain connects.
 
         A map may be connected to itself or to an earlier one; its messages then go round.
         """
-        edge: dict[str, Any] = {"from": from_, "to": to, "onFull": on_full}
-        if tags is not None:
-            edge["conditions"] = parts.conditions(tags, operator)
-        self._edges.append(edge)
+        self._add_edge(from_, to, tags, operator, on_full)
         return self
 
     @property
@@ -343,6 +432,26 @@ class Pipeline(Builder):
     def _add(self, vertex: dict[str, Any], options: VertexOptions) -> None:
         self._vertices.append(vertex | parts.settings(options))
 
+    @override
+    def _copy(self) -> Self:
+        other = copy(self)
+        other._vertices, other._edges = list(self._vertices), list(self._edges)
+        other._body = {**self._body, "vertices": other._vertices, "edges": other._edges}
+        return other
+
+    def _add_edge(
+        self,
+        from_: str,
+        to: str,
+        tags: str | Iterable[str] | None,
+        operator: TagOperator,
+        on_full: OnFull,
+    ) -> None:
+        edge: dict[str, Any] = {"from": from_, "to": to, "onFull": parts.on_full(on_full)}
+        if tags is not None:
+            edge["conditions"] = parts.conditions(tags, operator)
+        self._edges.append(edge)
+
     def _connect(
         self,
         name: str,
@@ -354,18 +463,15 @@ class Pipeline(Builder):
         before = self._previous if after is None else after
         listed = None if tags is None else parts.listed(tags)
         for step in [] if before is None else parts.listed(before):
-            self.edge(step, name, tags=listed, operator=operator, on_full=on_full)
+            self._add_edge(step, name, listed, operator, on_full)
 
 
 class MonoVertex(Builder):
     """Builds a MonoVertex part by part; ``run`` runs it and ``spec`` gives the checked model.
 
-    ``partitions`` is the number of tasks, one if left out. ``limits``, ``breaker`` and mappings for
-    ``on_error`` and ``on_unavailable`` have YAML's fields, in camel case or snake case, as for the
-    steps of a ``Pipeline``. ``serving_store`` is a class of
-    yours, ``"nats"`` or ``{"nats": {"ttl": "1h"}}``. ``inter_step_buffer`` is about the streams of
-    redeliveries and dead letters, with YAML's fields: ``{"replicas": 3}``. ``audit`` is the
-    table of what became of every message, as for a ``Pipeline``.
+    ``partitions`` is the number of tasks, one if left out. ``inter_step_buffer`` is about the
+    streams of redeliveries and dead letters. The other options are as for a ``Pipeline`` and its
+    steps.
     """
 
     @named_options
@@ -374,19 +480,19 @@ class MonoVertex(Builder):
         name: str,
         *,
         partitions: int | None = None,
-        limits: Mapping[str, Any] | None = None,
-        on_error: Policy | None = None,
-        on_unavailable: Mapping[str, Any] | None = None,
-        breaker: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
+        on_error: Backoff | None = None,
+        on_unavailable: OnUnavailable | None = None,
+        breaker: Breaker | None = None,
         serving_store: Store | None = None,
-        inter_step_buffer: Mapping[str, Any] | None = None,
-        audit: Mapping[str, Any] | None = None,
+        inter_step_buffer: InterStepBuffer | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self._name = name
         self._bypass: dict[str, Any] = {}
         self._body: dict[str, Any] = {"bypass": self._bypass}
-        self._body |= parts.settings({"limits": limits or {}})
         self._body |= _given(
+            limits=limits,
             partitions=partitions,
             on_error=on_error,
             on_unavailable=on_unavailable,
@@ -397,79 +503,82 @@ class MonoVertex(Builder):
         )
 
     @named_options
+    @_on_a_copy
     def source(
         self,
-        code: CodeChoice | None = None,
+        source: SourceChoice | None = None,
         *,
         transformer: CodeChoice | None = None,
-        retry: Policy | None = None,
+        retry: Backoff | None = None,
         on_failure: OnFailure | None = None,
-        **kinds: Unpack[SourceKinds],
     ) -> Self:
-        """Reads from user code, or from ``generator={"messages": 100, "rpu": 5}``.
+        """Reads from user code, or from a connector such as ``Generator(messages=100, rpu=5)``.
 
         ``retry`` and ``on_failure`` say what happens to messages that the transformer reports as
         failed.
         """
-        part = parts.source_section(code, kinds, transformer, retry, on_failure)
+        part = parts.source_section(source, transformer, retry, on_failure)
         return self._give(self._body, "source", part)
 
     @named_options
+    @_on_a_copy
     def serve(
         self,
         *,
         transformer: CodeChoice | None = None,
-        retry: Policy | None = None,
+        retry: Backoff | None = None,
         on_failure: OnFailure | None = None,
         **options: Unpack[ServingOptions],
     ) -> Self:
         """Takes requests in over HTTP, in place of ``source``; callers get what the sink serves.
 
-        ``ports={"http": 8080}`` and the like are YAML's fields. Answers are kept in the
+        ``ports=Ports(http=8080)`` says where it listens. Answers are kept in the
         ``serving_store``, in NATS if there is none.
         """
         part = parts.serving_source(options, transformer, retry, on_failure)
         return self._give(self._body, "source", part)
 
     @named_options
+    @_on_a_copy
     def map(
         self,
         code: CodeChoice,
         *,
         mode: Mode = "unary",
-        retry: Policy | None = None,
+        decode: Decode | None = None,
+        encode: Encode | None = None,
+        retry: Backoff | None = None,
         on_failure: OnFailure | None = None,
     ) -> Self:
-        """Changes each message; ``mode`` says what one call of the code gets."""
+        """Changes each message; ``mode`` says what one call of the code gets.
+
+        ``decode`` and ``encode`` are as for a map of a ``Pipeline``.
+        """
+        code = coded_map(code, mode, decode, encode)
         return self._give(self._body, "udf", parts.udf(code, mode, retry, on_failure))
 
     @named_options
+    @_on_a_copy
     def sink(
         self,
-        code: CodeChoice | None = None,
+        sink: SinkChoice | None = None,
         *,
         mode: SinkMode = "batch",
-        log: bool = False,
-        blackhole: bool = False,
-        serve: bool = False,
+        decode: Decode | None = None,
         fallback: SinkChoice | None = None,
         on_success: SinkChoice | None = None,
-        retry: Policy | None = None,
+        retry: Backoff | None = None,
         on_failure: OnFailure | None = None,
-        **kinds: Unpack[SinkKinds],
     ) -> Self:
-        """Writes to user code, or with ``log=True``, ``blackhole=True`` or ``serve=True``.
+        """Writes to user code, or to a connector such as ``Log()``, ``Kafka(...)`` or ``Serve()``.
 
         ``mode`` says what one call of the code gets. ``fallback`` gets the messages that the sink
-        cannot write, ``on_success`` those that it passes on.
+        cannot write, ``on_success`` those that it passes on. With ``decode`` the code gets a list
+        of values, and has written all of them when it returns.
         """
         part = parts.sink_section(
-            code,
-            kinds,
+            coded_sink(sink, mode, decode),
             mode=mode,
-            log=log,
-            blackhole=blackhole,
-            serve=serve,
             fallback=fallback,
             on_success=on_success,
             retry=retry,
@@ -478,6 +587,7 @@ class MonoVertex(Builder):
         return self._give(self._body, "sink", part)
 
     @named_options
+    @_on_a_copy
     def bypass(
         self,
         *,
@@ -502,6 +612,13 @@ class MonoVertex(Builder):
         from ebbflow.spec.model import MonoVertexSpec
 
         return build(MonoVertexSpec, {"metadata": {"name": self._name}, "spec": self._body})
+
+    @override
+    def _copy(self) -> Self:
+        other = copy(self)
+        other._bypass = dict(self._bypass)
+        other._body = {**self._body, "bypass": other._bypass}
+        return other
 
     def _give(self, holder: dict[str, Any], name: str, part: dict[str, Any]) -> Self:
         # Taking the later one would leave the earlier silently without effect.

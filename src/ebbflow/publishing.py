@@ -110,7 +110,7 @@ class AsyncPublisher:
         window: int = WINDOW,
         **options: Unpack[OptionNames],
     ) -> list[Ack]:
-        """Publishes messages with at most ``window`` on their way; returns the acks in their order.
+        """Publishes messages with at most ``window`` in flight; returns the acks in their order.
 
         They are stored in their order too, but for those that have to be sent again. After the
         first ``PublishError`` no more are sent; it is raised when it is known of all that were sent
@@ -142,7 +142,7 @@ class AsyncPublisher:
         try:
             return await publishing
         except asyncio.CancelledError:
-            # Closing cancels what waits. Whoever was cancelled besides has to hear of that.
+            # Closing cancels what waits. Whoever was cancelled besides has to learn of that.
             error = give_up("the publisher was closed")
             if self._client is not None or task.uncancel() > 0:
                 raise
@@ -156,7 +156,7 @@ class AsyncPublisher:
 class Publisher:
     """Publishes from ordinary blocking code, from any number of threads.
 
-    Its connection lives on a thread of its own. It does not survive a fork: open one in each
+    Its connection lives on its own thread. It does not survive a fork: open one in each
     process. Arguments are those of ``AsyncPublisher``.
     """
 

@@ -34,7 +34,7 @@ def events(link, names):
 )
 def test_any_character_can_be_told(events, heard, text, shown):
     events.log(Printed(text))
-    assert heard.get(timeout=10) == (shown or text)
+    assert heard.get(timeout=120) == (shown or text)
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
@@ -45,7 +45,7 @@ def test_a_text_larger_than_a_message_comes_in_pieces(link, events, heard, chara
 
     pieces = []
     while sum(map(len, pieces)) < len(text):
-        pieces.append(heard.get(timeout=10))
+        pieces.append(heard.get(timeout=120))
     assert "".join(pieces) == text
 
 
@@ -55,7 +55,7 @@ def test_pieces_are_cut_between_lines(events, heard):
 
     found = []
     while len(found) < len(lines):
-        found += heard.get(timeout=10).split("\n")
+        found += heard.get(timeout=120).split("\n")
     assert found == lines
 
 

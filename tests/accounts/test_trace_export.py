@@ -68,7 +68,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_not_for_each_attempt(
         log.warning("Transient error %s encountered", "(Caused by [Errno 111] Connection refused)")
 
     assert capsys.readouterr().err == (
-        "traces are not exported: Connection refused; the pipeline goes on without them\n"
+        "traces are not exported: Connection refused; the pipeline continues without them\n"
     )
 
 

@@ -41,7 +41,7 @@ class Recording:
         self.task = TaskSpans("orders", "in", 0, is_source, provider.get_tracer("test"))
 
     def follow(self, count: int, parent: str | None = None) -> Rows:
-        """The rows that user code is given of a chunk of so many."""
+        """The rows that user code is given of a chunk of that many."""
         headers = None if parent is None else [[("traceparent", parent)]] * count
         columns: dict[str, Any] = {"id": [f"in-{n}" for n in range(count)], "value": [b""] * count}
         batch = frames.batch_of(columns | {"headers": headers}, count)

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks import contest, end_to_end, functions, kafka, observed, peers, serving, web
+from benchmarks import (
+    contest,
+    cores,
+    end_to_end,
+    functions,
+    kafka,
+    observed,
+    peers,
+    postgres,
+    serving,
+    web,
+)
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case, Round
+from benchmarks.cores import OnCores
 from benchmarks.figures import Figures
 from benchmarks.files import write
 from benchmarks.goals import goals
@@ -42,6 +54,10 @@ FIGURES = Figures(
         case(kafka.MONO, "unary", 90_000, job=contest.KAFKA),
         case(kafka.LOOP, "unary", 160_000, job=contest.KAFKA),
         case(kafka.BENTO, "unary", 60_000, job=contest.KAFKA),
+        case(EBBFLOW, postgres.WRITES, 120_000, job=contest.POSTGRES),
+        case(postgres.LOOP, postgres.WRITES, 160_000, job=contest.POSTGRES),
+        case(EBBFLOW, postgres.READS, 50_000, job=contest.POSTGRES),
+        case(postgres.LOOP, postgres.READS, 100_000, job=contest.POSTGRES),
         case(web.HTTP, web.SINGLE, 3_000, job=contest.SOURCE),
         case(web.BARE, web.SINGLE, 5_000, job=contest.SOURCE),
         case("jetstream", "", 130_000, job=contest.SOURCE),
@@ -51,7 +67,10 @@ FIGURES = Figures(
         case(functions.PYNUMAFLOW, functions.IN_PROCESS, 200_000, job=contest.FUNCTIONS),
     ],
     calls=[CallCost(0, 400_000.0), CallCost(50, 9_500.0), CallCost(400, 1_000.0)],
-    latencies=[Latency(EBBFLOW, 1_000, "one hop", 100, 4.0, 5.0, 40.0, 100.0)],
+    latencies=[
+        Latency(EBBFLOW, 1_000, "one hop", 100, 4.0, 5.0, 40.0, 100.0),
+        Latency(peers.NATS_PY, 1_000, "one hop", 100, 1.0, 2.0, 4.0, 10.0),
+    ],
     points=[
         [Point("% nacked", 0, 100.0)],
         [Point("% nacked", 10, 90.0), Point("% nacked", 10, 80.0), Point("% nacked", 10, 95.0)],
@@ -59,8 +78,13 @@ FIGURES = Figures(
     ],
     starts=[6.0, 5.0, 9.0],
     low_rates=[
-        LowRate(10, 300, 5.0, 9.0, Shares(0.09, 0.01, 0.02, 0.03, 0.03)),
-        LowRate(1_000, 30_000, 7.0, 12.0, Shares(0.5, 0.1, 0.1, 0.2, 0.1)),
+        LowRate(10, 300, 5.0, 9.0, Shares(0.05, 0.01, 0.02, 0.01, 0.01), 480),
+        LowRate(1_000, 30_000, 1.5, 12.0, Shares(0.5, 0.1, 0.1, 0.2, 0.1), 500),
+    ],
+    cores=[
+        OnCores(cores.THREE, 1, 300.0),
+        OnCores(cores.THREE, 2, 570.0),
+        OnCores(cores.EIGHT, 2, 190_000.0),
     ],
     served=[
         Served(name, 200, 4_000, 9.0, 20.0, p99, 90.0, 0.8, 900, 500, 50_000, 1_500.0, 600.0)
@@ -83,31 +107,41 @@ def test_goals_compare_within_the_run_and_with_the_smallest_payload():
         "hop, FastStream workers a core": (6, False),
         "columnar, of the bare process": (0.75, True),
         "three vertices, of two thirds of a hop": (0.75, False),
+        "three vertices, messages a second": (150_000, False),
+        "three vertices, messages a core second": (150_000, False),
         "single messages, MonoVertex to Bento v1.8.2": (1.8, False),
         "single messages, MonoVertex to nats-py worker, batched": (9, True),
-        "single messages, MonoVertex to floor (bulk process)": (0.75, True),
+        "single messages, MonoVertex to floor (bulk process)": (0.75, False),
         "Kafka to Kafka, Ebbflow MonoVertex to bare confluent-kafka loop": (0.562, False),
         "Kafka to Kafka, Ebbflow MonoVertex to Bento v1.8.2": (1.5, True),
+        "Postgres, rows into a table, to a bare loop": (0.75, True),
+        "Postgres, rows of a queue, to a bare loop": (0.5, False),
         "source alone, http to bare endpoint, same server": (0.6, False),
         "source alone, jetstream, messages a second": (130_000, True),
         "sink alone, file, messages a second": (200_000, False),
         "Go, Ebbflow, gRPC, messages a second": (90_000, True),
         "pynumaflow handler, Ebbflow, in process, messages a second": (200_000, False),
-        "three vertices at 10/s": (0.09, True),
+        "three vertices at 10/s": (0.05, True),
         "three vertices at 1,000/s": (0.5, False),
-        "requests at 200/s, Ebbflow, three vertices, p50": (9, True),
+        "three vertices at 1,000/s, p50": (1.5, True),
+        "three vertices at 1,000/s, p99": (12, False),
+        "three vertices at 1,000/s, memory": (500, True),
+        "three vertices, 1 ms of CPU for a message each, two cores to one": (1.9, True),
+        "eight vertices at full load, messages a second": (190_000, True),
+        "requests at 200/s, Ebbflow, three vertices, p50": (9, False),
         "requests at 200/s, Ebbflow, three vertices, p99": (70, False),
-        "requests at 200/s, Ebbflow MonoVertex, p50": (9, True),
+        "requests at 200/s, Ebbflow MonoVertex, p50": (9, False),
         "requests at 200/s, Ebbflow MonoVertex, p99": (30, True),
         "page, metrics and audit, of the rate without": (0.85, False),
         "a sink with 50 ms a call, of full calls": (0.95, True),
         "a sink with 400 ms a call, of full calls": (0.8, False),
         "loss of rate, 10 % nacked": (10, True),
         "growth of the workers, 1,000,000 messages": (10, False),
-        "a hop at 1,000/s, p50": (4, False),
+        "a hop at 1,000/s, p50": (4, True),
+        "a hop at 1,000/s, nats-py workers, p50": (4, False),
         "a hop at 1,000/s, p99": (40, False),
         "a hop at 1,000/s, longest at an epoch's end": (100, True),
-        "first message": (6, True),
+        "first message": (6, False),
         "three vertices without work": (2, True),
     }
 

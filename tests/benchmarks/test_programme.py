@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from benchmarks import contest, end_to_end, files, functions, low_rates, peers, serving, web
 from benchmarks import kafka as kafka_contest
+from benchmarks import postgres as postgres_contest
+from benchmarks import pulsar as pulsar_contest
 from benchmarks.__main__ import app
 from benchmarks.ours import EBBFLOW
 from benchmarks.programme import SHORT, Programme, measured
@@ -35,6 +37,7 @@ TINY = Programme(
     idle_seconds=0.1,
     low_rates=(100,),
     low_seconds=1.0,
+    cores=(),
     demand=Demand(50, 1.0, 0.2, 20, 200),
 )
 # Spark's own streaming takes as long to be measured in small as all the others together.
@@ -121,6 +124,31 @@ def test_kafka_is_measured_beside_a_bare_loop(spark, kafka, monkeypatch):
         (contest.SOURCE, "kafka"),
         (contest.KAFKA, kafka_contest.LOOP),
         (contest.SINK_ALONE, "kafka"),
+    ]
+
+
+@every_part
+@pytest.mark.slow
+def test_pulsar_is_measured_next_to_a_bare_loop(spark, pulsar_broker):
+    figures = measured(TINY, ["pulsar"], seed=1, say=lambda _: None)
+
+    assert [(case.job, case.name) for case in figures.cases] == [
+        (contest.PULSAR, pulsar_contest.MONO),
+        (contest.PULSAR, pulsar_contest.LOOP),
+    ]
+
+
+@every_part
+@pytest.mark.slow
+def test_postgres_is_measured_next_to_bare_loops(spark, postgres):
+    figures = measured(TINY, ["postgres"], seed=1, say=lambda _: None)
+
+    assert [(case.name, case.mode) for case in figures.cases] == [
+        (EBBFLOW, postgres_contest.WRITES),
+        (EBBFLOW, f"{postgres_contest.WRITES}, update"),
+        (postgres_contest.LOOP, postgres_contest.WRITES),
+        (EBBFLOW, postgres_contest.READS),
+        (postgres_contest.LOOP, postgres_contest.READS),
     ]
 
 

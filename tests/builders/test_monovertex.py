@@ -1,14 +1,17 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ebbflow import Backoff, Limits
 from ebbflow.builders import MonoVertex
-from ebbflow.domain.durations import Backoff
+from ebbflow.connectors import Generator, Log
 from ebbflow.domain.errors import SpecError
+from ebbflow.operations.pipeline_run import PipelineRun
+from ebbflow.runtime.run_setup import RunOptions
 from ebbflow.spec.lint import load
 from ebbflow.status.run_report import QuietWatcher
 
@@ -19,11 +22,13 @@ metadata: {name: orders}
 spec:
   partitions: 2
   limits: {readBatchSize: 100}
-  onError: {backoff: {interval: 2s, steps: 3}}
+  onError: {backoff: {interval: 2s, steps: 3, factor: 1.0, cap: 5s, jitter: 0.0}}
   servingStore: {python: "queue:Queue"}
   source:
     generator: {messages: 100}
-    transformer: {python: "os.path:basename", retryStrategy: {backoff: {steps: 2}}}
+    transformer:
+      python: "os.path:basename"
+      retryStrategy: {backoff: {interval: 1ms, steps: 2, factor: 1.0, cap: 5s, jitter: 0.0}}
   udf: {python: "os.path:join", mode: columnar, retryStrategy: {onFailure: drop}}
   sink:
     udsink: {python: "os.path:split", mode: pandas}
@@ -43,7 +48,7 @@ def enrich(datum: Any) -> None: ...
 
 
 def started() -> MonoVertex:
-    return MonoVertex("orders").source(generator={"messages": 100})
+    return MonoVertex("orders").source(Generator(messages=100))
 
 
 def problems(monovertex: MonoVertex) -> list[str]:
@@ -58,18 +63,22 @@ def test_the_builder_and_yaml_give_equal_models(tmp_path: Path) -> None:
         MonoVertex(
             "orders",
             partitions=2,
-            limits={"read_batch_size": 100},
-            on_error={"interval": "2s", "steps": 3},
+            limits=Limits(read_batch_size=100),
+            on_error=Backoff("2s", steps=3, cap="5s"),
             serving_store="queue:Queue",
         )
-        .source(generator={"messages": 100}, transformer="os.path:basename", retry={"steps": 2})
+        .source(
+            Generator(messages=100),
+            transformer="os.path:basename",
+            retry=Backoff("1ms", steps=2, cap="5s"),
+        )
         .map("os.path:join", mode="columnar", on_failure="drop")
         .sink(
             "os.path:split",
             mode="pandas",
-            fallback="log",
+            fallback=Log(),
             on_success="os.path:exists",
-            retry=Backoff(interval=1_000, steps=3, cap=5_000),
+            retry=Backoff("1s", steps=3, cap="5s"),
             on_failure="fallback",
         )
         .bypass(fallback="bad", on_success=["done", "paid"])
@@ -79,7 +88,7 @@ def test_the_builder_and_yaml_give_equal_models(tmp_path: Path) -> None:
 
 
 def test_a_map_may_be_left_out() -> None:
-    assert started().sink(log=True).spec.udf is None
+    assert started().sink(Log()).spec.udf is None
 
 
 def test_functions_are_kept_as_they_are() -> None:
@@ -93,26 +102,24 @@ def test_functions_are_kept_as_they_are() -> None:
 def test_problems_name_the_monovertex_in_place_of_a_line() -> None:
     monovertex = (
         MonoVertex("orders", partitions=-1)
-        .source(generator={"mesages": 1})
+        .source(Generator())
         .map("nowhere:fn")
         .bypass(fallback=["bad"])
-        .sink(blackhole=True, log=True)
+        .sink(Log())
     )
     assert problems(monovertex) == [
-        "MonoVertex orders: EB101 unknown field 'mesages'; did you mean 'messages'?",
         "MonoVertex orders: EB104 'partitions' must be at least 0, not -1",
         "MonoVertex orders: EB402 cannot use 'nowhere:fn': "
-        "there is no module 'nowhere' beside the pipeline or on the Python path",
-        "MonoVertex orders: EB207 'sink' can be only one of log and blackhole",
+        "there is no module 'nowhere' next to the pipeline or on the Python path",
         "MonoVertex orders: EB209 bypass to 'fallback', but the sink has no 'fallback'",
     ]
 
 
 TWICE = [
-    (lambda: started().source(generator={}), "MonoVertex orders: EB003 'source' is already given"),
+    (lambda: started().source(Generator()), "MonoVertex orders: EB003 'source' is already given"),
     (lambda: started().map(enrich).map(enrich), "MonoVertex orders: EB003 'udf' is already given"),
     (
-        lambda: started().sink(log=True).sink(log=True),
+        lambda: started().sink(Log()).sink(Log()),
         "MonoVertex orders: EB003 'sink' is already given",
     ),
     (
@@ -130,16 +137,14 @@ def test_a_part_given_twice_is_refused(build: Any, expected: str) -> None:
 
 
 def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_pipeline(spec: Any, **options: Any) -> SimpleNamespace:
-        return SimpleNamespace(name=spec.name, options=options, had_nothing_to_do=False)
+    def execute(run: PipelineRun) -> SimpleNamespace:
+        return SimpleNamespace(run=run, had_nothing_to_do=False)
 
-    runner = ModuleType("ebbflow.spark.run")
-    runner.run_pipeline = run_pipeline  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ebbflow.spark.run", runner)
-    result: Any = started().sink(log=True).run(drain=True)
-    assert result.name == "orders"
-    assert isinstance(result.options.pop("watcher"), QuietWatcher)
-    assert result.options == {"drain": True, "beside": []}
+    monkeypatch.setattr(PipelineRun, "execute", execute)
+    result: Any = started().sink(Log()).run(drain=True)
+    assert result.run.pipeline == "orders"
+    assert isinstance(result.run._relay._to, QuietWatcher)
+    assert result.run._options == RunOptions(drain=True)
 
 
 def test_a_monovertex_with_problems_is_not_run() -> None:

@@ -1,21 +1,21 @@
 import pickle
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 
-from ebbflow.builders import Pipeline
-from ebbflow.connectors import registry
-from ebbflow.domain.durations import Backoff
+from ebbflow import Backoff, Limits
+from ebbflow.builders import NatsStore, Pipeline
+from ebbflow.connectors import Blackhole, Generator, Log, registry
 from ebbflow.domain.errors import SpecError
+from ebbflow.operations.pipeline_run import PipelineRun
+from ebbflow.runtime.run_setup import RunOptions
 from ebbflow.spec.lint import load
 from ebbflow.spec.model import PipelineSpec
 from ebbflow.spec.sections import ServingStoreSpec, SinkSpec
 from ebbflow.status.run_report import QuietWatcher
-from tests.spec.linting import OWN_SINK
 
 YAML = """\
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -31,11 +31,13 @@ spec:
       generator: {messages: 100, rpu: 5}
       transformer:
         python: "os.path:basename"
-        retryStrategy: {backoff: {interval: 1s}, onFailure: drop}
+        retryStrategy:
+          backoff: {interval: 1s, steps: 4, factor: 1.0, cap: 5s, jitter: 0.0}
+          onFailure: drop
   - name: split
     partitions: 2
     ordered: {enabled: false}
-    limits: {readTimeout: 100ms}
+    limits: {callTimeout: 100ms}
     onError: {backoff: {interval: 2s, steps: 3, factor: 1.0, cap: 10s, jitter: 0.0}}
     udf:
       python: "os.path:join"
@@ -46,7 +48,9 @@ spec:
       udsink: {python: "os.path:split", mode: columnar}
       fallback: {udsink: {python: "os.path:exists"}}
       onSuccess: {log: {}}
-      retryStrategy: {backoff: {interval: 1s, steps: 3}, onFailure: fallback}
+      retryStrategy:
+        backoff: {interval: 1s, steps: 3, factor: 1.0, cap: 5s, jitter: 0.0}
+        onFailure: fallback
   - {name: rest, sink: {log: {}, fallback: {blackhole: {}}}}
   edges:
   - {from: in, to: split, onFull: discardLatest}
@@ -70,7 +74,7 @@ def problems(pipeline: Pipeline) -> list[str]:
 
 
 def started() -> Pipeline:
-    return Pipeline("orders").source("in", generator={"messages": 100})
+    return Pipeline("orders").source("in", Generator(messages=100))
 
 
 def test_the_builder_and_yaml_give_equal_models(tmp_path: Path) -> None:
@@ -78,45 +82,46 @@ def test_the_builder_and_yaml_give_equal_models(tmp_path: Path) -> None:
     built = (
         Pipeline(
             "orders",
-            limits={"read_batch_size": 100},
+            limits=Limits(read_batch_size=100),
             ordered=True,
-            serving_store={"nats": {"bucket": "answers", "ttl": "10m"}},
+            serving_store=NatsStore(bucket="answers", ttl="10m"),
         )
         .source(
             "in",
-            generator={"messages": 100, "rpu": 5},
+            Generator(messages=100, rpu=5),
             transformer="os.path:basename",
-            retry={"interval": "1s", "on_failure": "drop"},
+            retry=Backoff("1s", steps=4, cap="5s"),
+            on_failure="drop",
         )
         .map(
             "split",
             "os.path:join",
             mode="batch",
-            retry=Backoff(interval=1_000, steps=2, cap=5_000),
-            on_full="discardLatest",
+            retry=Backoff("1s", steps=2, cap="5s"),
+            on_full="discard_latest",
             partitions=2,
             ordered=False,
-            limits={"readTimeout": "100ms"},
-            on_error=Backoff(interval=2_000, steps=3, cap=10_000),
+            limits=Limits(call_timeout="100ms"),
+            on_error=Backoff("2s", steps=3, cap="10s"),
         )
         .sink(
             "big",
             "os.path:split",
             mode="columnar",
             fallback="os.path:exists",
-            on_success="log",
-            retry={"interval": "1s", "steps": 3},
+            on_success=Log(),
+            retry=Backoff("1s", steps=3, cap="5s"),
             on_failure="fallback",
             tags=["big"],
         )
-        .sink("rest", log=True, fallback="blackhole", tags=["big"], operator="not")
-        .edge("split", "split", tags=["again"], on_full="discardLatest")
+        .sink("rest", Log(), fallback=Blackhole(), tags=["big"], operator="not")
+        .edge("split", "split", tags=["again"], on_full="discard_latest")
     )
     assert built.spec == load(tmp_path / "orders.yaml")
 
 
 def test_each_step_reads_from_the_one_before() -> None:
-    assert edges(started().map("a", enrich).map("b", enrich).sink("out", blackhole=True)) == [
+    assert edges(started().map("a", enrich).map("b", enrich).sink("out", Blackhole())) == [
         ("in", "a"),
         ("a", "b"),
         ("b", "out"),
@@ -124,7 +129,7 @@ def test_each_step_reads_from_the_one_before() -> None:
 
 
 def test_two_sinks_in_a_row_read_from_the_same_step() -> None:
-    assert edges(started().sink("log", log=True).sink("store", enrich)) == [
+    assert edges(started().sink("log", Log()).sink("store", enrich)) == [
         ("in", "log"),
         ("in", "store"),
     ]
@@ -132,7 +137,7 @@ def test_two_sinks_in_a_row_read_from_the_same_step() -> None:
 
 def test_after_names_the_steps_to_read_from() -> None:
     pipeline = started().map("a", enrich).map("b", enrich, after="in")
-    assert edges(pipeline.sink("out", log=True, after=["a", "b"])) == [
+    assert edges(pipeline.sink("out", Log(), after=["a", "b"])) == [
         ("in", "a"),
         ("in", "b"),
         ("a", "out"),
@@ -141,30 +146,24 @@ def test_after_names_the_steps_to_read_from() -> None:
 
 
 def test_an_edge_may_be_given_by_itself() -> None:
-    pipeline = started().sink("out", log=True, after=()).edge("in", "out", tags="new")
+    pipeline = started().sink("out", Log(), after=()).edge("in", "out", tags="new")
     (edge,) = pipeline.spec.edges
     assert edge.conditions is not None
     assert edge.conditions.tags is not None
     assert (edge.conditions.tags.operator, edge.conditions.tags.values) == ("or", ("new",))
 
 
-def test_the_policy_for_errors_may_be_a_mapping() -> None:
-    spec = started().sink("out", log=True, on_error={"interval": "2s", "steps": 0}).spec
-    assert spec.vertex("out").on_error.policy(served=False) == Backoff(2_000, 0, 2.0, 60_000)
+def test_a_back_off_is_kept_as_it_was_given() -> None:
+    policy = Backoff("2s", 0, 2.0, "60s")
+    spec = started().sink("out", Log(), on_error=policy, retry=Backoff("3s", 2)).spec
+    vertex = spec.vertex("out")
+    assert vertex.on_error.policy(served=False) == policy
+    assert vertex.sink.retry_strategy.policy == Backoff("3s", 2)
 
 
 RETRIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
-    ({"retry": {}}, {"retryStrategy": {"backoff": {}}}),
     ({"on_failure": "drop"}, {"retryStrategy": {"onFailure": "drop"}}),
-    (
-        {"retry": {"steps": 3, "onFailure": "drop"}},
-        {"retryStrategy": {"backoff": {"steps": 3}, "onFailure": "drop"}},
-    ),
-    (
-        {"retry": {"steps": 3, "on_failure": "retry"}, "on_failure": "drop"},
-        {"retryStrategy": {"backoff": {"steps": 3}, "onFailure": "drop"}},
-    ),
 ]
 
 
@@ -172,7 +171,7 @@ RETRIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_a_retry_strategy_is_there_only_when_something_is_said_about_it(
     given: dict[str, Any], written: dict[str, Any]
 ) -> None:
-    spec = started().sink("out", log=True, **given).spec
+    spec = started().sink("out", Log(), **given).spec
     assert spec.vertex("out").sink == SinkSpec.model_validate({"log": {}, **written})
 
 
@@ -182,25 +181,17 @@ def test_a_serving_store_may_be_a_class() -> None:
 
         def get(self, id: str) -> list[bytes]: ...
 
-    store = (
-        Pipeline("orders", serving_store=Answers).source("in", generator={}).sink("out", log=True)
-    )
+    store = Pipeline("orders", serving_store=Answers).source("in", Generator()).sink("out", Log())
     assert store.spec.serving_store == ServingStoreSpec(python=Answers)
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"fallback": "lgo"}, "EB101 unknown field 'lgo'; did you mean 'log'?"),
-    (
-        {"on_success": "pulsar"},
-        f"EB901 the pulsar sink {OWN_SINK}",
-    ),
+    ({"fallback": "steps"}, "EB401 'steps' is not of the form module:attribute"),
     (
         {"fallback": "nowhere:fn"},
         "EB402 cannot use 'nowhere:fn': "
-        "there is no module 'nowhere' beside the pipeline or on the Python path",
+        "there is no module 'nowhere' next to the pipeline or on the Python path",
     ),
-    ({"retry": {"intervall": "1s"}}, "EB101 unknown field 'intervall'; did you mean 'interval'?"),
-    ({"retry": {"interval": 1}}, "EB105 'interval': 1 has no unit; write for example 1s"),
     (
         {"on_failure": "fallback"},
         "EB502 onFailure is fallback, but there is no fallback sink",
@@ -210,13 +201,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "problem"), MISTAKES)
 def test_what_is_said_about_a_sink_is_checked(options: dict[str, Any], problem: str) -> None:
-    pipeline = started().sink("out", log=True, **options)
+    pipeline = started().sink("out", Log(), **options)
     assert problems(pipeline) == [f"pipeline orders, vertex out: {problem}"]
 
 
 def test_retries_of_a_transformer_need_one() -> None:
-    pipeline = Pipeline("orders").source("in", generator={}, retry={"steps": 3})
-    assert problems(pipeline.sink("out", log=True)) == [
+    pipeline = Pipeline("orders").source("in", Generator(), retry=Backoff("1ms", steps=3))
+    assert problems(pipeline.sink("out", Log())) == [
         "pipeline orders, vertex in: EB208 'transformer' has no code: "
         "name a Python function with python: module:attribute"
     ]
@@ -233,45 +224,54 @@ def test_functions_and_classes_travel_with_the_spec() -> None:
 
 def test_problems_name_the_vertex_or_edge_in_place_of_a_line() -> None:
     pipeline = (
-        Pipeline("Orders", limits={"read_batch_size": 0})
-        .source("in", generator={"mesages": 1})
-        .map("enrich", "nowhere:fn", limits={"read_timeout": 5})
+        Pipeline("Orders")
+        .source("in", Generator())
+        .map("enrich", "nowhere:fn")
         .sink("out")
         .edge("enrich", "ot")
     )
     assert problems(pipeline) == [
-        "pipeline Orders, vertex in: EB101 unknown field 'mesages'; did you mean 'messages'?",
-        "pipeline Orders, vertex enrich: EB105 'read_timeout': 5 has no unit; write for example 1s",
-        "pipeline Orders: EB104 'read_batch_size' must be at least 1, not 0",
         "pipeline Orders: EB107 'Orders' is not a valid name: use at most 63 lower-case letters, "
         "digits and '-', starting with a letter and not ending with '-'",
         "pipeline Orders, vertex enrich: EB402 cannot use 'nowhere:fn': "
-        "there is no module 'nowhere' beside the pipeline or on the Python path",
+        "there is no module 'nowhere' next to the pipeline or on the Python path",
         "pipeline Orders, vertex out: EB207 'sink' needs one of " + ", ".join(registry.SINKS),
         "pipeline Orders, edge enrich → ot: EB301 there is no vertex 'ot'; did you mean 'out'?",
     ]
 
 
 def test_user_code_must_be_callable_or_named() -> None:
-    pipeline = started().map("enrich", 5).sink("out", log=True)  # type: ignore[arg-type]
+    pipeline = started().map("enrich", 5).sink("out", Log())  # type: ignore[arg-type]
     assert problems(pipeline) == [
         "pipeline orders, vertex enrich: EB401 'python': 5 is not of the form module:attribute"
     ]
 
 
 def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_pipeline(spec: Any, **options: Any) -> SimpleNamespace:
-        return SimpleNamespace(name=spec.name, options=options, had_nothing_to_do=False)
+    def execute(run: PipelineRun) -> SimpleNamespace:
+        return SimpleNamespace(run=run, had_nothing_to_do=False)
 
-    runner = ModuleType("ebbflow.spark.run")
-    runner.run_pipeline = run_pipeline  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ebbflow.spark.run", runner)
-    result: Any = started().sink("out", log=True).run(drain=True)
-    assert result.name == "orders"
-    assert isinstance(result.options.pop("watcher"), QuietWatcher)
-    assert result.options == {"drain": True, "beside": []}
+    monkeypatch.setattr(PipelineRun, "execute", execute)
+    result: Any = started().sink("out", Log()).run(drain=True)
+    assert result.run.pipeline == "orders"
+    assert isinstance(result.run._relay._to, QuietWatcher)
+    assert result.run._options == RunOptions(drain=True)
 
 
 def test_a_pipeline_with_problems_is_not_run() -> None:
     with pytest.raises(SpecError, match="EB204 the pipeline has no sink"):
         started().run()
+
+
+def test_a_builder_never_changes_so_a_cell_can_run_twice() -> None:
+    begun = started()
+    first, second = begun.sink("out", Log()), begun.sink("out", Log())
+    assert first.spec == second.spec
+    assert problems(begun) == problems(started())
+
+
+def test_a_notebook_shows_the_graph_or_what_is_wrong() -> None:
+    drawn = started().sink("out", Log())._repr_html_()
+    assert drawn.startswith("<svg")
+    assert ">out<" in drawn
+    assert "EB204 the pipeline has no sink" in started()._repr_html_()

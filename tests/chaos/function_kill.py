@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from ebbflow import Datum, Function, Pipeline, Response
+from ebbflow.connectors import Generator
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.testing.background_run import BackgroundRun, local_spark, until
 from tests.chaos.tally import Tally, count
@@ -60,13 +61,13 @@ class FunctionKills:
         function = Function(self._command, env={"FUNCTION_PAUSE": str(_PAUSE)})
         self._pipeline = (
             Pipeline("chaos")
-            .source("in", generator={"messages": messages, "rpu": rate})
+            .source("in", Generator(messages=messages, rpu=rate))
             .map("work", function, partitions=2)
             .sink("store", Journal(folder / "journal"))
         )
 
     def run(self, kills: int) -> Tally:
-        """Kill at most so many times, spread over the messages, let the rest come, and count."""
+        """Kill at most that many times, spread over the messages, let the rest come, and count."""
         done = 0
         run = BackgroundRun(self._pipeline, self._folder / "state", heard=print)
         try:

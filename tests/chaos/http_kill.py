@@ -48,7 +48,7 @@ class Posted:
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the messages."""
+    """The outcomes of the messages."""
 
     messages: int
     kills: int

@@ -20,10 +20,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests.chaos.kill_and_restart import kill_tree
 from tests.chaos.tally import PIPELINE, written
-from tests.connectors.kafka.broker import Broker
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from tests.connectors.kafka.broker import Broker
 
 GROUP = "records-in"
 PARTITIONS = 6
@@ -56,23 +60,27 @@ class Tally:
 class KafkaChaos:
     """A topic, and a pipeline in a folder of its own that is killed and started again."""
 
-    def __init__(self, folder: Path, kafka: Broker, records: int, seed: int) -> None:
+    spec = "records.yaml"
+    placeholder = "127.0.0.1:9092"
+    partitions = PARTITIONS
+
+    def __init__(self, folder: Path, broker: Any, records: int, seed: int) -> None:
         self._folder = folder
-        self._kafka = kafka
+        self._broker = broker
         self._records = records
         self._random = random.Random(seed)
-        self._topic = kafka.topic(PARTITIONS)
-        kafka.fill(self._topic, (b"%d" % number for number in range(records)))
+        self._topic = broker.topic(self.partitions)
+        broker.fill(self._topic, (b"%d" % number for number in range(records)))
         self._size = sum(len(f"{number}\n") for number in range(records))
-        text = (PIPELINE / "records.yaml").read_text(encoding="utf-8")
-        text = text.replace("127.0.0.1:9092", kafka.address)
+        text = (PIPELINE / self.spec).read_text(encoding="utf-8")
+        text = text.replace(self.placeholder, broker.address)
         text = text.replace("topic: numbers", f"topic: {self._topic}")
         (folder / "records.yaml").write_text(text, encoding="utf-8")
         code = (PIPELINE / "records.py").read_text(encoding="utf-8")
         (folder / "records.py").write_text(code, encoding="utf-8")
 
     def run(self, kills: int) -> Tally:
-        """Kill so many times, each time further on the way, then let it come to its end."""
+        """Kill that many times, each time further on the way, then let it come to its end."""
         began = time.monotonic()
         points = sorted(self._random.uniform(0.02, 0.9) for _ in range(kills))
         done = sum(self._run_and_kill(point) for point in points)
@@ -94,19 +102,30 @@ class KafkaChaos:
     def _run_and_kill(self, point: float) -> bool:
         """Returns whether it was killed before it came to its end."""
         process = self._start()
-        while written(self._folder) < point * self._size and process.poll() is None:
-            time.sleep(0.01)
+        until(
+            lambda: written(self._folder) >= point * self._size or process.poll() is not None,
+            600,
+            every=0.01,
+        )
         if process.poll() is not None:
             return False
+        what = self._kill(process)
+        print(f"killed {what} when {point:.0%} had arrived", flush=True)
+        return True
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> str:
+        """Returns what was killed."""
         alone = self._random.random() < 0.5
         if alone:
             process.kill()
         else:
             kill_tree(process.pid)
         process.wait()
-        what = "the driver" if alone else "all processes"
-        print(f"killed {what} when {point:.0%} had arrived", flush=True)
-        return True
+        return "the driver" if alone else "all processes"
+
+    def _lag(self) -> dict[int, int]:
+        broker: Broker = self._broker
+        return broker.lag(GROUP, self._topic)
 
     def _count(self, kills: int, seconds: float) -> Tally:
         journal = (self._folder / "journal").iterdir()
@@ -119,7 +138,7 @@ class KafkaChaos:
             arrived=len(numbers),
             duplicates=numbers.total() - len(numbers),
             nacked=totals["in"]["redelivered"],
-            lag=self._kafka.lag(GROUP, self._topic),
+            lag=self._lag(),
             seconds=seconds,
         )
 
@@ -132,6 +151,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
+    from tests.connectors.kafka.broker import Broker
+
     with tempfile.TemporaryDirectory(prefix="ebbflow-chaos-") as name:
         folder = Path(name)
         broker = Broker(folder / "kafka").start()

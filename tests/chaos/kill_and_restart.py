@@ -6,11 +6,13 @@ them; and either kills it with -9 or freezes it for seconds. What survives has t
 
 Every number that the source made must be in the sink's journal or among the dead letters. Numbers
 that are in the journal twice are allowed, counted and reported, because a call of user code can be
-repeated. A dead letter twice is not allowed. The form ``storm`` has user code that decides the same
-on every replay, so there the totals must be exact, too. The seed is printed.
+repeated. A dead letter twice is not allowed. The forms ``storm`` and ``chain`` have user code that
+decides the same on every replay, so there the totals must be exact, too. ``storm`` has buffers
+between its vertices, and the five vertices of ``chain`` share a task. The seed is printed.
 
     python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 [--form mono] [--seed N]
     python -m tests.chaos.kill_and_restart --kills 20 --messages 100000 --form storm --hit any
+    python -m tests.chaos.kill_and_restart --kills 20 --messages 100000 --form chain --hit any
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import psutil
 from ebbflow.nats.locate import open_link, start_embedded
 from tests.chaos.tally import FORMS, Tally, count, write_pipeline, written
 from tests.processes import family_of
-from tests.waiting import until
+from tests.waiting import let_time_pass, until
 
 # One hit in four comes while things are being started, the others while messages flow.
 WHILE_STARTING = 0.25
@@ -53,7 +55,7 @@ class Chaos:
         self._random = random.Random(seed)
         self._victims = VICTIMS if hit == "any" else (hit,)
         self._spec = write_pipeline(folder, form, messages, rate)
-        self._exact = form == "storm"
+        self._exact = form in ("storm", "chain")
         self._process: subprocess.Popen[bytes] | None = None
         self.hits: Counter[str] = Counter()
 
@@ -148,7 +150,7 @@ def freeze(process: psutil.Process, seconds: float) -> None:
     """Halt a process for a while, as a machine that swaps or a debugger does."""
     try:
         process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
+        let_time_pass(seconds)
         process.send_signal(signal.SIGCONT)
     except psutil.NoSuchProcess:
         return

@@ -69,7 +69,7 @@ class Chaos:
         self.longest_gap = 0.0
 
     def run(self, every: float) -> Tally:
-        """Run the pipeline to its end and kill a node every so many seconds meanwhile."""
+        """Run the pipeline to its end and kill a node every that many seconds meanwhile."""
         with Cluster(self._folder / "nodes").running() as cluster:
             with self._pipeline(cluster) as process, Arrivals(self._folder) as arrivals:
                 until(lambda: written(self._folder) or process.poll() is not None, 300)

@@ -39,6 +39,7 @@ from tests.chaos.tally import PIPELINE
 from tests.cluster.cluster import Cluster
 from tests.processes import command_of
 from tests.standalone import SparkCluster
+from tests.waiting import let_time_pass, until
 
 NAMES = Names("lost")
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -117,7 +118,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the messages, and how long none arrived."""
+    """The outcomes of the messages, and how long none arrived."""
 
     messages: int
     numbers: Counter[int]
@@ -187,7 +188,7 @@ class Loss:
                     self._wait_for_arrivals(process, after)
                     node, killed_at = self._kill(nats, only)
                     code = process.wait(180)
-                time.sleep(2 * LOOK_EVERY)
+                let_time_pass(2 * LOOK_EVERY)
             return self._sum_up(nats.link, logs, counted, node, killed_at, code)
         finally:
             spark.close()
@@ -222,11 +223,12 @@ class Loss:
                 process.wait()
 
     def _wait_for_arrivals(self, process: subprocess.Popen[bytes], seconds: float) -> None:
-        deadline = time.monotonic() + 150
-        while not self._arrivals() or time.time() < self._arrivals()[0][0] + seconds:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError((self._folder / "run.log").read_text()[-2000:])
-            time.sleep(LOOK_EVERY)
+        def have_arrived() -> bool:
+            arrivals = self._arrivals()
+            return bool(arrivals) and time.time() >= arrivals[0][0] + seconds
+
+        log = self._folder / "run.log"
+        until(have_arrived, 150, process, lambda: log.read_text()[-2000:], every=LOOK_EVERY)
 
     def _entries(self) -> list[tuple[float, str, str]]:
         """When, what and which process wrote it, in order of time."""
@@ -257,7 +259,7 @@ class Loss:
         opened = [Line(at, "sink", f"opened in {pid}") for at, _, pid in begun]
         arrivals = self._arrivals()
         gap, until = _longest_gap([at for at, _, _ in arrivals], killed_at)
-        lines = [*logs.lines, *opened, Line(until, "sink", "goes on")]
+        lines = [*logs.lines, *opened, Line(until, "sink", "continues")]
         told = sorted(line for line in lines if line.at >= killed_at)
         positions = link.run(read_positions(link.client, NAMES))
         return Outcome(

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import psycopg
 
 from tests.connectors.spark.postgres import Postgres, running_postgres
-from tests.waiting import until
+from tests.waiting import let_time_pass, until
 
 PIPELINE = Path(__file__).parent / "pipeline"
 COMMAND = (sys.executable, "-m", "ebbflow", "run")
@@ -122,7 +122,7 @@ class Api:
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the messages."""
+    """The outcomes of the messages."""
 
     role: str
     messages: int
@@ -176,7 +176,7 @@ class Trial:
             try:
                 self._wait(process, lambda: system.count() > self._rate)
                 system.go_down()
-                time.sleep(self._seconds)
+                let_time_pass(self._seconds)
                 system.come_up()
                 back = time.monotonic()
                 self._wait(process, lambda: self._sample(system) >= self._messages)

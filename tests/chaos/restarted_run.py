@@ -29,7 +29,7 @@ class RestartedRun:
         return (self._folder / "run.log").read_text()
 
     def start(self) -> None:
-        """Start it; it goes on where the last one was."""
+        """Start it; it continues where the last one was."""
         with open(self._folder / "run.log", "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ebbflow", "run", self._spec],

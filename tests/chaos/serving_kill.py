@@ -58,7 +58,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the requests: ``lost`` were accepted and have not ended."""
+    """The outcomes of the requests: ``lost`` were accepted and have not ended."""
 
     requests: int
     kills: int

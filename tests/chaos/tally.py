@@ -1,4 +1,4 @@
-"""The pipeline that chaos is done to, and the count of what became of its messages."""
+"""The pipeline that chaos is done to, and the count of the outcomes of its messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 
 from ebbflow.deadletters import DeadLetters
 from ebbflow.domain.outcome import Counts
+from ebbflow.engine.position import count_by_vertex
 from ebbflow.nats.link import Link
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions
 
 PIPELINE = Path(__file__).parent / "pipeline"
-FORMS = {"pipeline": "orders.yaml", "mono": "mono.yaml", "storm": "storm.yaml"}
+FORMS = {
+    "pipeline": "orders.yaml", "mono": "mono.yaml", "storm": "storm.yaml", "chain": "chain.yaml"
+}  # fmt: skip
 
 
 def write_pipeline(folder: Path, form: str, messages: int, rate: int, replicas: int = 1) -> Path:
@@ -36,7 +39,7 @@ def written(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the messages."""
+    """The outcomes of the messages."""
 
     messages: int
     kills: int
@@ -73,13 +76,13 @@ def count(folder: Path, messages: int, kills: int, link: Link, *, exact: bool = 
 
 def compare_totals(messages: int, dead: int, link: Link) -> list[str]:
     """Return what does not add up, where user code decides the same on every replay."""
-    totals: dict[str, Counts] = defaultdict(Counts)
-    for (vertex, _), position in link.run(read_positions(link.client, Names("chaos"))).items():
-        totals[vertex] += position.counts
+    positions = link.run(read_positions(link.client, Names("chaos")))
+    totals = defaultdict(Counts, count_by_vertex(positions))
     facts = {
         "in: written": (totals["in"].written, messages),
         "work: done or dead": (totals["work"].done + totals["work"].dead_lettered, messages),
         "work: dead": (totals["work"].dead_lettered, dead),
-        "store: done": (totals["store"].done, messages - dead),
     }
+    behind = [name for name in ("check", "enrich", "store") if name in totals]
+    facts |= {f"{name}: done": (totals[name].done, messages - dead) for name in behind}
     return [f"{what} {seen}, not {true}" for what, (seen, true) in facts.items() if seen != true]

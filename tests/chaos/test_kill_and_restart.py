@@ -29,10 +29,11 @@ def test_nothing_is_lost_when_the_whole_process_tree_is_killed_again_and_again(
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_every_total_is_exact_after_kills_and_freezes_of_single_processes(tmp_path):
+@pytest.mark.parametrize("form", ["storm", "chain"])
+def test_every_total_is_exact_after_kills_and_freezes_of_single_processes(tmp_path, form):
     seed = int(time.time())
     print(f"seed {seed}")
-    chaos = Chaos(tmp_path, messages=12_000, rate=800, seed=seed, form="storm", hit="any")
+    chaos = Chaos(tmp_path, messages=12_000, rate=800, seed=seed, form=form, hit="any")
     tally = chaos.run(8)
 
     print(chaos.hits, tally)

@@ -14,6 +14,6 @@ def test_a_system_that_restarts_costs_no_message_and_no_dead_letter(role):
 
     assert (tally.arrived, tally.dead) == (tally.messages, 0), tally.output
     assert tally.restarts == 0
-    assert "waiting for a system that is away" in tally.output
+    assert "waiting for a system that is down" in tally.output
     assert "running again" in tally.output
     print(tally)

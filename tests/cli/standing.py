@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from ebbflow import Pipeline
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.engine import frames
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
@@ -27,10 +28,10 @@ class Standing:
         self.names = Names(name)
         pipeline = (
             Pipeline(name)
-            .source("in", generator={"messages": 1})
+            .source("in", Generator(messages=1))
             .map("sorted", "json:dumps", partitions=2, ordered=True)
             .map("table", sql="select * from messages")
-            .sink("out", blackhole=True)
+            .sink("out", Blackhole())
         )
         spec = pipeline.spec
         plans = make_plans(spec, link.server, link.client.max_payload, None)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from ebbflow import Datum, Nack, Status
+from ebbflow import Datum, Nack, Status, Unavailable
 from ebbflow.cli.demo import steps
+from ebbflow.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 ORDERS = 500
@@ -40,8 +44,21 @@ def shell(command: str) -> str:
     return done.stdout
 
 
+def invoke(command: str) -> str:
+    """A command that needs no process of its own."""
+    program, *words = shlex.split(command)
+    assert Path(program).name == "ebbflow"
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
 @pytest.mark.slow
-def test_the_demo_adds_up_and_its_next_commands_work(tmp_path: Path) -> None:
+def test_the_demo_adds_up_and_its_next_commands_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("EBBFLOW_NATS_URL", raising=False)
     state = tmp_path / "demo"
     told = shell(f"{sys.executable} -m ebbflow demo --orders {ORDERS} --state {state}")
     numbers = {
@@ -58,7 +75,9 @@ def test_the_demo_adds_up_and_its_next_commands_work(tmp_path: Path) -> None:
     assert "Every order is in the store or among the dead letters." in told
 
     commands = re.findall(r"^(?:[A-Z_]+=\S+ )*\S*ebbflow (?:dlq|run) .*$", told, re.MULTILINE)
-    listed, shown, replayed, through = map(shell, commands)
+    *about_letters, again = commands
+    listed, shown, replayed = map(invoke, about_letters)
+    through = shell(again)
     assert f"{dead} dead letters" in listed
     assert "has a negative amount" in shown
     assert f"{WITHOUT_CUSTOMER} dead letter sent back" in replayed
@@ -67,21 +86,37 @@ def test_the_demo_adds_up_and_its_next_commands_work(tmp_path: Path) -> None:
         assert database.execute("SELECT count(*) FROM orders").fetchone() == (ORDERS - BAD,)
 
 
-def test_orders_of_late_customers_come_back_twice() -> None:
+def test_orders_of_late_customers_are_nacked_twice() -> None:
     with pytest.raises(Nack) as nacked:
         steps.enrich(order(3, deliveries=2))
     assert (nacked.value.options.delay, nacked.value.options.max_deliveries) == (1_500, 3)
     assert b"Customer c-1" in steps.enrich(order(3, deliveries=3)).value
 
 
-def test_the_store_answers_for_each_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[steps.OrderStore]:
     monkeypatch.setattr(steps, "DATABASE", tmp_path / "orders.db")
     store = steps.OrderStore()
     store.open()
-    bad = Datum(b'{"number": 4, "amount": -1, "name": "x"}', id="in-4")
-    responses = store([order(1), order(650), bad, order(650, deliveries=3), order(1)])
-    rows = store.database.execute("SELECT number FROM orders ORDER BY number").fetchall()
+    yield store
     store.close()
-    expected = [Status.OK, Status.NACK, Status.FAILURE, Status.OK, Status.OK]
+
+
+def test_the_store_answers_for_each_order(store: steps.OrderStore) -> None:
+    bad = Datum(b'{"number": 4, "amount": -1, "name": "x"}', id="in-4")
+    responses = store([order(1), bad, order(650), order(1)])
+    rows = store.database.execute("SELECT number FROM orders ORDER BY number").fetchall()
+    expected = [Status.OK, Status.FAILURE, Status.OK, Status.OK]
     assert [response.status for response in responses] == expected
     assert rows == [(1,), (650,)]
+
+
+def test_the_store_is_unavailable_for_a_while_and_then_takes_every_order(
+    store: steps.OrderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (400, 401):
+        with pytest.raises(Unavailable):
+            store([order(number)])
+    monkeypatch.setattr(steps, "OUTAGE", 0.0)
+    responses = store([order(400), order(401)])
+    assert [response.status for response in responses] == [Status.OK, Status.OK]

@@ -125,9 +125,9 @@ def test_list_export_replay_and_purge_take_the_same_filters(
 
 def test_a_time_or_rate_that_is_none_is_explained(dlq: Dlq) -> None:
     result = dlq("list", "--since", "yesterday")
-    assert (result.exit_code, "'yesterday' is no time; write" in result.stderr) == (2, True)
+    assert (result.exit_code, "'yesterday' is not a time; write" in result.stderr) == (2, True)
     result = dlq("replay", "--all", "--rate", "fast")
-    assert (result.exit_code, "'fast' is no rate; write" in result.stderr) == (2, True)
+    assert (result.exit_code, "'fast' is not a rate; write" in result.stderr) == (2, True)
 
 
 def test_list_as_json_is_one_object_a_line(pipeline: Written, dlq: Dlq) -> None:
@@ -219,7 +219,7 @@ def test_replay_sends_back_what_is_named(pipeline: Written, dlq: Dlq) -> None:
 def test_letters_are_named_in_exactly_one_way(dlq: Dlq, command: str, args: tuple[str]) -> None:
     result = dlq(command, *args)
     assert result.exit_code == 2
-    assert "name letters by number or id, or say --all or a filter" in result.stderr
+    assert "name dead letters by number or id, or say --all or a filter" in result.stderr
 
 
 def test_a_replay_that_is_refused_exits_with_3(pipeline: Written, dlq: Dlq) -> None:
@@ -233,7 +233,8 @@ def test_a_replay_that_is_refused_exits_with_3(pipeline: Written, dlq: Dlq) -> N
 
 MAPS = """
 from dataclasses import replace
-from ebbflow import Letter, Message
+from ebbflow import Message
+from ebbflow.deadletters import Letter
 
 def fix(letter: Letter):
     number = int(letter.id.removeprefix("in-"))
@@ -272,9 +273,9 @@ def test_a_function_decides_what_goes_back(
     )
     assert result.stderr == (
         "2 dead letters stayed:\n"
-        "  2: the transform raised KeyError: 'customer' (mending_of_letters.py:8)\n"
+        "  2: the transform raised KeyError: 'customer' (mending_of_letters.py:9)\n"
         "  3: the transform returned nothing; return what is to go back, or Message.to_drop() to "
-        "delete the letter\n"
+        "delete the dead letter\n"
     )
     assert left(pipeline) == [2, 3]
     (sent,) = pipeline.due()
@@ -316,11 +317,11 @@ def test_an_edit_that_cannot_be_read_is_kept_and_nothing_is_sent(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = dlq("replay", "1", "--edit")
     assert (result.exit_code, left(pipeline)) == (3, [1, 2])
-    assert "Line 4, keys, is no JSON" in result.stderr
+    assert "Line 4, keys, is not JSON" in result.stderr
     (kept,) = tmp_path.glob("ebbflow-*.letter")
     assert str(kept) in result.stderr
     assert "keys: paris" in kept.read_text()
-    assert "is no text" in dlq("replay", "2", "--edit").stderr
+    assert "is not text" in dlq("replay", "2", "--edit").stderr
     assert dlq("replay", "--all", "--edit").exit_code == 2
 
 
@@ -332,7 +333,10 @@ def test_a_letter_shows_how_its_message_died_before(pipeline: Written, dlq: Dlq)
     again = pipeline.bury(headers=headers, deliveries=2)
     shown = dlq("show", str(again)).stdout
     assert "replays:     1\n" in shown
-    assert "history:\n  2026-05-17 12:01:00  died as letter 1 on delivery 6: ValueError; " in shown
+    assert (
+        "history:\n  2026-05-17 12:01:00  died as dead letter 1 on delivery 6: ValueError; "
+        in shown
+    )
     assert "header trace: abc\n" in shown
     assert "Ebbflow-" not in shown
     facts = json.loads(dlq("show", str(again), "--json").stdout)

@@ -10,6 +10,8 @@ from ebbflow.cli.main import app
 
 WITHOUT = {
     "demo": "runs a pipeline",
+    "new": "creates files and says which",
+    "dev": "runs a pipeline",
     "run": "runs a pipeline; its lines are JSON with --log json",
     "serve-udf": "serves a function",
     "schema": "prints nothing but JSON",

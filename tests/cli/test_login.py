@@ -29,7 +29,7 @@ SECRET = "s3cr3t-that-nobody-sees"
         ),
         (
             {"TOKEN": SECRET, "URL": f"nats://me:{SECRET}@127.0.0.1:1"},
-            "There are two logins for NATS: one in its URL, and beside it a token. "
+            "There are two logins for NATS: one in its URL, and next to it a token. "
             "Take it out of --nats or EBBFLOW_NATS_URL, or leave the other one out.",
         ),
     ],

@@ -29,7 +29,7 @@ def test_a_pause_is_kept_for_the_next_run(command, link, standing):
     result = command("pause", "out")
     assert result.output == (
         "Paused: out. Nothing runs at the moment; the next run begins paused.\n"
-        f"Go on with: ebbflow resume {standing.name} out\n"
+        f"Continue with: ebbflow resume {standing.name} out\n"
     )
     pauses = link.run(read_pauses(link.client, standing.names))
     assert [name for name in ("in", "out") if pauses.since(name)] == ["out"]
@@ -37,7 +37,7 @@ def test_a_pause_is_kept_for_the_next_run(command, link, standing):
     facts = json.loads(command("pause", "--json").output)
     assert (facts["vertices"], facts["runs"]) == (["in", "sorted", "table", "out"], False)
     assert command("resume").output == (
-        "Resumed: in, sorted, table, out. Nothing runs at the moment; the next run goes on.\n"
+        "Resumed: in, sorted, table, out. Nothing runs at the moment; the next run continues.\n"
     )
     assert command("resume", "in").output == f"Vertex in of {standing.name} is not stopped.\n"
     assert link.run(read_pauses(link.client, standing.names)) == Pauses()
@@ -92,7 +92,7 @@ def complete(state, *words, last=""):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     return found.stdout.split()
 

@@ -156,10 +156,10 @@ def test_a_bug_shows_a_plain_traceback_and_is_not_taken_for_a_problem_of_the_spe
 
 
 def ebbflow(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([EBBFLOW, *args], cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run([EBBFLOW, *args], cwd=folder, capture_output=True, text=True, timeout=300)
 
 
-DRAIN = ("run", "tiny.yaml", "--drain", "--timeout", "60s", "--summary", "s.json")
+DRAIN = ("run", "tiny.yaml", "--drain", "--timeout", "240s", "--summary", "s.json")
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_more_dead_letters_than_allowed_end_the_run_with_6_and_json_says_why(
     spec: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(spec.parent)
-    result = invoke("run", "tiny.yaml", "--drain", "--timeout", "60s", "--max-dead-letters", "0",
+    result = invoke("run", "tiny.yaml", "--drain", "--timeout", "240s", "--max-dead-letters", "0",
                     "--log", "json")  # fmt: skip
     lines = [json.loads(line) for line in result.stderr.splitlines()]
     end = lines[-1]

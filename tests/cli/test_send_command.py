@@ -85,7 +85,7 @@ def test_a_source_without_a_buffer_gets_it_as_if_its_source_had_given_it(send, s
     ("args", "lines", "said"),
     [
         (["nowhere", "x"], None, "has no vertex 'nowhere'; there are"),
-        (["out", "--json-lines"], '{"value": 1}\n{"valu": 2}', "line 2: it is no object"),
+        (["out", "--json-lines"], '{"value": 1}\n{"valu": 2}', "line 2: it is not an object"),
         (["out", "--json-lines"], '{"value": 1, "ids": 2}', "line 1: it has the unknown field"),
         (["out", "x", "--header", "a"], None, "write NAME=VALUE"),
         (["out", "x", "y", "--id", "a"], None, "is for one message"),

@@ -270,6 +270,10 @@ SOURCES = {
     "jetstream": {"url": "nats://localhost", "stream": "S"},
     "nats": {"url": "nats://localhost", "subject": "s"},
     "kafka": {"brokers": ["localhost:9092"], "topic": "t"},
+    "postgres": {"url": "postgresql://127.0.0.1:1/shop", "table": "t"},
+    "pulsar": {"serverAddr": "pulsar://127.0.0.1:1", "topic": "t"},
+    "sqs": {"awsRegion": "eu-west-1", "queueName": "q"},
+    "pubsub": {"project": "shop", "subscription": "orders"},
     "spark": {"format": "rate", "value": "CAST(value AS STRING)"},
     "serving": {},
 }

@@ -50,8 +50,8 @@ def test_what_waits_is_shown_by_line_by_pattern_and_as_json(run_tap):
     [
         (["nowhere"], "has no vertex 'nowhere'"),
         (["out", "-f", "{ids}"], "there is no field 'ids'; text, json, or fields: {at}"),
-        (["out", "-f", "jsn"], "'jsn' is no format"),
-        (["out", "--outcome", "fine"], "'fine' is none of done, sent"),
+        (["out", "-f", "jsn"], "'jsn' has no fields"),
+        (["out", "--outcome", "fine"], "'fine' is not one of done, sent"),
     ],
     ids=["vertex", "field", "format", "outcome"],
 )

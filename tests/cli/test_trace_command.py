@@ -62,7 +62,7 @@ def test_a_message_that_has_ended_is_nowhere_any_more(
 ) -> None:
     Audited(link, names, str(tmp_path)).settle("out", "in-8", at=at(1))
     result = CliRunner().invoke(app, ["trace", names.pipeline, "in-8", "--state", str(state)])
-    assert result.stdout.splitlines()[1] == ("now:       it has ended; nothing of it is on its way")
+    assert result.stdout.splitlines()[1] == ("now:       it has ended; nothing of it is in flight")
 
 
 def cells(result: Result) -> list[list[str]]:

@@ -21,11 +21,11 @@ def test_it_prints_its_address_shows_what_is_there_and_ends_with_a_signal(tmp_pa
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ui:
         line = ui.stdout.readline()
         (address,) = re.findall(r"^The web UI is at (http://127\.0\.0\.1:\d+/)$", line.strip())
-        with urllib.request.urlopen(f"{address}api/pipelines", timeout=20) as answer:
+        with urllib.request.urlopen(f"{address}api/pipelines", timeout=120) as answer:
             names = [entry["name"] for entry in json.load(answer)["pipelines"]]
         assert names == ["orders"]
         ui.send_signal(signal.SIGINT)
-        _, told = ui.communicate(timeout=30)
+        _, told = ui.communicate(timeout=300)
     assert (ui.returncode, told) == (0, "Ctrl-C ends it; pipelines continue.\n")
 
 

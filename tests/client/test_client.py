@@ -77,7 +77,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
 
 @pytest.fixture
 def client(server: ServingServer, connect: Connect) -> Any:
-    return connect(server.url, timeout="5s")
+    return connect(server.url, timeout="60s")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_request_that_takes_long_is_waited_for_beyond_the_patience_of_the_serv
 ) -> None:
     server.open.clear()
     with pytest.raises(AnswerPending) as pending:
-        client.ask("late", id="r-1", timeout="150ms")
+        client.ask("late", id="r-1", timeout="1s")
     assert str(pending.value) == "request r-1 has no answer yet; fetch it later by this id"
     assert client.fetch("r-1") is None
     server.open.set()
@@ -153,7 +153,7 @@ def test_a_server_that_stops_may_have_taken_the_request(server: ServingServer, c
     assert list(server.taken.values()) == [1]
     server.faults = [STOPPING, *["gone"] * 100]
     with pytest.raises(RequestInDoubt, match="replied with 503: the run is stopping; fetch it by"):
-        client.ask("twice", timeout="100ms")
+        client.ask("twice", timeout="1s")
 
 
 @pytest.mark.guarantee("a-client-asks-once")
@@ -202,7 +202,7 @@ def test_a_connection_that_stays_lost_leaves_the_request_in_doubt(
 ) -> None:
     server.faults = [CUT_AFTER, *["gone"] * 100]
     with pytest.raises(RequestInDoubt) as in_doubt:
-        client.ask("once", id="r-1", timeout="300ms")
+        client.ask("once", id="r-1", timeout="1s")
     assert str(in_doubt.value).startswith("it is not known whether request r-1 was taken: ")
     assert str(in_doubt.value).endswith("; fetch it by this id, or ask again with the same id")
     server.faults = []
@@ -219,7 +219,7 @@ def test_nobody_there_is_said_at_once(connect: Connect) -> None:
     assert refused.value.status == 0
     with pytest.raises(RequestInDoubt):
         connect(url).fetch("r-1")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "it waited for its time to be over"
 
 
 def test_a_busy_server_is_asked_again_until_the_time_is_over(
@@ -229,7 +229,7 @@ def test_a_busy_server_is_asked_again_until_the_time_is_over(
     assert client.ask("x").results == (b"x",)
     server.faults = [BUSY] * 1_000
     with pytest.raises(RequestRefused, match="was refused with 429: too many"):
-        client.ask("x", timeout="100ms")
+        client.ask("x", timeout="1s")
     assert list(server.taken.values()) == [1]
 
 
@@ -328,7 +328,7 @@ def test_a_stream_that_says_nothing_for_too_long_is_pending(
 ) -> None:
     server.open.clear()
     with pytest.raises(AnswerPending):
-        list(client.stream("words b a", timeout="100ms"))
+        list(client.stream("words b a", timeout="1s"))
 
 
 async def first_result(url: str) -> bytes:
@@ -367,7 +367,7 @@ def test_a_certificate_is_checked(connect: Connect, tmp_path: Path) -> None:
 
 
 def test_a_url_has_to_be_one(connect: Connect) -> None:
-    with pytest.raises(ValueError, match="'localhost:8080' is no URL of a server; write for exam"):
+    with pytest.raises(ValueError, match="'localhost:8080' is not a server URL; write for exam"):
         connect("localhost:8080")
 
 

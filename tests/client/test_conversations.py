@@ -24,12 +24,12 @@ from ebbflow.client.protocol import (
     MoreEvents,
     NamedRequest,
     NoReply,
-    Pause,
     ServerCall,
     ServerPaths,
     ServerReply,
     Step,
     StepResult,
+    Wait,
 )
 from ebbflow.domain.errors import AnswerPending, RequestError, RequestRefused
 
@@ -53,9 +53,9 @@ class Fault(Enum):
 
 @dataclass
 class MemoryServer:
-    """Takes one request, and refuses it when it comes again: ``copies`` counts how often.
+    """Takes one request, and refuses it when it is redelivered: ``copies`` counts how often.
 
-    ``late`` is 1 while the request is still on its way on a connection that was lost.
+    ``late`` is 1 while the request is still in flight on a connection that was lost.
     """
 
     faults: list[Fault]
@@ -68,7 +68,7 @@ class MemoryServer:
 
     def carry_out(self, step: Step) -> StepResult:
         match step:
-            case Pause(seconds):
+            case Wait(seconds):
                 self.now += seconds
             case Emit(result):
                 self.emitted.append(result)
@@ -173,7 +173,7 @@ def test_whatever_is_lost_a_request_is_sent_once_and_its_results_are_right(
 ) -> None:
     server = MemoryServer(list(faults))
     came = outcome(server, WAYS[way](TimeLimit.of(seconds, lambda: server.now)))
-    # Only of one that was still on its way when the client looked, a copy may come.
+    # Only of one that was still in flight when the client looked, a copy may come.
     assert server.copies <= faults.count(Fault.LATE)
     assert tuple(server.emitted) == RESULTS[: len(server.emitted)]
     if not isinstance(came, RequestError):

@@ -13,14 +13,14 @@ from typing import Any
 
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.nats.login import Addresses, Login
+from ebbflow.nats.login import Addresses
 from ebbflow.streams import provision
 from examples.cluster.nodes import Node, Nodes, Ports
 from tests.processes import frozen
 from tests.waiting import until
 
 # What a password may hold and a configuration or a URL may trip over.
-LOGIN = Login(user="tester", password="0$a b@c/d")
+USER, PASSWORD = "tester", "0$a b@c/d"
 
 
 def free_ports() -> list[Ports]:
@@ -39,7 +39,7 @@ class Cluster(Nodes):
     link: Link
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, LOGIN, free_ports())
+        super().__init__(folder, USER, PASSWORD, free_ports())
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Cluster]:
@@ -120,7 +120,7 @@ class Cluster(Nodes):
 
     @contextlib.contextmanager
     def halted(self, *nodes: Node) -> Iterator[None]:
-        """The nodes stand still, with all their connections open, and then go on."""
+        """The nodes stand still, with all their connections open, and then continue."""
         with contextlib.ExitStack() as stack:
             for node in nodes:
                 stack.enter_context(frozen(node.pid))

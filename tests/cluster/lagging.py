@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from ebbflow.nats import stored
 from ebbflow.nats.link import Link
 from tests.cluster.cluster import Cluster
+from tests.waiting import let_time_pass
 
 ROUNDS = 20
 READS = 4
@@ -19,7 +19,7 @@ BACKLOG, LARGE = 60, b"x" * 1_000_000
 
 
 class Lagging:
-    """A node that is halted while something happens and asked as soon as it goes on.
+    """A node that is halted while something happens and asked as soon as it continues.
 
     ``acting`` is a link to the leader, ``reading`` one to the node. Beside our own reads plain
     direct reads are sent there, to see that there is something to get wrong.
@@ -41,7 +41,7 @@ class Lagging:
         backlog: str | None = None,
         large: bytes = LARGE,
     ) -> list[Any]:
-        """What is read through the node; the reads begin after the act and before it goes on.
+        """What is read through the node; the reads begin after the act and before it continues.
 
         ``backlog`` is a subject of the stream for something large that keeps the node busy.
         """
@@ -51,10 +51,10 @@ class Lagging:
             act()
             plain = [self.reading.submit(self._plain()) for _ in range(READS)]
             ours = [self.reading.submit(read()) for _ in range(READS)]
-            time.sleep(0.02)  # on their way into the node
-        found = [one.result(30) for one in ours]
+            let_time_pass(0.02)  # on their way into the node
+        found = [one.result(120) for one in ours]
         self._rounds += 1
-        self._stale += sum(self._is_stale(one.result(30)) for one in plain)
+        self._stale += sum(self._is_stale(one.result(120)) for one in plain)
         return found
 
     async def _fill(self, subject: str, large: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A program that publishes a message every few milliseconds and notes what becomes of each."""
+"""A program that publishes a message every few milliseconds and notes the outcome of each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Steady:
         self._thread.join()
 
     def go_on(self, acks: int) -> None:
-        """Wait until so many more are stored."""
+        """Wait until that many more are stored."""
         seen = len(self.acked)
         until(lambda: len(self.acked) >= seen + acks or not self._thread.is_alive())
         assert self._thread.is_alive()

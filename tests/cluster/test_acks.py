@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -23,7 +24,7 @@ def read_all(source, number):
     found, deadline = [], time.monotonic() + 40
     while len(found) < number:
         assert time.monotonic() < deadline, f"only {len(found)} messages came"
-        found += source.read(500, 0.5).column("offset").to_pylist()
+        found += source.read(500, timedelta(seconds=0.5)).column("offset").to_pylist()
     return found
 
 
@@ -54,7 +55,7 @@ def test_acks_and_nacks_are_not_lost_while_nobody_leads(cluster, names):
         again = read_all(source, 100)
         assert sorted(again) == sorted(offsets[200:])
         source.ack(again)
-        until(lambda: source.exhausted, 40)
+        until(lambda: source.exhausted)
         assert consumer(cluster, stream)["num_ack_pending"] == 0
     finally:
         source.close()

@@ -25,7 +25,7 @@ async def publish(link, subject, number):
 
 
 async def planned(link, stream, subject=None, ahead=0):
-    """A range as the driver plans it, and so many messages that are yet to come."""
+    """A range as the driver plans it, and that many messages that are yet to come."""
     now = await Leader(link.client, stream).read_facts()
     until = now.last + ahead
     return Range(stream, now.created, subject, now.first - 1, until, fail_on_loss=True)

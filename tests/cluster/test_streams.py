@@ -51,7 +51,7 @@ def test_a_cluster_without_a_majority_is_told_and_waited_for(cluster, names):
                 JetStreamUnavailable, match=r"STREAM\.PURGE\.\w+ within 2 s: .*most servers"
             ):
                 link.run(api.call(link.client, f"STREAM.PURGE.{name}", patience=2))
-        making.result(30)
+        making.result(120)
 
     assert cluster.info(names.redelivery("v", 0))["config"]["num_replicas"] == 3
 

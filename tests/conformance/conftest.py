@@ -1,7 +1,20 @@
-"""One Spark session for the folder; a trial goes on as far as its rules need it."""
+"""One Spark session for the folder; a trial continues as far as its rules need it."""
 
 from __future__ import annotations
 
+import pytest
+
+from ebbflow.testing import SourceUnderTest
 from tests.spark.conftest import session
 
 __all__ = ["session"]
+
+# Nothing is proved by how fast a busy machine is. A connector that keeps the rules waits for
+# neither, and ``test_source_rules.py`` and ``test_faults_are_caught.py`` show the usual limits.
+PATIENCE = "120s"
+LATENESS = 15.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def time_for_redeliveries() -> None:
+    SourceUnderTest.lateness = LATENESS

@@ -1,6 +1,6 @@
 """Sources and sinks that break the rules, each fault on messages of its own.
 
-They are the memory source and the memory sink with faults in what runs beside the pipeline.
+They are the memory source and the memory sink with faults in what runs next to the pipeline.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 from ebbflow import Datum, Response, SourceMessage
@@ -92,7 +93,7 @@ class Tidy(MemoryReader):
         self._mine: list[SourceMessage] = []
 
     def read(self, limit, timeout):
-        self._mine += super().read(10**6, 0.05 if self._mine else timeout)
+        self._mine += super().read(10**6, timedelta(milliseconds=50) if self._mine else timeout)
         found, self._mine = self._mine[:limit], self._mine[limit:]
         return [replace(m, value=m.value.strip(), headers={}) for m in found]
 

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from ebbflow import Datum, Pipeline
+from ebbflow.connectors import Blackhole, Generator, Log
 from ebbflow.testing import (
     SINK_RULES,
     SOURCE_RULES,
@@ -20,6 +21,7 @@ from ebbflow.testing import (
 )
 from ebbflow.testing.conformance import samples
 from ebbflow.testing.conformance.samples import RecordingSink, ScriptedTransformer
+from tests.conformance.conftest import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +55,7 @@ class GeneratorUnderTest(SourceUnderTest):
     )
 
     def source(self):
-        return {"generator": {"messages": len(MADE_UP)}}
+        return Generator(messages=len(MADE_UP))
 
     def put(self, samples):
         pass
@@ -62,9 +64,7 @@ class GeneratorUnderTest(SourceUnderTest):
 class GeneratorTrial(SourceTrial):
     def pipeline(self):
         numbered = partial(Numbered, self.seen.calls_journal, self._blocked, self.state / "killed")
-        pipeline = Pipeline(self.name).source(
-            "in", transformer=numbered, **self.under_test.source()
-        )
+        pipeline = Pipeline(self.name).source("in", self.under_test.source(), transformer=numbered)
         return pipeline.sink("out", partial(RecordingSink, self.seen.arrivals_journal))
 
     def name_of_letter(self, letter):
@@ -73,7 +73,9 @@ class GeneratorTrial(SourceTrial):
 
 @pytest.fixture(scope="module")
 def generator_trial(tmp_path_factory):
-    with GeneratorTrial(GeneratorUnderTest(), tmp_path_factory.mktemp("generator")) as trial:
+    with GeneratorTrial(
+        GeneratorUnderTest(), tmp_path_factory.mktemp("generator"), PATIENCE
+    ) as trial:
         yield trial
 
 
@@ -95,7 +97,7 @@ class LogUnderTest(SinkUnderTest):
         self._lines: list[str] = []
 
     def sink(self):
-        return {"log": True}
+        return Log()
 
     def heard(self, line):
         self._lines.append(line)
@@ -109,7 +111,7 @@ class BlackholeUnderTest(SinkUnderTest):
     """Nobody can see what lands; the counts must be right."""
 
     def sink(self):
-        return {"blackhole": True}
+        return Blackhole()
 
     def landed(self):
         return None
@@ -117,7 +119,7 @@ class BlackholeUnderTest(SinkUnderTest):
 
 @pytest.fixture(scope="module", params=[LogUnderTest, BlackholeUnderTest], ids=["log", "blackhole"])
 def sink_trial(request, tmp_path_factory):
-    with SinkTrial(request.param(), tmp_path_factory.mktemp("state")) as trial:
+    with SinkTrial(request.param(), tmp_path_factory.mktemp("state"), PATIENCE) as trial:
         yield trial
 
 

@@ -73,7 +73,7 @@ def end_processes_of(pipeline):
         (Tidy, "a_blocked_pipeline_stops_reading", r"42000 of 42000 messages were read"),
         (Forgetful, "nacked_messages_survive_a_restart", r"held restart 0 as \[1\]"),
         (Forgetful, "a_stop_loses_nothing", r"of 220 messages have not arrived: "),
-        (Forgetful, "everything_is_settled_in_the_end", r"20 messages are still to be given again"),
+        (Forgetful, "everything_is_settled_in_the_end", r"20 messages are still to be redelivered"),
         (Forgetful, "nothing_is_left_behind", r"process \d+: sleep 600"),
     ],
 )

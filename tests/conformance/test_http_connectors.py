@@ -10,6 +10,7 @@ from base64 import b64decode
 
 import pytest
 
+from ebbflow.connectors import File, Http, HttpBatch, Ports
 from ebbflow.testing import (
     SINK_RULES,
     SOURCE_RULES,
@@ -21,6 +22,7 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
+from tests.conformance.conftest import PATIENCE
 from tests.connectors.http.receiver import Receiver
 from tests.ports import free_port
 
@@ -44,7 +46,7 @@ class HttpSourceUnderTest(SourceUnderTest):
         self._threads = threading.local()
 
     def source(self):
-        return {"http": {"ports": {"http": self.port}}}
+        return Http(ports=Ports(http=self.port))
 
     def put(self, samples):
         plain = not any(one.keys or b"\n" in one.value or not one.value for one in samples)
@@ -88,7 +90,7 @@ NDJSON = "application/x-ndjson"
 
 @pytest.fixture(scope="module")
 def source_trial(tmp_path_factory):
-    with SourceTrial(HttpSourceUnderTest(), tmp_path_factory.mktemp("source")) as trial:
+    with SourceTrial(HttpSourceUnderTest(), tmp_path_factory.mktemp("source"), PATIENCE) as trial:
         yield trial
 
 
@@ -115,7 +117,7 @@ class HttpSinkUnderTest(SinkUnderTest):
         self.come_up = receiver.come_up
 
     def sink(self):
-        return {"http": {"url": self._receiver.url}}
+        return Http(url=self._receiver.url, timeout="2m")
 
     def landed(self):
         return [Sample(one.body) for one in self._receiver.taken]
@@ -132,7 +134,9 @@ class HttpBatchSinkUnderTest(HttpSinkUnderTest):
         self._form = form
 
     def sink(self):
-        return {"http": {"url": self._receiver.url, "batch": {"format": self._form, "size": 50}}}
+        return Http(
+            url=self._receiver.url, timeout="2m", batch=HttpBatch(format=self._form, size=50)
+        )
 
     def landed(self):
         return [sample_of(json.loads(one.body)) for one in self._receiver.taken]
@@ -167,7 +171,7 @@ class FileSinkUnderTest(SinkUnderTest):
 
     def sink(self):
         path = str(self._folder / "{vertex}-{partition}.txt")
-        return {"file": {"path": path, "format": self._form}}
+        return File(path=path, format=self._form)
 
     def landed(self):
         lines = [
@@ -192,7 +196,7 @@ def sink_trial(request, tmp_path_factory):
             under_test = HttpBatchSinkUnderTest(receiver, form)
         else:
             under_test = FileSinkUnderTest(folder / "out", form)
-        with SinkTrial(under_test, folder / "state") as trial:
+        with SinkTrial(under_test, folder / "state", PATIENCE) as trial:
             yield trial
 
 

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 
+from ebbflow.connectors import Kafka
 from ebbflow.connectors.kafka.records import read_columns, write_records
 from ebbflow.engine import frames
 from ebbflow.testing import (
@@ -17,6 +18,7 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
+from tests.conformance.conftest import PATIENCE
 from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -52,7 +54,7 @@ class KafkaSourceUnderTest(SourceUnderTest):
 
     def source(self):
         brokers, topic = [self._kafka.address], self._topic
-        return {"kafka": {"brokers": brokers, "topic": topic, "consumerGroup": topic}}
+        return Kafka(brokers=brokers, topic=topic, consumer_group=topic)
 
     def put(self, samples):
         from confluent_kafka import KafkaException
@@ -73,7 +75,9 @@ class KafkaSourceUnderTest(SourceUnderTest):
 
 @pytest.fixture(scope="module")
 def source_trial(kafka, tmp_path_factory):
-    with SourceTrial(KafkaSourceUnderTest(kafka), tmp_path_factory.mktemp("state")) as trial:
+    with SourceTrial(
+        KafkaSourceUnderTest(kafka), tmp_path_factory.mktemp("state"), PATIENCE
+    ) as trial:
         yield trial
 
 
@@ -103,7 +107,7 @@ class KafkaSinkUnderTest(SinkUnderTest):
     def sink(self):
         config = {"message.timeout.ms": 2000}
         brokers, topic = [self._kafka.address], self._topic
-        return {"kafka": {"brokers": brokers, "topic": topic, "config": config}}
+        return Kafka(brokers=brokers, topic=topic, config=config)
 
     def landed(self):
         while events := self._reader.consume(1_000, 0.05):
@@ -127,7 +131,7 @@ class KafkaSinkUnderTest(SinkUnderTest):
 def sink_trial(kafka, tmp_path_factory):
     with (
         closing(KafkaSinkUnderTest(kafka)) as under_test,
-        SinkTrial(under_test, tmp_path_factory.mktemp("state"), 30.0) as trial,
+        SinkTrial(under_test, tmp_path_factory.mktemp("state"), PATIENCE) as trial,
     ):
         yield trial
 

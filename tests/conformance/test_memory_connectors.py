@@ -15,6 +15,7 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
+from tests.conformance.conftest import PATIENCE
 from tests.conformance.waiving import (
     RULES_FLOODED_WHEN_ASKED,
     blocked_elsewhere,
@@ -65,7 +66,7 @@ TRIED = [
 def source_trial(request, tmp_path_factory):
     with MemorySource(**request.param) as source:
         under_test = MemorySourceUnderTest(source, request.param["redelivers"])
-        with SourceTrial(under_test, tmp_path_factory.mktemp("state")) as trial:
+        with SourceTrial(under_test, tmp_path_factory.mktemp("state"), PATIENCE) as trial:
             yield trial
 
 
@@ -99,7 +100,7 @@ class MemorySinkUnderTest(SinkUnderTest):
 def sink_trial(request, tmp_path_factory):
     with MemorySink(columns=request.param) as sink:
         under_test = MemorySinkUnderTest(sink)
-        with SinkTrial(under_test, tmp_path_factory.mktemp("state")) as trial:
+        with SinkTrial(under_test, tmp_path_factory.mktemp("state"), PATIENCE) as trial:
             yield trial
 
 

@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from ebbflow.connectors import JetStream, Nats
 from ebbflow.connectors.nats.messages import read_keys_and_headers, write_keys_and_headers
 from ebbflow.domain.errors import MessageTooLarge
 from ebbflow.publishing import Outgoing, Publisher
@@ -20,6 +21,7 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
+from tests.conformance.conftest import PATIENCE
 from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked
 from tests.nats.outside import Outside
 from tests.nats.securing import reload
@@ -97,8 +99,8 @@ class StreamUnderTest(_Nats, SourceUnderTest):
     waived = blocked_when_asked()
 
     def source(self):
-        given = {"stream": self.stream.name, "consumer": "c", "ackWait": "2s"}
-        return {"jetstream": self.server.access | given}
+        given = {"stream": self.stream.name, "consumer": "c", "ack_wait": "2s"}
+        return JetStream(**self.server.access | given)
 
     def put(self, samples):
         messages = [
@@ -124,7 +126,7 @@ class SubjectUnderTest(_Nats, SourceUnderTest):
     waived = blocked_when_asked()
 
     def source(self):
-        return {"nats": self.server.access | {"subject": "plain.>", "queue": "workers"}}
+        return Nats(**self.server.access | {"subject": "plain.>", "queue": "workers"})
 
     def put(self, samples):
         link = self.server.outside.link
@@ -142,7 +144,7 @@ class SubjectUnderTest(_Nats, SourceUnderTest):
 
 @pytest.fixture(scope="module", params=[StreamUnderTest, SubjectUnderTest])
 def source_trial(request, server, tmp_path_factory):
-    with SourceTrial(request.param(server), tmp_path_factory.mktemp("source")) as trial:
+    with SourceTrial(request.param(server), tmp_path_factory.mktemp("source"), PATIENCE) as trial:
         yield trial
 
 
@@ -167,7 +169,7 @@ class _Target(_Nats, SinkUnderTest):
 
 class StreamTarget(_Target):
     def sink(self):
-        return {"jetstream": self.server.access | {"subject": self.stream.subject}}
+        return JetStream(**self.server.access | {"subject": self.stream.subject})
 
     def landed(self):
         return [
@@ -191,7 +193,7 @@ class SubjectTarget(_Target):
         self._heard.append(Sample(message.data, tuple(keys), headers))
 
     def sink(self):
-        return {"nats": self.server.access | {"subject": "landing.a"}}
+        return Nats(**self.server.access | {"subject": "landing.a"})
 
     def landed(self):
         return list(self._heard)
@@ -199,7 +201,7 @@ class SubjectTarget(_Target):
 
 @pytest.fixture(scope="module", params=[StreamTarget, SubjectTarget])
 def sink_trial(request, server, tmp_path_factory):
-    with SinkTrial(request.param(server), tmp_path_factory.mktemp("sink")) as trial:
+    with SinkTrial(request.param(server), tmp_path_factory.mktemp("sink"), PATIENCE) as trial:
         yield trial
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ebbflow.connectors import Ports, Serving
 from ebbflow.testing import SOURCE_RULES, SourceTrial
+from tests.conformance.conftest import PATIENCE
 from tests.conformance.test_http_connectors import HttpSourceUnderTest
 
 pytestmark = pytest.mark.slow
@@ -18,12 +20,14 @@ class ServingSourceUnderTest(HttpSourceUnderTest):
     flood = 1_000
 
     def source(self):
-        return {"serving": {"ports": {"http": self.port}}}
+        return Serving(ports=Ports(http=self.port))
 
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory):
-    with SourceTrial(ServingSourceUnderTest(), tmp_path_factory.mktemp("serving")) as trial:
+    with SourceTrial(
+        ServingSourceUnderTest(), tmp_path_factory.mktemp("serving"), PATIENCE
+    ) as trial:
         yield trial
 
 

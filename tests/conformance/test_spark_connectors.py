@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ebbflow.connectors import Spark
 from ebbflow.testing import (
     SINK_RULES,
     Sample,
@@ -17,6 +18,7 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
+from tests.conformance.conftest import PATIENCE
 from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -36,14 +38,12 @@ class FolderUnderTest(SourceUnderTest):
         (folder / "given").mkdir()
 
     def source(self):
-        return {
-            "spark": {
-                "format": "parquet",
-                "options": {"path": str(self._folder / "given")},
-                "schema": "value BINARY, keys ARRAY<STRING>",
-                "keys": "keys",
-            }
-        }
+        return Spark(
+            format="parquet",
+            options={"path": str(self._folder / "given")},
+            schema="value BINARY, keys ARRAY<STRING>",
+            keys="keys",
+        )
 
     def put(self, samples):
         rows = {"value": [s.value for s in samples], "keys": [list(s.keys) for s in samples]}
@@ -55,7 +55,7 @@ class FolderUnderTest(SourceUnderTest):
 @pytest.fixture(scope="module")
 def source_trial(tmp_path_factory):
     folder = FolderUnderTest(tmp_path_factory.mktemp("folder"))
-    with SourceTrial(folder, tmp_path_factory.mktemp("state")) as trial:
+    with SourceTrial(folder, tmp_path_factory.mktemp("state"), PATIENCE) as trial:
         yield trial
 
 
@@ -80,7 +80,7 @@ class TableUnderTest(SinkUnderTest):
     def sink(self):
         columns = {"value": "value", "keys": "keys", "headers": "headers"}
         options = {"path": str(self._table)}
-        return {"spark": {"format": "parquet", "options": options, "columns": columns}}
+        return Spark(format="parquet", options=options, columns=columns)
 
     def landed(self):
         files = [*self._table.glob("part-*"), *self._away.glob("part-*")]
@@ -102,7 +102,7 @@ class TableUnderTest(SinkUnderTest):
 @pytest.fixture(scope="module")
 def sink_trial(tmp_path_factory):
     table = TableUnderTest(tmp_path_factory.mktemp("table"))
-    with SinkTrial(table, tmp_path_factory.mktemp("state")) as trial:
+    with SinkTrial(table, tmp_path_factory.mktemp("state"), PATIENCE) as trial:
         yield trial
 
 

@@ -37,6 +37,7 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
+from tests.conformance.conftest import PATIENCE
 from tests.conformance.waiving import blocked_elsewhere
 from tests.connectors.user_code.queue import Queue, QueueFile, RedeliveringQueue
 
@@ -74,7 +75,7 @@ QUEUES = [pytest.param(Queue, marks=pytest.mark.long), RedeliveringQueue]
 def queue_trial(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("queue")
     under_test = QueueUnderTest(QueueFile(folder / "queue.db"), request.param)
-    with SourceTrial(under_test, folder / "state") as trial:
+    with SourceTrial(under_test, folder / "state", PATIENCE) as trial:
         yield trial
 
 
@@ -91,7 +92,7 @@ class Table:
         self.path = path
 
     def open(self) -> None:
-        self.database = sqlite3.connect(self.path, timeout=30)
+        self.database = sqlite3.connect(self.path, timeout=120)
 
     def __call__(self, data):
         with self.database:
@@ -126,7 +127,7 @@ class TableUnderTest(SinkUnderTest):
         )
 
     def _do(self, statement, *rows):
-        with closing(sqlite3.connect(self._path, timeout=30)) as database, database:
+        with closing(sqlite3.connect(self._path, timeout=120)) as database, database:
             if rows:
                 database.executemany(statement, rows)
             return database.execute(statement).fetchall() if not rows else []
@@ -158,7 +159,7 @@ class TableUnderTest(SinkUnderTest):
 @pytest.fixture(scope="module")
 def table_trial(tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
-    with SinkTrial(TableUnderTest(folder / "table.db"), folder / "state") as trial:
+    with SinkTrial(TableUnderTest(folder / "table.db"), folder / "state", PATIENCE) as trial:
         yield trial
 
 

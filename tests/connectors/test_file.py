@@ -14,11 +14,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ebbflow import Message, Pipeline, RowResponse
+from ebbflow import Message, Pipeline, Response
+from ebbflow.connectors import File, Generator
 from ebbflow.connectors.file import FileSettings, FileSink
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import Status
 from ebbflow.engine import frames
+from tests.waiting import let_time_pass
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 
@@ -41,7 +43,7 @@ class Answering(FileSink):
 
     def __call__(self, batch):
         answers = super().__call__(batch)
-        return [answers.get(row, RowResponse.ok()) for row in range(batch.num_rows)]
+        return [answers.get(row, Response.ok()) for row in range(batch.num_rows)]
 
 
 def sink_to(path, **settings):
@@ -148,7 +150,7 @@ def test_when_the_disk_is_full_nothing_is_ok_and_no_part_of_a_line_stays(path, m
     responses = sink_to(path)(data(b"a long one", b"another"))
     monkeypatch.undo()
 
-    assert responses == [RowResponse.unavailable(f"{path}: No space left on device")] * 2
+    assert responses == [Response.unavailable(what=f"{path}: No space left on device")] * 2
     assert path.read_bytes() == b"one\n"
 
 
@@ -189,7 +191,7 @@ def test_several_processes_can_write_to_one_file(path):
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(120)
 
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     lines = [line for one in path.parent.iterdir() for line in one.read_bytes().splitlines()]
@@ -220,7 +222,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_lines_and_all_that_was_ok(pa
         writer.start()
         os.close(write)
         assert os.read(read, 100)  # it writes
-        time.sleep(chance.uniform(0, 0.05))
+        let_time_pass(chance.uniform(0, 0.05))
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
         told = b""
@@ -243,8 +245,8 @@ def test_every_partition_of_a_vertex_has_its_file(run, tmp_path):
         return Message(b"%d" % json.loads(datum.value)["value"])
 
     path = str(tmp_path / "{pipeline}" / "{vertex}" / "part-{partition}.txt")
-    pipeline = Pipeline("test").source("in", generator={"messages": 3_000}).map("number", number)
-    run(pipeline.sink("out", file={"path": path}, partitions=2))
+    pipeline = Pipeline("test").source("in", Generator(messages=3_000)).map("number", number)
+    run(pipeline.sink("out", File(path=path), partitions=2))
 
     files = sorted((tmp_path / "test" / "out").iterdir())
     assert [file.name for file in files] == ["part-0.txt", "part-1.txt"]

@@ -1,14 +1,18 @@
 import json
-from types import SimpleNamespace
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.connectors import generator
 from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
 from ebbflow.engine.position import Mark
+
+TIMES: dict[str, Callable[[], Any]] = {}
+"""The clock of the generators in a test; that of the machine if there is none."""
 
 
 class Clock:
@@ -24,13 +28,13 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    times = SimpleNamespace(monotonic=clock.monotonic, time_ns=lambda: 5)
-    monkeypatch.setattr(generator, "time", times)
+    monkeypatch.setitem(TIMES, "monotonic", clock.monotonic)
+    monkeypatch.setitem(TIMES, "now", lambda: datetime.fromtimestamp(5e-6, UTC))
     return clock
 
 
 def inlet(plan: GeneratorPlan, partition: int = 0, partitions: int = 1, start: int = 0):
-    return GeneratorInlet(plan, "in", partition, partitions, Mark(start))
+    return GeneratorInlet(plan, "in", partition, partitions, Mark(start), **TIMES)
 
 
 def column(batches: list[pa.RecordBatch], name: str) -> list:
@@ -130,10 +134,10 @@ def test_replaying_is_not_held_up_by_the_rate(clock):
 @pytest.mark.parametrize(
     ("plan", "value"),
     [
-        (GeneratorPlan(None), b'{"id":"5-1","value":1}'),
-        (GeneratorPlan(None, size=8), b'{"id":"5-1","value":1}'),
-        (GeneratorPlan(None, value=7), b'{"id":"5-1","value":7}'),
-        (GeneratorPlan(None, size=11), b'{"id":"5-1","value":1,"padding":[177,101,34]}'),
+        (GeneratorPlan(None), b'{"id":"5000-1","value":1}'),
+        (GeneratorPlan(None, size=8), b'{"id":"5000-1","value":1}'),
+        (GeneratorPlan(None, value=7), b'{"id":"5000-1","value":7}'),
+        (GeneratorPlan(None, size=11), b'{"id":"5000-1","value":1,"padding":[177,101,34]}'),
         (GeneratorPlan(None, blob=b"\x00blob"), b"\x00blob"),
     ],
 )
@@ -144,7 +148,7 @@ def test_the_payload_is_what_was_asked_for(clock, plan, value):
 def test_the_ids_in_the_payloads_differ(clock):
     batches = inlet(GeneratorPlan(None)).take(3)
     ids = [json.loads(value)["id"] for value in column(batches, "value")]
-    assert ids == ["5-0", "6-0", "7-0"]
+    assert ids == ["5000-0", "5001-0", "5002-0"]
 
 
 def test_event_times_lie_whole_seconds_back_and_fewer_than_the_jitter():

@@ -7,13 +7,14 @@ import pickle
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import Field, StrictStr
 
+import ebbflow
 import ebbflow.connectors
 from ebbflow.connectors.base import ConnectorSection, Settings, SinkSection, sink
 from ebbflow.connectors.registry import SINKS, SOURCES
@@ -22,10 +23,22 @@ from ebbflow.connectors.schema.fields import Section
 from ebbflow.connectors.schema.secrets import SecretRef
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
+from ebbflow.nats.login import Addresses
+from ebbflow.runtime.planning import make_plans
 from ebbflow.spec.sections import SinkTarget, SourceSpec
 
 NATS = {"url": "nats://localhost"}
+PULSAR = {"serverAddr": "pulsar://127.0.0.1:1", "topic": "orders"}
+POSTGRES = {"url": "postgresql://127.0.0.1:1/shop", "table": "orders"}
 KAFKA = {"brokers": ["localhost:9092"], "topic": "t"}
+SQS = {"awsRegion": "eu-west-1", "queueName": "q"}
+CLIENTS = {
+    "kafka": "confluent_kafka",
+    "postgres": "psycopg",
+    "pulsar": "pulsar",
+    "sqs": "boto3",
+    "pubsub": "google.pubsub_v1",
+}
 GIVEN_SOURCES: dict[str, dict[str, Any]] = {
     "generator": {},
     "udsource": {"python": "tests.connectors.user_code.queue:Queue"},
@@ -33,6 +46,10 @@ GIVEN_SOURCES: dict[str, dict[str, Any]] = {
     "jetstream": NATS | {"stream": "S"},
     "nats": NATS | {"subject": "s"},
     "kafka": KAFKA,
+    "postgres": POSTGRES,
+    "pulsar": PULSAR,
+    "sqs": SQS,
+    "pubsub": {"project": "shop", "subscription": "orders"},
     "spark": {"format": "rate"},
     "serving": {},
 }
@@ -46,6 +63,10 @@ GIVEN_SINKS: dict[str, dict[str, Any]] = {
     "jetstream": NATS | {"subject": "s"},
     "nats": NATS | {"subject": "s"},
     "kafka": KAFKA,
+    "postgres": POSTGRES,
+    "pulsar": PULSAR,
+    "sqs": SQS,
+    "pubsub": {"project": "shop", "topic": "orders"},
     "spark": {"format": "noop"},
 }
 
@@ -77,8 +98,8 @@ def loaded_with(plan: object) -> set[str]:
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_workers_read_the_plan_of_a_source_without_the_spec_and_its_servers(kind: str) -> None:
-    if kind == "kafka":
-        pytest.importorskip("confluent_kafka")
+    if kind in CLIENTS:
+        pytest.importorskip(CLIENTS[kind])
     source = SourceSpec.model_validate({kind: GIVEN_SOURCES[kind]})
     loaded = loaded_with(source.section.plan("pipeline", "vertex"))
     assert not loaded & {"pydantic", "httptools", "pyspark"}
@@ -86,8 +107,8 @@ def test_workers_read_the_plan_of_a_source_without_the_spec_and_its_servers(kind
 
 @pytest.mark.parametrize("kind", SINKS)
 def test_workers_read_the_plan_of_a_sink_without_the_spec(kind: str) -> None:
-    if kind == "kafka":
-        pytest.importorskip("confluent_kafka")
+    if kind in CLIENTS:
+        pytest.importorskip(CLIENTS[kind])
     sink = SinkTarget.model_validate({kind: GIVEN_SINKS[kind]})
     loaded = loaded_with(sink.section.plan())
     assert not loaded & {"pydantic", "pyspark"}
@@ -97,7 +118,8 @@ def test_lint_imports_no_client() -> None:
     code = "import json, sys, ebbflow.spec.lint; print(json.dumps([*sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
-    assert not loaded & {"nats", "pyspark", "aiohttp", "httptools", "confluent_kafka"}
+    clients = {"nats", "pyspark", "aiohttp", "httptools", *CLIENTS.values()}
+    assert not loaded & clients
 
 
 # --- settings for workers -----------------------------------------------------------------------
@@ -170,3 +192,14 @@ def test_two_kinds_of_one_name_are_refused_with_both_named() -> None:
             pass
 
     assert SINKS["log"].section.__module__.startswith("ebbflow.")
+
+
+def test_a_pulled_source_that_is_registered_as_another_is_refused_with_what_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pulled = SOURCES["kafka"]
+    monkeypatch.setitem(SOURCES, "kafka", replace(pulled, returns=False))
+    pipeline = ebbflow.Pipeline("p").source("in", ebbflow.connectors.Kafka(**KAFKA))
+    spec = pipeline.sink("out", ebbflow.connectors.Log()).spec
+    with pytest.raises(SetupError, match=r'Write @source\("kafka", returns=True\) above its'):
+        make_plans(spec, Addresses(()), 1_000_000, None)

@@ -88,7 +88,7 @@ class Stream:
         await self.link.client.jetstream().publish(subject, data, headers=headers)
 
     def fill(self, number: int, on: str = "new") -> None:
-        """Store so many messages fast, each with its number."""
+        """Store that many messages fast, each with its number."""
         self.link.run(self._filled(number, on))
 
     async def _filled(self, number: int, on: str) -> None:

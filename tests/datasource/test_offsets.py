@@ -77,9 +77,9 @@ def test_messages_that_left_the_stream_unread_are_a_loss():
     with pytest.raises(DataLoss) as error:
         WANTED.available(replace(NOW, first=56))
     assert str(error.value) == (
-        "ORDERS: messages from 51 to 55 are no longer in the stream and were not read: limits of "
-        "the stream or somebody removed them. "
-        "Set failOnDataLoss to false to go on with what is there."
+        "ORDERS: messages from 51 to 55 are no longer in the stream and were not read: the limits "
+        "of the stream removed them, or a user did. "
+        "Set failOnDataLoss to false to continue with what is there."
     )
 
 

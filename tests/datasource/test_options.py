@@ -135,7 +135,7 @@ def test_a_stream_has_no_ending_sequence():
         (
             {"retryAttempts": "-2"},
             "Option retryAttempts is '-2'. "
-            "Write a whole number from 0, or -1 to go on until ackWait is over.",
+            "Write a whole number from 0, or -1 to continue until ackWait is over.",
         ),
         ({"waitForRoom": "1"}, "Option waitForRoom is '1'. Write true or false."),
         ({"window": "0"}, "Option window is '0'. Write a whole number from 1."),
@@ -171,7 +171,7 @@ def test_names_and_words_are_told_apart_as_spark_does_it():
 
 def test_without_a_url_anywhere_it_is_said_what_to_set():
     assert refused(lambda: source(stream="S")) == (
-        "It is not said where NATS is. "
+        "The address of NATS is not set. "
         "Set EBBFLOW_NATS_URL before register(spark) is called, or the option url."
     )
 

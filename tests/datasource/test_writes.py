@@ -105,7 +105,7 @@ def test_a_task_that_is_tried_again_stores_nothing_twice(stream, url, tmp_path):
         env={**os.environ, NATS_URL: url},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert [int(data) for _, data, _ in stream.stored()] == list(range(60))
@@ -223,12 +223,11 @@ def test_nothing_can_be_overwritten():
         ),
         (
             "subject string",
-            "There is no column data. Name the column with what is to be published data.",
+            "There is no column named data. Rename the column to publish to data.",
         ),
         (
             "data string",
-            "It is not said which subject to publish to. "
-            "Set the option subject, or add a column subject.",
+            "No subject to publish to is set. Set the option subject, or add a column subject.",
         ),
     ],
 )

@@ -1,7 +1,7 @@
 """The shipped replay over a server in memory, where anything may crash or get lost at any step.
 
 ``Replay`` and ``Chain`` are the real thing. Modelled is the server: the letters, and a chain of
-marks for each partition. Several replays run at once, each on a thread of its own that goes on only
+marks for each partition. Several replays run at once, each on its own thread that continues only
 when it is its turn, so that a seed says everything that happens.
 """
 
@@ -54,7 +54,7 @@ class Server:
 
 
 class Turns:
-    """Lets one thread go on at a time, chosen by a seed."""
+    """Lets one thread continue at a time, chosen by a seed."""
 
     def __init__(self, random: Random) -> None:
         self._random = random

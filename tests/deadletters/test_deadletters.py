@@ -321,16 +321,14 @@ def test_letters_of_one_cause_are_chosen_whatever_numbers_they_name(pipeline: Wr
     assert letters.search(alike).total == 6
 
 
-def test_a_search_that_finds_little_gives_what_it_has_and_where_to_go_on(
-    pipeline: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_that_finds_little_gives_what_it_has_and_where_to_go_on(pipeline: Written) -> None:
     for n in range(20):
         pipeline.bury(id=f"in-{n}")
-    monkeypatch.setattr("ebbflow.deadletters.letters._SEARCH", 0.0)
-    monkeypatch.setattr("ebbflow.deadletters.letters._PAGE", 8)
+    letters = pipeline.letters
+    letters.search_time, letters.page_size = 0.0, 8
     after, seen = 0, []
     for _ in range(3):
-        page = pipeline.letters.search(LetterFilter(id="in-19"), after)
+        page = letters.search(LetterFilter(id="in-19"), after)
         seen += [one.letter.id for one in page.letters]
         after = page.next or 0
     assert seen == ["in-19"]
@@ -373,5 +371,5 @@ def test_letters_that_are_named_and_do_not_exist_are_told(pipeline: Written) -> 
     result = pipeline.letters.replay([number, 0, 99])
     assert (result.sent, dict(result.stayed)) == (
         1,
-        {"there is no such dead letter, or no more": [0, 99]},
+        {"it does not exist, or no longer": [0, 99]},
     )

@@ -43,7 +43,7 @@ class WithoutClaim(Chain):
 
 
 class WithoutLooking(Chain):
-    """Goes on behind the last mark without deleting what it names."""
+    """Continues behind the last mark without deleting what it names."""
 
     def _finish(self, last: StoredMark | None) -> None:
         return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from ebbflow.nats.publish import BUFFER
 from ebbflow.nats.wire import Publishes
 from ebbflow.streams import catalogue, provision
 from tests.deadletters.written import LETTER, Written
+from tests.waiting import let_time_pass
 
 pytestmark = pytest.mark.slow
 PARTITIONS = 2
@@ -98,7 +98,7 @@ def kill_and_resume(killing: Killing, random: Random, longest: float) -> int:
         kills += 1
         longest *= 2  # on a busy machine as well some time comes in which one can end
         killing.take()
-        time.sleep(0.2)  # longer than the server remembers ids
+        let_time_pass(0.2)  # longer than the server remembers ids
     killing.take()
     return kills
 
@@ -151,7 +151,7 @@ def test_a_letter_that_was_sent_and_not_deleted_is_known_however_late(
     assert sum(killing.taken.values()) == 50
     letters = pipeline.letters
     assert letters.counts() == {"store": 50}
-    time.sleep(0.2)
+    let_time_pass(0.2)
     assert letters.replay(LetterFilter(), dry_run=True).sent == 0
     assert letters.replay(LetterFilter()).sent == 0
     killing.take()

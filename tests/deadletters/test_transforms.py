@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ebbflow import LetterEdit, Message, NackOptions, nack
+from ebbflow import Message, NackOptions, nack
+from ebbflow.deadletters import LetterEdit
 from ebbflow.deadletters.transforms import DROP, Stays, transform_letter
 from ebbflow.engine.dead_letter import Letter
 from tests.deadletters.written import LETTER, NOON

@@ -8,6 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,28 @@ GUIDE = Page(ROOT / "docs/guides/connectors/shipping.md")
 PLAIN = PIPELINE.replace("sqlite: {path: kept.db}", "blackhole: {}")
 
 
+# The command, once for each line that it reads: it imports everything only once.
+COMMANDS = """
+import contextlib, io, json, sys
+from ebbflow.cli.main import main
+
+for line in sys.stdin:
+    sys.argv = ["ebbflow", *json.loads(line)]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.suppress(SystemExit):
+            main()
+    print(json.dumps(said.getvalue()), flush=True)
+"""
+
+
 class Environment:
     """A folder of installed packages, used by processes of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.packages = folder / "packages"
+        self._commands: subprocess.Popen[str] | None = None
 
     def install(self, project: dict[str, Any], **modules: str) -> None:
         """Installs a package as pip does: its modules, and a dist-info with its entry points."""
@@ -44,22 +62,48 @@ class Environment:
         for module, text in modules.items():
             (self.packages / f"{module}.py").write_text(text)
 
-    def run(self, *words: str) -> str:
+    @property
+    def _variables(self) -> dict[str, str]:
         path = os.pathsep.join([str(Path(ebbflow.__file__).parents[1]), str(self.packages)])
+        return os.environ | {"PYTHONPATH": path}
+
+    def run(self, *words: str) -> str:
         done = subprocess.run(
             [sys.executable, *words],
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": path},
+            env=self._variables,
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=300,
         )
         return done.stdout + done.stderr
 
+    def command(self, *words: str) -> str:
+        """What the command says to these words, in the one process for all of them."""
+        if self._commands is None:
+            self._commands = subprocess.Popen(
+                [sys.executable, "-c", COMMANDS],
+                cwd=self.folder,
+                env=self._variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._commands.stdin is not None
+        assert self._commands.stdout is not None
+        print(json.dumps(words), file=self._commands.stdin, flush=True)
+        said = json.loads(self._commands.stdout.readline())
+        assert isinstance(said, str)
+        return said
+
     def lint(self, pipeline: str) -> str:
         (self.folder / "pipeline.yaml").write_text(pipeline)
-        return self.run("-m", "ebbflow", "lint", "pipeline.yaml").strip()
+        return self.command("lint", "pipeline.yaml").strip()
+
+    def close(self) -> None:
+        if self._commands is not None:
+            self._commands.communicate()
 
 
 def package(name: str, module: str, **connectors: str) -> dict[str, Any]:
@@ -69,10 +113,18 @@ def package(name: str, module: str, **connectors: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     environment = Environment(tmp_path_factory.mktemp("environment"))
     environment.install(PROJECT, ebbflow_sqlite=MODULE.text)
-    return environment
+    with closing(environment):
+        yield environment
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Iterator[Environment]:
+    """An environment with no package yet."""
+    with closing(Environment(tmp_path)) as environment:
+        yield environment
 
 
 def test_it_is_one_short_file() -> None:
@@ -124,7 +176,7 @@ def test_the_reference_has_its_fields(environment: Environment) -> None:
 
 
 def test_the_json_schema_has_its_fields(environment: Environment) -> None:
-    definitions = json.loads(environment.run("-m", "ebbflow", "schema"))["$defs"]
+    definitions = json.loads(environment.command("schema"))["$defs"]
     section, nothing = definitions["SinkSpec"]["properties"]["sqlite"]["anyOf"]
     assert (section["title"], section["required"]) == ("SqliteSinkSpec", ["path"])
     assert section["properties"].keys() == {"path", "table"}
@@ -134,20 +186,59 @@ def test_the_json_schema_has_its_fields(environment: Environment) -> None:
 def test_the_python_builders_take_it(environment: Environment) -> None:
     code = (
         "from ebbflow import Pipeline\n"
-        "pipeline = Pipeline('keep').source('in', generator={'messages': 1})\n"
-        "spec = pipeline.sink('out', sqlite={'path': 'kept.db'}).spec\n"
+        "from ebbflow.connectors import Generator, Sqlite\n"
+        "pipeline = Pipeline('keep').source('in', Generator(messages=1))\n"
+        "spec = pipeline.sink('out', Sqlite(path='kept.db')).spec\n"
         "print(spec.spec.vertices[1].sink.section.table)\n"
-        "pipeline.sink('again', sqllite={})\n"
+        "Sqlite(pth='kept.db')\n"
     )
     said = environment.run("-c", code)
     assert said.startswith("messages\n"), said
-    assert "Pipeline.sink() has no option 'sqllite'; did you mean 'sqlite'?" in said
+    assert "Sqlite() has no option 'pth'; did you mean 'path'?" in said
+
+
+def test_the_command_lists_it_with_its_package_and_its_fields(environment: Environment) -> None:
+    listed = environment.command("connectors", "--json").splitlines()
+    facts = {(each["name"], each["role"]): each for each in map(json.loads, listed)}
+    sqlite = facts["sqlite", "sink"]
+    assert (sqlite["package"], sqlite["version"]) == ("ebbflow-sqlite", "1.0")
+    assert [(field["name"], field["required"]) for field in sqlite["fields"]] == [
+        ("path", True),
+        ("table", False),
+    ]
+    assert facts["kafka", "source"]["package"] == facts["file", "sink"]["package"] == "ebbflow"
+    assert ("sqlite", "source") not in facts
+    shown = environment.command("connectors", "sqlite")
+    assert shown.startswith("sink sqlite, of ebbflow-sqlite 1.0\n")
+    assert "the file, made if it is missing" in shown
+    unknown = environment.command("connectors", "sqllite")
+    assert "no connector is called sqllite; did you mean 'sqlite'?" in unknown
+
+
+RUNS = """
+import sys
+from ebbflow import Pipeline
+from ebbflow.cli.main import main
+from ebbflow.connectors import Generator, Sqlite
+from ebbflow.testing.background_run import local_spark
+
+if __name__ == "__main__":
+    with local_spark():
+        pipeline = Pipeline("built").source("in", Generator(messages=30))
+        pipeline = pipeline.sink("out", Sqlite(path="built.db"))
+        print(pipeline.run(drain=True, state="built").totals["out"].done)
+        sys.argv = ["ebbflow", "run", "pipeline.yaml", "--drain", "--state", "state"]
+        main()
+"""
 
 
 @pytest.mark.slow
-def test_a_pipeline_runs_with_it(environment: Environment) -> None:
-    environment.lint(PIPELINE)
-    told = environment.run("-m", "ebbflow", "run", "pipeline.yaml", "--drain", "--state", "state")
+def test_a_pipeline_in_python_and_one_in_yaml_run_with_it(environment: Environment) -> None:
+    (environment.folder / "pipeline.yaml").write_text(PIPELINE)
+    (environment.folder / "built.py").write_text(RUNS)
+    told = environment.run("built.py")
+    with sqlite3.connect(environment.folder / "built.db") as database:
+        assert database.execute("SELECT count(*) FROM messages").fetchall() == [(30,)], told
     assert "drained" in told, told
     with sqlite3.connect(environment.folder / "kept.db") as database:
         rows = dict(database.execute("SELECT id, value FROM messages"))
@@ -163,44 +254,51 @@ def test_a_pipeline_runs_with_it(environment: Environment) -> None:
         ("x = (", "SyntaxError"),
     ],
 )
-def test_a_broken_package_harms_only_who_uses_it(tmp_path: Path, text: str, why: str) -> None:
-    environment = Environment(tmp_path)
-    environment.install(package("broken-sqlite", "broken"), broken=text)
-    assert environment.lint(PLAIN) == "1 file ok"
-    said = environment.lint(PIPELINE)
+def test_a_broken_package_harms_only_who_uses_it(another: Environment, text: str, why: str) -> None:
+    another.install(package("broken-sqlite", "broken"), broken=text)
+    assert another.lint(PLAIN) == "1 file ok"
+    said = another.lint(PIPELINE)
     assert "EB212 'sqlite': The connector sqlite of the package broken-sqlite cannot be" in said
     assert why in said
 
 
-def test_a_package_that_registers_nothing_is_named(tmp_path: Path) -> None:
-    environment = Environment(tmp_path)
-    environment.install(package("empty-sqlite", "empty"), empty="")
+def test_a_missing_package_is_named_with_what_to_install(another: Environment) -> None:
+    points = {"sqlite": "broken [fast]", "other": "broken"}
+    text = "import nothing_of_this_name.client"
+    another.install(package("broken-sqlite", "broken", **points), broken=text)
+    said = another.command("connectors")
+    assert "kafka" in said
+    assert "✗ The connector sqlite of the package broken-sqlite cannot be loaded" in said
+    assert "Install what it needs, as with: pip install 'broken-sqlite[fast]'; or update" in said
+    assert "Install what it needs, as with: pip install 'nothing_of_this_name'; or update" in said
+
+
+def test_a_package_that_registers_nothing_is_named(another: Environment) -> None:
+    another.install(package("empty-sqlite", "empty"), empty="")
     assert (
         "The package empty-sqlite ships no connector called sqlite, though its entry point says so"
-        in environment.lint(PIPELINE)
+        in another.lint(PIPELINE)
     )
 
 
-def test_two_packages_with_one_name_are_both_named(tmp_path: Path) -> None:
-    environment = Environment(tmp_path)
-    environment.install(PROJECT, ebbflow_sqlite=MODULE.text)
-    environment.install(package("other-sqlite", "other"), other=MODULE.text)
-    assert environment.lint(PLAIN) == "1 file ok"
+def test_two_packages_with_one_name_are_both_named(another: Environment) -> None:
+    another.install(PROJECT, ebbflow_sqlite=MODULE.text)
+    another.install(package("other-sqlite", "other"), other=MODULE.text)
+    assert another.lint(PLAIN) == "1 file ok"
     assert (
         "Several packages ship a connector called sqlite: ebbflow-sqlite and other-sqlite. "
-        "Uninstall all but one of them." in environment.lint(PIPELINE)
+        "Uninstall all but one of them." in another.lint(PIPELINE)
     )
 
 
 def test_built_in_connectors_keep_their_names_and_the_doctor_names_who_wants_them(
-    tmp_path: Path,
+    another: Environment,
 ) -> None:
-    environment = Environment(tmp_path)
     text = MODULE.text.replace('@sink("sqlite")', '@sink("blackhole")')
-    environment.install(package("greedy", "greedy", blackhole="greedy"), greedy=text)
-    environment.install(package("odd", "odd", **{"my-sink": "odd"}), odd=MODULE.text)
-    assert environment.lint(PLAIN) == "1 file ok"
-    said = environment.run(
+    another.install(package("greedy", "greedy", blackhole="greedy"), greedy=text)
+    another.install(package("odd", "odd", **{"my-sink": "odd"}), odd=MODULE.text)
+    assert another.lint(PLAIN) == "1 file ok"
+    said = another.run(
         "-c",
         "from ebbflow.connectors.registry import find_problems\nprint(*find_problems(), sep='\\n')",
     )

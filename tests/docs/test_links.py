@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -29,8 +30,9 @@ def headings(path: Path) -> set[str]:
     """The names by which headings and anchors can be linked to."""
     text = path.read_text(encoding="utf-8")
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    names = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-    return names | set(_ANCHOR.findall(text))
+    slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+    again = {f"{slug}-{slugs[:n].count(slug)}" for n, slug in enumerate(slugs)}
+    return set(slugs) | again | set(_ANCHOR.findall(text))
 
 
 def test_every_file_that_the_architecture_names_exists() -> None:
@@ -39,6 +41,28 @@ def test_every_file_that_the_architecture_names_exists() -> None:
     assert len(named) > 20
     places = (ROOT, ROOT / "src" / "ebbflow")
     assert [name for name in sorted(named) if not any((p / name).exists() for p in places)] == []
+
+
+def test_decisions_have_a_number_without_gaps_a_date_a_status_and_a_line_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    pages = sorted(folder.glob("0*.md"))
+    assert [page.name[:4] for page in pages] == [f"{n:04}" for n in range(1, len(pages) + 1)]
+    for page in pages:
+        title, _, status = page.read_text(encoding="utf-8").splitlines()[:3]
+        assert f"- [{title.removeprefix('# ')}]({page.name})" in index
+        assert re.match(r"\*Date: \d{4}-\d\d-\d\d\. Status: ", status), page.name
+
+
+def test_packages_say_where_to_start_and_list_modules_that_exist() -> None:
+    for path in (ROOT / "src" / "ebbflow").glob("*/**/__init__.py"):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        begin = re.search(r"Start\s+with\s+``([\w.]+)``", text)
+        assert begin, path
+        listed = [begin[1], *re.findall(r"^ *(\w+) {3,}\w", text, re.MULTILINE)]
+        modules = {place.name for place in path.parent.iterdir()}
+        for name in listed:
+            assert {name, f"{name}.py", name.rpartition(".")[2]} & modules, (path, name)
 
 
 def test_contributing_says_what_every_folder_of_tests_is_for() -> None:

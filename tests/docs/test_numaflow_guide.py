@@ -26,8 +26,8 @@ def test_the_orders_of_the_guide_are_priced_and_stored(tmp_path: Path) -> None:
     orders = cast(Builder, SimpleNamespace(spec=load(tmp_path / "orders.yaml")))
     live = BackgroundRun(orders, tmp_path / "state", lines.append, search=tmp_path)
     try:
-        assert until(lambda: live.status["price"].counts.dropped > 0, 60), live.failures
-        assert until(lambda: "stored 6 EUR on delivery 2" in lines, 60), live.failures
+        assert until(lambda: live.status["price"].counts.dropped > 0, 120), live.failures
+        assert until(lambda: "stored 6 EUR on delivery 2" in lines, 120), live.failures
     finally:
         summary = live.stop()
     wanted = {f"stored {number * 3} EUR on delivery 1" for number in (0, 1, 3, 4, 5, 6, 7, 8)}

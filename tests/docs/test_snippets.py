@@ -17,13 +17,14 @@ from ebbflow.cli.main import app
 from ebbflow.connectors.registry import SINKS, SOURCES
 from ebbflow.domain.outcome import Counts
 from ebbflow.runtime.run_setup import RunOptionNames, RunOptions
-from ebbflow.spec.lint import lint
+from ebbflow.spec.lint import EXAMPLES, lint
 from ebbflow.status.run_report import Summary, Watcher
+from ebbflow.testing.examples import check_example, read_examples
 from tests.docs.pages import BLOCKS, PAGES, ROOT, Block, Page, commands
 
-LANGUAGES = {"python", "yaml", "toml", "console", "text"}
+LANGUAGES = {"python", "yaml", "toml", "console", "text", "sql", "ini", "dockerfile"}
 # Programs that are there anyway, beside ebbflow and make.
-OTHERS = {"mkdir", "cd", ".", "pip", "python3", "curl"}
+OTHERS = {"mkdir", "cd", ".", "pip", "python", "python3", "curl"}
 
 
 def of(*languages: str) -> list[Block]:
@@ -57,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def checked_run(
     self: Pipeline | MonoVertex,
     *,
-    quiet: bool = True,
+    quiet: bool | None = None,
     watcher: Watcher | None = None,
     **options: Unpack[RunOptionNames],
 ) -> Summary:
@@ -83,9 +84,13 @@ def test_files_of_a_page_fit_together(page: Page, folder: Path) -> None:
         if block.name is not None:
             (folder / block.name).write_text(block.text, encoding="utf-8")
     for path in sorted(folder.iterdir()):
-        if path.suffix == ".yaml":
+        if path.name.endswith(EXAMPLES):
+            examples = read_examples(path)
+            results = [check_example(examples, *each) for each in examples.examples]
+            assert [result.differences for result in results if not result.passed] == []
+        elif path.suffix == ".yaml":
             assert [str(problem) for problem in lint(path)] == []
-        else:
+        elif path.suffix == ".py":
             code = compile(path.read_text(encoding="utf-8"), path.name, "exec", dont_inherit=True)
             names: dict[str, Any] = {"__name__": path.stem}
             exec(code, names)
@@ -141,11 +146,9 @@ def test_the_example_of_the_package_is_python() -> None:
     compile(example, "ebbflow", "exec")
 
 
-def test_the_readme_gives_the_exit_codes_of_the_command() -> None:
+def test_the_guide_gives_the_exit_codes_of_the_command() -> None:
     from ebbflow.cli.options import EXIT_CODES
 
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    told = re.search(r"Exit codes: (.*?)\n\n", readme, re.DOTALL)
-    assert told is not None
-    parts = told[1].replace("\n", " ").split(", ")
-    assert [int(part.split()[0]) for part in parts] == [int(code) for code in EXIT_CODES]
+    guide = (ROOT / "docs/guides/running.md").read_text(encoding="utf-8")
+    told = guide.partition("## Exit codes")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| (\d+) \|", told, re.MULTILINE) == [str(int(c)) for c in EXIT_CODES]

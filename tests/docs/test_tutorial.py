@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import PAGES, commands, pattern
+from tests.docs.pictures import draw_recording, keep
 
 TUTORIAL = next(page for page in PAGES if page.path.name == "tutorial.md")
 
@@ -18,13 +19,17 @@ TUTORIAL = next(page for page in PAGES if page.path.name == "tutorial.md")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    shown: list[str] = []
     for block in TUTORIAL.blocks:
         if block.name is not None:
             (tmp_path / block.name).write_text(block.text, encoding="utf-8")
         elif "run" in block.words:
             for command, expected in commands(block.text):
                 told = printed(command, tmp_path)
+                shown += [f"$ {command}", *told.rstrip().splitlines(), ""]
                 assert re.fullmatch(pattern(expected), told, re.DOTALL), f"$ {command}\n{told}"
+    recording = "\n".join(shown).replace(str(tmp_path), "/home/me/hello")
+    keep("tutorial-recording.svg", draw_recording("hello", recording, {"$ ": 1.5}))
 
 
 def printed(command: str, folder: Path) -> str:

@@ -19,10 +19,6 @@ EXAMPLE = "is not a duration; write for example 700ms, 5s or 1m30s"
 @pytest.mark.parametrize(
     ("duration", "expected"),
     [
-        (0, 0),
-        (1500, 1500),
-        (0.2, 1),
-        (1e-9, 1),
         (timedelta(), 0),
         (timedelta(seconds=5), 5000),
         (timedelta(milliseconds=70), 70),
@@ -62,16 +58,13 @@ def test_a_duration_is_whole_milliseconds_rounded_up(duration, expected):
         ("5s later", f"'5s later' {EXAMPLE}"),
         ("1d", f"'1d' {EXAMPLE}"),
         ("s", f"'s' {EXAMPLE}"),
-        (-1, "-1 is not a duration from 0 up"),
-        (-0.5, "-0.5 is not a duration from 0 up"),
         (timedelta(milliseconds=-1), f"{timedelta(milliseconds=-1)!r} is not a duration from 0 up"),
-        (float("nan"), "nan is not a duration from 0 up"),
-        (float("inf"), "inf is not a duration from 0 up"),
-        (2**53, "9007199254740992 is not a duration from 0 up"),
-        (10**400, f"{10**400} is not a duration from 0 up"),
-        (True, "True is not a duration"),
-        ([5], "[5] is not a duration"),
-        (b"5s", "b'5s' is not a duration"),
+        (30, '30 has no unit; write "30s" or timedelta(seconds=30)'),
+        (0.5, '0.5 has no unit; write "0.5s" or timedelta(seconds=0.5)'),
+        (-1, '-1 has no unit; write "5s" or timedelta(seconds=5)'),
+        (float("nan"), 'nan has no unit; write "5s" or timedelta(seconds=5)'),
+        ([5], '[5] is not a duration; write "5s" or timedelta(seconds=5)'),
+        (b"5s", "b'5s' is not a duration; write \"5s\" or timedelta(seconds=5)"),
     ],
     ids=lambda value: repr(value)[:30],
 )
@@ -83,9 +76,9 @@ def test_what_is_no_duration_is_refused(duration, message):
 @given(st.integers(0, 10**12))
 def test_the_same_duration_is_the_same_number_however_it_is_written(ms):
     assert (
-        milliseconds(ms)
-        == milliseconds(f"{ms}ms")
+        milliseconds(f"{ms}ms")
         == milliseconds(timedelta(milliseconds=ms))
+        == NackOptions(delay=ms).delay
         == ms
     )
     assert milliseconds(f"{ms // 1000}.{ms % 1000:03d}s") == ms
@@ -97,6 +90,27 @@ def test_a_wait_is_never_shorter_and_less_than_a_millisecond_longer(duration):
     assert timedelta() <= late < timedelta(milliseconds=1)
 
 
+@pytest.mark.parametrize("ask", [Backoff, lambda wait: Backoff("1s", cap=wait)])
+def test_a_back_off_takes_no_bare_numbers(ask):
+    with pytest.raises(
+        ValueError, match=exactly('5 has no unit; write "5s" or timedelta(seconds=5)')
+    ):
+        ask(5)
+    assert ask(timedelta(seconds=5)) == ask("5s")
+
+
+@pytest.mark.parametrize(("delay", "expected"), [(0, 0), (1500, 1500), (0.2, 1), (1e-9, 1)])
+def test_the_delay_of_nack_options_may_be_a_number_of_milliseconds(delay, expected):
+    assert NackOptions(delay=delay).delay == expected
+
+
+@pytest.mark.parametrize("delay", [-1, -0.5, float("nan"), float("inf"), 2**53, 10**400], ids=repr)
+def test_a_number_of_milliseconds_is_from_zero_up(delay):
+    message = f"{delay!r} is not a delay in milliseconds from 0 up"
+    with pytest.raises(ValueError, match=exactly(message)):
+        NackOptions(delay=delay)
+
+
 def test_exceptions_wait_one_second_doubling_to_a_minute():
     waits = [DEFAULT_ON_ERROR.wait(retry) for retry in range(1, 9)]
     assert waits == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
@@ -105,10 +119,10 @@ def test_exceptions_wait_one_second_doubling_to_a_minute():
 
 backoffs = st.builds(
     Backoff,
-    interval=st.integers(0, 10**6),
+    interval=st.integers(0, 10**6).map(lambda ms: timedelta(milliseconds=ms)),
     steps=st.integers(0, 10),
     factor=st.floats(1, 1e9),
-    cap=st.integers(0, 2**32 - 1),
+    cap=st.integers(0, 2**32 - 1).map(lambda ms: timedelta(milliseconds=ms)),
     jitter=st.floats(0, 1),
 )
 
@@ -130,9 +144,9 @@ def test_without_chance_waits_never_shrink(backoff, retry):
 
 @pytest.mark.parametrize(("chance", "expected"), [(0.0, 500), (0.5, 1000), (0.75, 1250)])
 def test_jitter_spreads_evenly_around_the_wait(chance, expected):
-    assert Backoff(1000, 1, jitter=0.5).wait(1, chance) == expected
+    assert Backoff("1s", 1, jitter=0.5).wait(1, chance) == expected
 
 
 def test_a_back_off_without_a_number_of_steps_has_no_end():
-    forever = Backoff(interval=500, factor=2.0, cap=30_000)
+    forever = Backoff("500ms", factor=2.0, cap="30s")
     assert [forever.seconds(retry) for retry in (1, 2, 3, 10_000)] == [0.5, 1.0, 2.0, 30.0]

@@ -17,7 +17,7 @@ SAMPLES: dict[str, tuple] = {
     "SetupError": ("no Java.", "Install it."),
     "AccessError": ("nats://host:4222", "publish", "ebb.p.v"),
     "JetStreamUnavailable": ("STREAM.INFO.s", 30.0, "no answer"),
-    "Unavailable": ("the database", 2_000),
+    "Unavailable": ("the database", "2s"),
     "EngineLost": ("killed by signal 9", 3, "See jvm.log"),
     "SpecError": ([Problem("p.yaml", 3, 5, "EB101", "no such field")],),
     "SourceError": ("in", "read() raised OSError: gone", "Traceback: ..."),
@@ -26,10 +26,11 @@ SAMPLES: dict[str, tuple] = {
     "StreamBroken": ("UDF_EXECUTION_ERROR(udf): boom", 13, "goroutine 7"),
     "ContractViolation": ("out", "no response for 6", [str(i) for i in range(7)], "Answer."),
     "SparkError": ("PSQLException", "ERROR: value too long"),
+    "SimulationError": ("enrich", "never ends", "Give its nacks a delay."),
     "MessageTooLarge": (2_000_000, 1_000_000),
     "Fenced": ("v", 3),
     "DataSourceError": ("Option partitions is '0'.", "Write a whole number from 1."),
-    "DataLoss": ("ORDERS: message 7 is gone.", "Go on without."),
+    "DataLoss": ("ORDERS: message 7 is gone.", "Continue without."),
     "RequestError": ("r-1",),
     "RequestRefused": ("r-1", 429, "too many requests"),
     "RequestFailed": ("r-1", "price", "deliveries exhausted", "no such order"),
@@ -95,8 +96,11 @@ NOT_ERRORS_OF_OURS = {
     "runtime/settling.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
     "connectors/http/http_client.py": {"NoAnswer"},  # becomes the sink's answer about its messages
     "connectors/kafka/sink.py": {"Unanswered"},  # likewise
+    "connectors/postgres/rows.py": {"NotARow"},  # likewise
+    "connectors/postgres/sink.py": {"Overtaken"},  # has the sink read its marks again
     "ui/jobs.py": {"JobStopped"},  # ends a job that somebody has stopped, never leaves its module
     "web/exchange.py": {"Refusal"},  # becomes the answer to an HTTP request
+    "testing/world.py": {"Crashed"},  # ends a simulated task, never leaves the simulation
     "testing/conformance/rules.py": {
         "Refused",
         "Full",

@@ -15,6 +15,7 @@ import pytest
 
 import ebbflow
 from ebbflow.domain import host
+from tests.waiting import until
 
 ROOT = Path(ebbflow.__file__).parent
 LINUX_ONLY = re.compile(
@@ -124,7 +125,8 @@ def test_open_descriptors_are_listed() -> None:
 
 
 def test_the_command_of_a_process_is_known_while_it_runs(sleeper: subprocess.Popen[bytes]) -> None:
-    assert host.command_of(sleeper.pid) == ["sleep", "600"]
+    # Between fork and exec there is none.
+    assert until(lambda: host.command_of(sleeper.pid)) == ["sleep", "600"]
     sleeper.kill()
     sleeper.wait()
     assert host.command_of(sleeper.pid) == []

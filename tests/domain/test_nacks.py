@@ -1,11 +1,12 @@
 import pickle
 import re
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow import Nack, NackOptions, nack
+from ebbflow import Message, Nack, NackOptions, Response, nack
 
 
 def exactly(text: str) -> str:
@@ -50,15 +51,39 @@ def test_options_cannot_be_changed():
 )
 def test_nack_pickles_with_its_options(delay, max_deliveries, reason):
     options = NackOptions(delay, max_deliveries, reason)
-    answer = pickle.loads(pickle.dumps(Nack(delay, max_deliveries, reason)))
+    answer = pickle.loads(pickle.dumps(Nack(options)))
     assert answer.options == options == pickle.loads(pickle.dumps(options))
     assert str(answer) == (options.reason or "nack")
 
 
 def test_nack_as_a_call_raises_the_answer():
     with pytest.raises(Nack) as answer:
-        nack(delay="5s", max_deliveries=2, reason="not yet")
+        nack("not yet", delay="5s", max_deliveries=2)
     assert answer.value.options == NackOptions(5000, 2, "not yet")
+
+
+WAYS = {
+    "raise Nack": lambda **nack: Nack(**nack).options,
+    "Message.to_nack": lambda **nack: Message.to_nack(**nack).nack_options,
+    "Response.nack": lambda **nack: Response.nack("a", **nack).nack_options,
+}
+
+
+@pytest.mark.parametrize("ask", WAYS.values(), ids=WAYS)
+def test_every_nack_takes_the_same_keywords(ask):
+    options = NackOptions(5_000, 3, "not yet")
+    assert ask(reason="not yet", delay="5s", max_deliveries=3) == options
+    assert ask(reason="not yet", delay=timedelta(seconds=5), max_deliveries=3) == options
+    assert ask(reason=options) == options
+    with pytest.raises(ValueError, match="5 has no unit"):
+        ask(delay=5)
+    with pytest.raises(TypeError, match="give them there"):
+        ask(reason=options, delay="5s")
+
+
+def test_a_nack_that_asks_for_nothing_leaves_it_to_others():
+    assert Message.to_nack().nack_options is None
+    assert Response.nack("a").nack_options is None
 
 
 def test_nack_is_an_answer_that_except_exception_would_see():

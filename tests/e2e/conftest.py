@@ -119,13 +119,13 @@ class Whole:
         return [word for file in files for word in file.read_text().split()]
 
     def wait_until(self, condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-        """Wait for something to happen while the run goes on."""
-        until(condition, 150, process, lambda: process.communicate()[0], every=0.05)
+        """Wait for something to happen while the run continues."""
+        until(condition, 240, process, lambda: process.communicate()[0], every=0.05)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
     """The code of a run that comes to its end, and what it said."""
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=300)
     return process.returncode, output
 
 

@@ -61,7 +61,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def wait(process: subprocess.Popen[bytes], seen: Callable[[], object]) -> None:
-    until(seen, 120, process, lambda: "before it was killed", every=0.001)
+    until(seen, 240, process, lambda: "before it was killed", every=0.001)
 
 
 def files(folder: Path, which: str) -> set[Path]:

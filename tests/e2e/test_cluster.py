@@ -50,7 +50,7 @@ class OnCluster:
         cluster.add_workers(2)
         await_text(log, "all 3 tasks have slots again", start)
         process.send_signal(signal.SIGTERM)
-        self.code = process.wait(90)
+        self.code = process.wait(120)
         self.output = log.read_text()
 
 

@@ -88,7 +88,7 @@ BINDINGS = {
 
 
 def of_functions(process: subprocess.Popen[str]) -> set[psutil.Process]:
-    """The launchers of a run, the functions beside them and what those have started."""
+    """The launchers of a run, the functions next to them and what those have started."""
     launchers = {one for one in family_of(process.pid) if "launcher.py" in str(command_of(one))}
     return launchers | {inner for one in launchers for inner in family_of(one.pid)}
 
@@ -98,7 +98,7 @@ def stored(folder: Path) -> list[str]:
 
 
 def wait_until_gone(processes: set[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=120)
     assert alive == []
 
 
@@ -121,7 +121,7 @@ def test_functions_end_with_the_run_and_are_there_again_in_the_next(whole: Whole
     first.communicate()
     wait_until_gone(functions)
 
-    second = whole.start("--drain", "--timeout", "60s", "--plain")
+    second = whole.start("--drain", "--timeout", "240s", "--plain")
     functions = until(lambda: of_functions(second), 60, second, every=0.05)
     code, output = finish(second)
     assert code == 0, output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.chaos.kill_and_restart import kill_tree
 from tests.e2e.conftest import Whole, finish
+from tests.waiting import let_time_pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -70,17 +70,19 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
     (whole.folder / "pipeline.yaml").write_text(json.dumps(spec))
     try:
         for calls, stored in ((NACKED, 150), (2 * NACKED, 400)):
-            process = whole.start("--drain", "--timeout", "60s")
+            process = whole.start("--drain", "--timeout", "240s")
             whole.wait_until(
                 lambda calls=calls, stored=stored: (
                     len(deliveries(whole)) >= calls and len(whole.stored()) > stored
                 ),
                 process,
             )
-            time.sleep(0.5)  # nacks are settled within milliseconds; being early would only repeat
+            let_time_pass(
+                0.5
+            )  # nacks are settled within milliseconds; being early would only repeat
             kill_tree(process.pid)
             process.communicate()
-        code, output = finish(whole.start("--drain", "--timeout", "60s"))
+        code, output = finish(whole.start("--drain", "--timeout", "240s"))
         assert code == 0, output
         yield whole
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 
 import pytest
@@ -12,6 +11,7 @@ from ebbflow.deadletters import DeadLetters
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
 from tests.chaos.kill_and_restart import kill_tree
+from tests.waiting import let_time_pass
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def forget_all_ids(folder):
             config = link.run(api.call(link.client, f"STREAM.INFO.{name}"))["config"]
             config["duplicate_window"] = 100_000_000
             link.run(api.call(link.client, f"STREAM.UPDATE.{name}", config))
-        time.sleep(0.5)
+        let_time_pass(0.5)
 
 
 def letters(folder):
@@ -55,7 +55,7 @@ def letters(folder):
 def settled_down(whole):
     """Whether the sink has had all there is for it."""
     before = len(whole.stored())
-    time.sleep(1)
+    let_time_pass(1)
     return before > 0 and len(whole.stored()) == before
 
 
@@ -75,8 +75,8 @@ def test_a_replay_after_the_server_has_forgotten_doubles_nothing(whole):
     assert 0 < first < MESSAGES
     forget_all_ids(whole.folder / ".ebbflow")
     (whole.folder / "hold").unlink()
-    process = whole.start("--drain", "--timeout", "90s", "--summary", "counts.json")
-    output, _ = process.communicate(timeout=120)
+    process = whole.start("--drain", "--timeout", "240s", "--summary", "counts.json")
+    output, _ = process.communicate(timeout=300)
 
     assert process.returncode == 0, output
     totals = json.loads((whole.folder / "counts.json").read_text())["totals"]

@@ -105,7 +105,7 @@ class Trials:
             env=os.environ | {"COLUMNS": "200"},
             capture_output=True,
             text=True,
-            timeout=250,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         self._said = dict(zip(NO_START, json.loads(done.stdout), strict=True))

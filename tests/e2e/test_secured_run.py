@@ -33,7 +33,7 @@ def shown_by_spark(port: int) -> str:
     """What the pages of Spark's UI have to say about its environment, jobs and executors."""
 
     def get(path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=120) as answer:
             return answer.read().decode()
 
     app = json.loads(get("api/v1/applications"))[0]["id"]
@@ -77,16 +77,17 @@ def test_a_run_over_tls_with_creds_leaves_no_secret_in_any_text(whole, tmp_path_
         whole.wait_until(lambda: len(whole.stored()) >= 200, process)
         spark = shown_by_spark(ui)
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
 
     assert process.returncode == 0, output
     assert "stopped after" in output
     numbers = whole.stored()
     assert numbers == list(range(len(numbers)))
-    assert whole.marks() == ["closed", "opened"]
+    marks = whole.marks()  # one pair, or more if a slow machine has given the sink another task
+    assert marks == sorted(["closed", "opened"] * (len(marks) // 2)) != []
     counts = json.loads((whole.folder / "s.json").read_text())["vertices"]
     assert counts["out"]["done"] == len(numbers)
-    assert f"Spark's own pages are at http://127.0.0.1:{ui}\n" in output
+    assert f"Spark's web UI is at http://127.0.0.1:{ui}\n" in output
     assert '"description" : "out, epoch 1"' in spark
     for secret in [*secrets_in(creds), "key-of-the-collector"]:
         for text in (output, spark, everything_under(whole.folder)):

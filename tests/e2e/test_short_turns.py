@@ -29,8 +29,8 @@ def test_vertices_that_take_turns_make_progress_although_one_is_slow_to_open(who
     steps.write_text(steps.read_text() + SLOW_TO_OPEN)
     whole.write({"messages": 200})
 
-    process = whole.start("--drain", "--timeout", "150s", "--master", "local[1]")
-    output = process.communicate(timeout=280)[0]
+    process = whole.start("--drain", "--timeout", "240s", "--master", "local[1]")
+    output = process.communicate(timeout=300)[0]
 
     assert process.returncode == 0, output
     assert "3 tasks have only 1 slots, so vertices take turns of 2 s" in output

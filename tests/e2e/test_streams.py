@@ -62,8 +62,8 @@ def test_a_run_that_is_killed_half_way_copies_every_message_once(whole, outside)
     kill_tree(process.pid)
     assert stored() < 2_000
 
-    process = whole.start("--drain", "--timeout", "120s")
-    output, _ = process.communicate(timeout=150)
+    process = whole.start("--drain", "--timeout", "240s")
+    output, _ = process.communicate(timeout=300)
 
     assert process.returncode == 0, output
     # What was given again has the ids it had, and the target stream takes it for a copy.

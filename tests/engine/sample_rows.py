@@ -18,7 +18,7 @@ from ebbflow.engine.settlement import settle
 from ebbflow.engine.verdict import Emitter, Verdict
 
 NOW = datetime(2026, 8, 1, 12, 0, 0, 123_456, tzinfo=UTC)
-POLICY = Backoff(interval=1_000, steps=3, factor=2.0, cap=60_000)
+POLICY = Backoff("1s", steps=3, factor=2.0, cap="60s")
 LARGEST = 1_000_000
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -9,7 +9,7 @@ from ebbflow.engine.dead_letter import mark_dead, set_aside_dead
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.verdict import Verdict
 
-WHY = DeadLetter("unreadable row", "it is no JSON", size=12, unread=True)
+WHY = DeadLetter("unreadable row", "it is not JSON", size=12, unread=True)
 
 
 def verdict_on(*values: bytes) -> Verdict:
@@ -20,7 +20,7 @@ def verdict_on(*values: bytes) -> Verdict:
         "metadata": [mark_dead(WHY) if value == b"dead" else None for value in values],
     }
     rows = Rows(frames.batch_of(columns, len(values)))
-    return Verdict(rows, Rules("v", Backoff(1, 1), 100))
+    return Verdict(rows, Rules("v", Backoff("1ms", 1), 100))
 
 
 def loud(verdict: Verdict) -> None:

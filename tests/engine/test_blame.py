@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ebbflow import Message, Nack, NackOptions, Response, Unavailable
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
-from ebbflow.engine.blame import ENOUGH, Blame, Outage
+from ebbflow.engine.blame import ENOUGH, Blame, SystemOutage
 from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows, concat
 from ebbflow.engine.publications import again_rows
@@ -232,7 +232,7 @@ def test_small_batches_that_fail_one_after_another_show_an_outage():
 
 # --- in the long run --------------------------------------------------------------------------
 
-POLICY = Backoff(interval=10, steps=3)
+POLICY = Backoff("10ms", steps=3)
 
 
 class World:
@@ -320,7 +320,7 @@ def test_a_message_that_was_not_even_tried_is_never_to_blame():
     blame = Blame()
     for _ in range(3):
         assert blame.is_the_systems(away, ["a"], blamed=True)
-        assert blame.outage == Outage("the function", named=True)
+        assert blame.outage == SystemOutage("the function", named=True)
         blame.passed()
     away.tried = True
     assert blame.is_the_systems(away, ["a"], blamed=False)  # it was no suspect before

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.engine import causes
 from ebbflow.engine.causes import MOST_APART, CauseCounter, are_alike, normalise
 
 WORDS = st.sampled_from(["customer", "x7", "'a'", "12", "is", "3.5", "unknown", "…", '"b c"'])
 TEXTS = st.lists(WORDS, max_size=6).map(" ".join)
 
 
-def count(*texts: str) -> list[tuple[str, int]]:
-    counter = CauseCounter()
+def count(*texts: str, most: int = 1_000) -> list[tuple[str, int]]:
+    counter = CauseCounter(most)
     for text in texts:
         counter.add(text)
     return [(cause.text, cause.count) for cause in counter.causes()]
@@ -62,9 +61,8 @@ def test_what_was_merged_elsewhere_is_counted_with_its_like() -> None:
     assert count("customer …", *alike) == [("customer …", MOST_APART + 2)]
 
 
-def test_causes_without_end_are_counted_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causes, "_MOST_GROUPS", 2)
-    assert count("a", "b", "c", "d", "a") == [("a", 2), ("other causes", 2), ("b", 1)]
+def test_causes_without_end_are_counted_as_others() -> None:
+    assert count("a", "b", "c", "d", "a", most=2) == [("a", 2), ("other causes", 2), ("b", 1)]
 
 
 @given(st.lists(TEXTS))

@@ -52,7 +52,7 @@ def test_every_output_is_stamped_with_its_writer_and_the_place_where_its_chunk_b
     vertex, partition, start, end, target
 ):
     rows = Rows(frames.batch_of({"id": ["m0", "m1"], "value": [b"", b""]}, 2))
-    verdict = Verdict(rows, Rules(vertex, Backoff(interval=1_000, steps=2), 10**6))
+    verdict = Verdict(rows, Rules(vertex, Backoff("1s", steps=2), 10**6))
     verdict.forward_inputs()
     place = Place(vertex, partition, [Edge(target, 3)], 10**6)
     chunk = Chunk(chunk_key("5f2c", vertex, partition, start, end), rows)

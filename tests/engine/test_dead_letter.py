@@ -138,7 +138,7 @@ def test_headers_are_never_more_than_the_server_takes_however_large_a_message_ma
     assert sum(len(k) + len(v) + 4 for k, v in fitted.to_headers().items()) < 2**16 - 1_000
     assert fitted.value == letter.value
     assert fitted.size == 1_000, "it cannot be replayed as it was"
-    assert fitted.error == f"why; the letter has no room for its {fact}"
+    assert fitted.error == f"why; the dead letter has no room for its {fact}"
 
 
 def test_the_value_is_cut_before_any_fact_is_given_up():

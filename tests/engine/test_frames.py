@@ -1,4 +1,5 @@
 import pickle
+from datetime import UTC, datetime
 from random import Random
 
 import pyarrow as pa
@@ -220,8 +221,8 @@ def test_the_views_that_user_code_gets_equal_the_columns(given_rows):
     for row, datum in zip(given_rows, data, strict=True):
         assert datum.id == row["id"]
         assert datum.value == row["value"]
-        assert datum.keys == (row["keys"] or [])
-        assert datum.event_time == row["event_time"]
+        assert datum.keys == tuple(row["keys"] or ())
+        assert datum.event_time == (row["event_time"] or datetime(1970, 1, 1, tzinfo=UTC))
         assert datum.headers == dict(row["headers"] or ())
         assert datum.metadata == {g: dict(entries) for g, entries in row["metadata"] or ()}
         assert datum.deliveries == row["deliveries"]
@@ -237,6 +238,7 @@ def test_a_datum_survives_pickling_away_from_its_frame(row):
     names += ["deliveries", "nack_reason"]
     assert [getattr(copy, n) for n in names] == [getattr(datum, n) for n in names]
     assert repr(copy) == repr(datum)
+    assert row["event_time"] is None or copy == datum
 
 
 def test_a_column_is_converted_once():

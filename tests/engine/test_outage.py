@@ -1,7 +1,7 @@
-"""Waiting for a system that is away."""
+"""Waiting for a system that is down."""
 
 from ebbflow.domain.durations import Backoff
-from ebbflow.engine.blame import Outage
+from ebbflow.engine.blame import SystemOutage
 from ebbflow.engine.outage import Patience, Waiting
 
 
@@ -15,30 +15,30 @@ class Clock:
 
 def test_waits_grow_up_to_the_cap_and_begin_anew_after_a_success():
     clock = Clock()
-    patience = Patience(Backoff(100, steps=9, factor=2.0, cap=300), clock)
-    assert (patience.away, patience.ready_in(), patience.waiting) == (False, 0.0, None)
+    patience = Patience(Backoff("100ms", steps=9, factor=2.0, cap="300ms"), clock)
+    assert (patience.down, patience.ready_in(), patience.waiting) == (False, 0.0, None)
     waits = []
     for _ in range(4):
-        patience.meet(Outage("the database"))
+        patience.meet(SystemOutage("the database"))
         waits.append(round(patience.ready_in(), 3))
         clock.now += patience.ready_in()
     assert waits == [0.1, 0.2, 0.3, 0.3]
     patience.end()
-    assert not patience.away
-    patience.meet(Outage("the database"))
+    assert not patience.down
+    patience.meet(SystemOutage("the database"))
     assert round(patience.ready_in(), 3) == 0.1
 
 
 def test_the_wait_is_at_least_what_the_error_asks_for():
-    patience = Patience(Backoff(100, steps=9), Clock())
-    patience.meet(Outage("the database", retry_after=4_000))
+    patience = Patience(Backoff("100ms", steps=9), Clock())
+    patience.meet(SystemOutage("the database", retry_after=4_000))
     assert patience.ready_in() == 4.0
 
 
 def test_people_see_since_when_and_until_when():
     clock = Clock()
-    patience = Patience(Backoff(1_000, steps=9), clock)
-    patience.meet(Outage("KeyError: 'x'", certain=False))
+    patience = Patience(Backoff("1s", steps=9), clock)
+    patience.meet(SystemOutage("KeyError: 'x'", certain=False))
     clock.now += 12
-    patience.meet(Outage("KeyError: 'x'", certain=False))
+    patience.meet(SystemOutage("KeyError: 'x'", certain=False))
     assert patience.waiting == Waiting("KeyError: 'x'", 12.0, 1.0, certain=False, named=False)

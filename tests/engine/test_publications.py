@@ -61,7 +61,7 @@ outcomes = st.one_of(
     st.just(Succeeded()),
     st.just(DeadLetter("no", error="why")),
 )
-RETRIES = RetryStrategy(Backoff(interval=10, steps=3, jitter=0.5), "drop")
+RETRIES = RetryStrategy(Backoff("10ms", steps=3, jitter=0.5), "drop")
 COUNTED = {
     Dropped: "dropped",
     Redeliver: "redelivered",

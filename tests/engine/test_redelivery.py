@@ -15,7 +15,7 @@ from ebbflow.engine.redelivery import (
 )
 from tests.engine.sample_rows import some, verdict_on
 
-POLICY = Backoff(interval=1_000, steps=3, factor=2.0, cap=60_000)
+POLICY = Backoff("1s", steps=3, factor=2.0, cap="60s")
 
 
 def until_dead(decide, limit: int = 50) -> tuple[list[Redeliver], Outcome]:
@@ -39,7 +39,8 @@ def test_max_deliveries_n_is_exactly_n_redeliveries_and_then_a_dead_letter(n):
         lambda deliveries, failures: decide_nack(options, deliveries, failures)
     )
     assert len(redeliveries) == n
-    assert end == DeadLetter("not yet", error=f"nacked on delivery {n + 1}; max_deliveries is {n}")
+    times = "once" if n == 1 else f"{n} times"
+    assert end == DeadLetter("not yet", error=f"redelivered {times}, max_deliveries is {n}")
 
 
 def outcome_of(error: BaseException, deliveries: int, failures: int) -> Outcome:
@@ -51,7 +52,7 @@ def outcome_of(error: BaseException, deliveries: int, failures: int) -> Outcome:
 
 @given(st.integers(0, 40))
 def test_a_raised_nack_is_counted_like_a_returned_one(n):
-    error = Nack(max_deliveries=n, delay=5)
+    error = Nack(max_deliveries=n, delay="5ms")
     redeliveries, end = until_dead(lambda d, f: outcome_of(error, d, f))
     assert len(redeliveries) == n
     assert isinstance(end, DeadLetter)
@@ -101,7 +102,7 @@ def test_nacks_in_between_do_not_use_up_the_retries_of_exceptions():
 
 
 def test_a_policy_of_no_steps_means_dead_on_the_first_exception():
-    assert isinstance(decide_error(ValueError(), 0, Backoff(1, 0)), DeadLetter)
+    assert isinstance(decide_error(ValueError(), 0, Backoff("1ms", 0)), DeadLetter)
 
 
 def test_a_message_too_large_is_dead_at_once_for_a_retry_cannot_help():
@@ -162,5 +163,5 @@ def test_rows_nacked_together_are_due_together_more_often_than_not(now, delay, l
 
 def test_a_failure_has_one_of_few_kinds_whatever_its_reason():
     nacked = decide_nack(NackOptions(max_deliveries=0, reason="customer zz is not known"), 1, 0)
-    raised = decide_error(KeyError("zz"), 5, Backoff(interval=1, steps=5))
+    raised = decide_error(KeyError("zz"), 5, Backoff("1ms", steps=5))
     assert (nacked.kind, raised.kind) == ("nack", "KeyError")

@@ -1,6 +1,6 @@
 """A row on which Ebbflow itself fails is dead-lettered; its neighbours end as they would have."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from random import Random
@@ -38,9 +38,9 @@ class Broken(Exception):
     """What a row makes some step of Ebbflow raise."""
 
 
-def settled(verdict: Verdict, place: Place = PLACE) -> Settlement:
+def settled(verdict: Verdict, place: Place = PLACE, inline: Sequence[str] = ()) -> Settlement:
     chunk = Chunk("k", verdict.rows, NUMBER)
-    return settle_or_refuse(chunk, verdict, place, NOW, observers=OBSERVERS)
+    return settle_or_refuse(chunk, verdict, place, NOW, observers=OBSERVERS, inline=inline)
 
 
 def letters(settlement: Settlement) -> dict[str, Letter]:
@@ -86,6 +86,27 @@ def test_an_output_that_is_too_large_with_what_it_inherits_is_a_dead_letter(inhe
     assert ids_of(settlement, Stage.OUTPUT) == ["a/v", "c/v", "d/v"]
     assert settlement.counts.done == 3
     assert settlement.counts.dead_lettered == 1
+
+
+@pytest.mark.guarantee("failures-stay-with-their-message")
+@pytest.mark.parametrize("size", [5_000, 300_000, 900_000])
+def test_an_output_that_no_frame_can_hold_is_a_dead_letter_along_an_inline_edge_too(size):
+    """Next to outputs of any size that a frame can hold."""
+
+    def grow(datum: Datum) -> Message:
+        return Message(
+            noise(size), metadata={"g": {"k": noise(400_000)}} if datum.id == "b" else {}
+        )
+
+    rows = some("a", "b", "c", "d")
+    buffered, inline = (settled(mapped(rows, grow), inline=to) for to in ((), ("x",)))
+    assert (
+        letters(buffered).keys() == letters(inline).keys() == ({"b"} if size > 800_000 else set())
+    )
+    assert inline.account is not None
+    (edge,) = inline.account.parts[0].routed.edges
+    assert edge.batch.column("id").to_pylist() == ids_of(buffered, Stage.OUTPUT)
+    assert buffered.counts == inline.counts
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")

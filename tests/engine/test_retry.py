@@ -15,7 +15,7 @@ from ebbflow.engine.verdict import EMPTY, Verdict
 from ebbflow.usercode.calling import Handler, call_map, call_sink, call_with_retries
 from tests.engine.sample_rows import some, verdict_on
 
-SHORT = Backoff(interval=10, steps=3)
+SHORT = Backoff("10ms", steps=3)
 
 
 def retry_count(datum: Datum) -> int:
@@ -89,21 +89,21 @@ def test_fail_twice_then_ok_sees_the_retry_counts_0_1_2():
 def test_steps_are_retries_after_the_first_call(steps):
     """Numaflow's A11: with 2 steps there are the retries 1 and 2, never a third."""
     sink = Sink(a=99)
-    verdict, _ = tried(sink, RetryStrategy(Backoff(1, steps), "drop"), "a")
+    verdict, _ = tried(sink, RetryStrategy(Backoff("1ms", steps), "drop"), "a")
     assert [count for _, count in sink.counts] == list(range(steps + 1))
     error = f"a is down (after {steps} retries)"
     assert verdict.outcomes == {0: DeadLetter("retries exhausted", error=error)}
 
 
 def test_waits_grow_by_the_factor_up_to_the_cap():
-    backoff = Backoff(interval=10, steps=5, factor=3.0, cap=100)
+    backoff = Backoff("10ms", steps=5, factor=3.0, cap="100ms")
     _, pauses = tried(Sink(a=99), RetryStrategy(backoff, "drop"), "a")
     assert pauses == [0.01, 0.03, 0.09, 0.1, 0.1]
 
 
 def test_a_wait_that_is_too_long_becomes_a_retry_that_comes_back():
     """A11 as Numaflow runs it: interval 1 s, factor 2, cap 3 s; a second is still waited here."""
-    backoff = Backoff(interval=1_000, steps=3, factor=2.0, cap=3_000)
+    backoff = Backoff("1s", steps=3, factor=2.0, cap="3s")
     sink = Sink(a=99)
     verdict, pauses = tried(sink, RetryStrategy(backoff, "drop"), "a")
     assert pauses == [1.0]
@@ -113,7 +113,7 @@ def test_a_wait_that_is_too_long_becomes_a_retry_that_comes_back():
 
 @pytest.mark.guarantee("outcomes-hold")
 def test_a_retry_that_comes_back_goes_on_counting_where_it_was():
-    backoff = Backoff(interval=5_000, steps=2)
+    backoff = Backoff("5s", steps=2)
     sink = Sink(a=99)
     rows, deliveries = some("a", failures=1, deliveries=4), []
     for _ in range(3):
@@ -144,10 +144,10 @@ def test_a_redelivery_counts_as_a_delivery_and_starts_the_retries_anew():
 
 backoffs = st.builds(
     Backoff,
-    interval=st.integers(0, 1_500),
+    interval=st.integers(0, 1_500).map(lambda ms: f"{ms}ms"),
     steps=st.integers(1, 12),
     factor=st.sampled_from([1.0, 1.5, 2.0]),
-    cap=st.integers(0, 4_000),
+    cap=st.integers(0, 4_000).map(lambda ms: f"{ms}ms"),
     jitter=st.sampled_from([0.0, 0.5]),
 )
 strategies = st.builds(RetryStrategy, backoffs, st.sampled_from(["retry", "fallback", "drop"]))
@@ -208,14 +208,14 @@ def test_after_the_last_retry_the_strategy_says_what_happens(
 
 def test_on_failure_retry_never_ends_but_does_not_hold_up_the_task():
     sink = Sink(a=10**6)
-    verdict, pauses = tried(sink, RetryStrategy(Backoff(100, steps=2), "retry"), "a")
+    verdict, pauses = tried(sink, RetryStrategy(Backoff("100ms", steps=2), "retry"), "a")
     assert pauses == [0.1] * 10
     assert verdict.outcomes == {0: Retry(100, "a is down", retries=11, failures=0)}
 
 
 def test_waits_of_nothing_do_not_go_on_for_ever_either():
     sink = Sink(a=10**6)
-    verdict, _ = tried(sink, RetryStrategy(Backoff(0, steps=1), "retry"), "a")
+    verdict, _ = tried(sink, RetryStrategy(Backoff("0s", steps=1), "retry"), "a")
     assert isinstance(verdict.outcomes[0], Retry)
     assert len(sink.calls) <= ON_THE_SPOT + 2
 
@@ -230,7 +230,7 @@ def test_without_a_strategy_a_failure_is_permanent():
 @pytest.mark.parametrize(
     ("second", "expected"),
     [
-        (Nack(delay=5, reason="busy"), Redeliver(5, "busy", 0)),
+        (Nack(delay="5ms", reason="busy"), Redeliver(5, "busy", 0)),
         (ValueError("no"), Redeliver(1_000, "ValueError: no", 1)),
     ],
     ids=repr,
@@ -284,7 +284,7 @@ def test_a_map_that_fails_and_then_succeeds_forwards_once():
             RetryStrategy(SHORT, "drop"),
             DeadLetter("retries exhausted", error="not yet (after 3 retries)"),
         ),
-        (RetryStrategy(Backoff(5_000, 1)), Retry(5_000, "not yet", 1, 0)),
+        (RetryStrategy(Backoff("5s", 1)), Retry(5_000, "not yet", 1, 0)),
     ],
     ids=["no strategy", "drop", "long wait"],
 )

@@ -41,7 +41,7 @@ options = st.builds(
 decisions = st.one_of(
     st.lists(messages, max_size=3),
     options.map(lambda o: [Message(b"never seen"), Message.to_nack(o)]),
-    options.map(lambda o: Nack(o.delay, o.max_deliveries, o.reason)),
+    options.map(lambda o: Nack(o)),
     st.just(Message.to_drop()),
     st.just(ValueError("no")),
     st.just(MessageTooLarge(9, 5)),
@@ -417,7 +417,7 @@ def test_user_code_that_changes_what_it_was_shown_changes_nothing_that_is_kept()
     )
 
     def vandal(datum: Datum) -> Message:
-        datum.keys.append(5)
+        datum.headers["g"] = "k"
         datum.headers["h"] = object()
         datum.metadata["g"] = {"k": "text"}
         if datum.id == "a":

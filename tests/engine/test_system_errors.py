@@ -1,4 +1,4 @@
-"""Which errors say that a system is away, and which are the message's own affair."""
+"""Which errors say that a system is down, and which are the message's own affair."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from ebbflow import Unavailable
 from ebbflow.domain.errors import NoStreamResponse
-from ebbflow.engine.blame import Outage
+from ebbflow.engine.blame import SystemOutage
 from ebbflow.engine.system_errors import LISTED, SystemErrors, named
 
 
@@ -84,7 +84,7 @@ class StatusError(Exception):
     ids=lambda error: type(error).__name__,
 )
 def test_a_system_is_away(error):
-    assert LISTED.means_away(error)
+    assert LISTED.means_down(error)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_system_is_away(error):
     ids=lambda error: f"{type(error).__name__}-{error}",
 )
 def test_a_message_is_bad(error):
-    assert not LISTED.means_away(error)
+    assert not LISTED.means_down(error)
 
 
 def test_an_error_that_was_only_being_handled_is_not_a_cause():
@@ -120,16 +120,20 @@ def test_an_error_that_was_only_being_handled_is_not_a_cause():
 
     with pytest.raises(ValueError, match="bad") as raised:
         convert()
-    assert not LISTED.means_away(raised.value)
+    assert not LISTED.means_down(raised.value)
 
 
 def test_the_list_can_be_extended_by_classes_and_by_names():
-    assert SystemErrors(named([Down])).means_away(Down())
-    assert SystemErrors(named([f"{__name__}:Down"])).means_away(Down())
-    assert SystemErrors(named(["tests:Down"])).means_away(Down()), "of a module inside that one"
-    assert not SystemErrors(named(["elsewhere:Down"])).means_away(Down())
+    assert SystemErrors(named([Down])).means_down(Down())
+    assert SystemErrors(named([f"{__name__}:Down"])).means_down(Down())
+    assert SystemErrors(named(["tests:Down"])).means_down(Down()), "of a module inside that one"
+    assert not SystemErrors(named(["elsewhere:Down"])).means_down(Down())
 
 
 def test_an_outage_has_the_name_that_user_code_gave_and_the_wait_it_asked_for():
-    assert Outage.of(Unavailable("the database", "2s")) == Outage("the database", True, True, 2_000)
-    assert Outage.of(TimeoutError("slow")) == Outage("TimeoutError: slow", True, False, None)
+    assert SystemOutage.of(Unavailable("the database", "2s")) == SystemOutage(
+        "the database", True, True, 2_000
+    )
+    assert SystemOutage.of(TimeoutError("slow")) == SystemOutage(
+        "TimeoutError: slow", True, False, None
+    )

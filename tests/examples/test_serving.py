@@ -77,7 +77,7 @@ def served(folder: Path, name: str) -> Iterator[str]:
 
 
 async def ask_together(url: str, values: list[Any]) -> list[Any]:
-    async with AsyncClient(url, timeout="60s") as client:
+    async with AsyncClient(url, timeout="240s") as client:
         answers = await asyncio.gather(*(client.ask(value) for value in values))
         return [answer.json() for answer in answers]
 
@@ -91,7 +91,7 @@ def test_both_answer(tmp_path: Path) -> None:
         scored = asyncio.run(ask_together(url, asked))
     assert [answer["approved"] for answer in scored] == [income >= 17 for income in range(60)]
     assert max(answer["together"] for answer in scored) > 1
-    with served(folder, "prices.yaml") as url, Client(url, timeout="60s") as client:
+    with served(folder, "prices.yaml") as url, Client(url, timeout="240s") as client:
         assert client.ask({"product": "pear", "count": 3}).json()["total"] == 165
         id = client.submit({"product": "plum", "count": 3})
         with (folder / "prices.csv").open("a") as table:

@@ -51,7 +51,7 @@ def nats_server(folder: Path, config: str, port: int = 0) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=300)
 
 
 def _written(folder: Path, config: str) -> Path:
@@ -61,7 +61,7 @@ def _written(folder: Path, config: str) -> Path:
 
 
 def reload(folder: Path, config: str) -> None:
-    """Have the server in the folder go on with another configuration."""
+    """Have the server in the folder continue with another configuration."""
     log = folder / "nats.log"
     times = log.read_text().count("Reloaded server configuration")
     _written(folder, config)
@@ -81,7 +81,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
             return one.recv(4) == b"INFO"
         return False
 
-    until(answers, 60, process, lambda: process.communicate()[0].decode(), every=0.02)
+    until(answers, 240, process, lambda: process.communicate()[0].decode(), every=0.02)
 
 
 # --- certificates -------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_a_subject_with_unusual_characters_is_named_too(server, name):
         server.publisher(ack_wait=30) as publisher,
         at_once(PermanentPublishError, f"{denied}: refused by the server"),
     ):
-        publisher.publish(denied, b"", attempt_timeout=30)
+        publisher.publish(denied, b"", attempt_timeout="30s")
 
 
 @pytest.mark.guarantee("denied-subjects-are-named")
@@ -233,7 +233,7 @@ def test_a_reader_that_may_not_ask_for_messages_says_so(server):
     with server.denying(publish=[call]), open_link(server.me) as link:
         wake = threading.Event()
         following = reader(link, wake)
-        assert wake.wait(20)
+        assert wake.wait(120)
         with at_once(AccessError, server.told("publish", call).partition("*")[0]):
             following.take(1)
         following.close()
@@ -249,7 +249,7 @@ def test_a_reader_that_may_not_purge_says_so(server):
         until(lambda: following.take(10))
         wake.clear()
         following.forget(Mark(1))
-        assert wake.wait(20)
+        assert wake.wait(120)
         with at_once(AccessError, server.told("publish", call)):
             following.take(10)
         following.close()

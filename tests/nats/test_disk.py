@@ -36,15 +36,15 @@ def test_what_a_full_disk_did_not_take_is_stored_once_when_there_is_room(small_d
     with start_embedded(small_disk.folder, tell=told.put) as server, open_link(server) as link:
         link.run(provision.ensure(link.client, catalogue.buffer_config(NAMES, "v", 0, 1_000)))
         sending = link.submit(publish_all(link.client))
-        text = told.get(timeout=30)
+        text = told.get(timeout=120)
         while " is full, with " not in text:
-            text = told.get(timeout=30)
+            text = told.get(timeout=120)
         assert text.startswith(f"the disk of {small_disk.folder} is full, with ")
         assert not sending.done()
 
         small_disk.enlarge("200m")
-        assert "NATS was restarted" in told.get(timeout=30)
-        acks = sending.result(60)
+        assert "NATS was restarted" in told.get(timeout=120)
+        acks = sending.result(120)
         state = link.run(api.read_state(link.client, NAMES.buffer("v", 0)))
     assert sorted(ack.seq for ack in acks) == list(range(1, 41))
     assert state.messages == 40
@@ -83,7 +83,7 @@ def test_a_server_that_is_out_of_storage_is_asked_until_it_has_some_and_quoted(t
         assert tally.refusal == "insufficient resources"
         assert not sending.done()
         link.run(api.purge_subject(link.client, NAMES.dead_letters, subject, tally.confirmed))
-        acks = sending.result(60)
+        acks = sending.result(120)
     assert sorted(ack.seq for ack in acks) == list(range(1, 13))
     assert tally.confirmed == 12
 

@@ -83,7 +83,7 @@ def test_a_server_left_by_a_killed_owner_is_ended_before_the_next_one(tmp_path):
     folder.release()
 
     with start_embedded(tmp_path) as server, open_link(server):
-        assert orphan._process.wait(30) == -signal.SIGKILL
+        assert orphan._process.wait(120) == -signal.SIGKILL
     orphan.stop()
 
 
@@ -107,7 +107,7 @@ def test_it_ends_with_its_owner_however_that_ends(tmp_path, number):
         assert "nats-server" in [one.name() for one in family]
         owner.send_signal(number)
 
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=120)[1] == []
 
 
 def test_a_server_that_was_restarted_ends_with_its_owner_as_well(tmp_path):
@@ -122,7 +122,7 @@ def test_a_server_that_was_restarted_ends_with_its_owner_as_well(tmp_path):
         family = set(parent.children()) - firsts
         owner.kill()
 
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=120)[1] == []
 
 
 def test_a_stop_leaves_no_process_behind(tmp_path):

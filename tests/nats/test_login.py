@@ -266,7 +266,7 @@ def test_a_variable_that_is_wrong_is_named_without_its_content(environment, told
     assert SECRET not in str(refused.value)
 
 
-# --- URLs beside it -----------------------------------------------------------------------------
+# --- URLs next to it -----------------------------------------------------------------------------
 
 
 def test_a_login_in_the_url_goes_with_certificates_beside_it(authority):
@@ -291,7 +291,7 @@ def test_the_environments_login_is_for_the_users_own_server(monkeypatch, tmp_pat
     with pytest.raises(SetupError) as refused:
         find_own_server(f"nats://me:{SECRET}@host")
     assert str(refused.value) == (
-        "There are two logins for NATS: one in its URL, and beside it a token. "
+        "There are two logins for NATS: one in its URL, and next to it a token. "
         "Take it out of --nats or EBBFLOW_NATS_URL, or leave the other one out."
     )
 

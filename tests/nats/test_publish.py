@@ -67,7 +67,7 @@ def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
     )
     assert not waiting.done()
     link.run(api.purge_subject(link.client, names.buffer("v", 0), subject, 1))
-    assert waiting.result(30).seq == 2
+    assert waiting.result(120).seq == 2
 
 
 def test_a_refusal_for_good_is_not_tried_again(link, names, ensure):

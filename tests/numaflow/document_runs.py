@@ -108,7 +108,7 @@ class Expectation:
 
 
 class DocumentRun(BackgroundRun):
-    """A document that runs with a bindings file and code beside it, in a folder of its own."""
+    """A document that runs with a bindings file and code next to it, in a folder of its own."""
 
     def __init__(self, document: Path, folder: Path) -> None:
         self._folder = folder

@@ -53,7 +53,7 @@ class MemoryVertex:
         for number in count():
             if not rows.num_rows:
                 return ended
-            assert number < _MOST_ROUNDS, "it goes on for ever"
+            assert number < _MOST_ROUNDS, "it continues for ever"
             verdict = Verdict(Rows(rows), self._rules)
             self._renew()
             self._decide(verdict)

@@ -46,7 +46,7 @@ class Served:
     def start(self) -> "Served":
         """Waits until the server-info file is there, or the function could not be opened."""
         self._thread.start()
-        until(lambda: not self._thread.is_alive() or self.info_file.exists(), 60)
+        until(lambda: not self._thread.is_alive() or self.info_file.exists())
         return self
 
     @property
@@ -62,7 +62,7 @@ class Served:
 
     def wait(self) -> FunctionFailure | None:
         """Waits until the server has ended; returns the function's failure."""
-        self._thread.join(10)
+        self._thread.join(120)
         assert not self._thread.is_alive()
         return self.failure
 
@@ -96,10 +96,10 @@ class Client:
         self.channel.close()
 
     def call(self, method: str, request: bytes = b"") -> bytes:
-        return self.channel.unary_unary(method)(request, timeout=10)
+        return self.channel.unary_unary(method)(request, timeout=120)
 
     def stream(self, method: str, requests: Iterable[bytes]) -> Iterator[bytes]:
-        return self.channel.stream_stream(method)(iter(requests), timeout=20)
+        return self.channel.stream_stream(method)(iter(requests), timeout=120)
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def values(*texts: str) -> list[dict[str, Any]]:
 
 
 def read_requests(limit: int, times: int = 1) -> Iterator[bytes]:
-    """A handshake and so many reads."""
+    """A handshake and that many reads."""
     yield source_pb2.ReadRequest(handshake={"sot": True}).SerializeToString()
     for _ in range(times):
         request = {"num_records": limit, "timeout_in_ms": 50}

@@ -64,7 +64,7 @@ class Side:
         raise NotImplementedError
 
     def renew(self) -> None:
-        """What a vertex does before the next chunk, if a system was away."""
+        """What a vertex does before the next chunk, if a system was down."""
         for handler in self.handlers:
             if handler.blame.outage is not None:
                 handler.renew()

@@ -23,7 +23,7 @@ from ebbflow import (
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import Counts, Redeliver
 from ebbflow.engine import frames
-from ebbflow.engine.blame import Outage
+from ebbflow.engine.blame import SystemOutage
 from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.inlet import NACKS, HandedBack
@@ -40,7 +40,7 @@ from tests.numaflow.memory_vertex import LARGEST, Ended, MemoryVertex, messages
 from tests.numaflow.sides import SIDES, Side
 from tests.outcome_table import COUNT, MAP_CASES, SINK_CASES, Case
 
-ERRORS = Backoff(interval=10, steps=2)
+ERRORS = Backoff("10ms", steps=2)
 VALUES = [b'{"value": %d}' % number for number in range(COUNT)]
 SPECIAL = "in-3"
 
@@ -59,9 +59,7 @@ def no_pause(_seconds: float) -> None:
 def strategy(options: dict[str, Any]) -> RetryStrategy | None:
     if "retry" not in options:
         return None
-    interval = int(options["retry"]["interval"].removesuffix("ms"))
-    backoff = Backoff(interval, options["retry"]["steps"])
-    return RetryStrategy(backoff, options.get("on_failure", "retry"))
+    return RetryStrategy(options["retry"], options.get("on_failure", "retry"))
 
 
 class SinkWorld:
@@ -182,7 +180,7 @@ def test_a_dead_letter_shows_the_stack_of_the_function(side: Side) -> None:
 
 
 class Away:
-    """A function whose system is away until the vertex has waited for it."""
+    """A function whose system is down until the vertex has waited for it."""
 
     now = True
 
@@ -230,7 +228,7 @@ def test_an_outage_lasts_as_long_as_the_function_says(side: Side) -> None:
     decide = side.operator(refuse, "map")
     decide(Verdict(Rows(messages(VALUES)), Rules("out", ERRORS, LARGEST)))
     (handler,) = side.handlers
-    assert handler.blame.outage == Outage("the database", named=True, retry_after=1_500)
+    assert handler.blame.outage == SystemOutage("the database", named=True, retry_after=1_500)
 
 
 def test_every_fact_of_a_message_is_the_same(side: Side) -> None:
@@ -256,13 +254,13 @@ def test_every_fact_of_a_message_is_the_same(side: Side) -> None:
     side.operator(tell, "map")(verdict)
     metadata = {"g": {"k": b"v"}}
     assert seen == [
-        *("in-0", b"v", ["a", "b"], {"h": "1"}, metadata, NOW, NOW),
+        *("in-0", b"v", ("a", "b"), {"h": "1"}, metadata, NOW, NOW),
         *(3, "busy", {"sink": {"retry_count": b"2"}}),
     ]
     made = Rows(verdict.outputs.batch(rows, "out", NOW)).data()
     assert [(d.id, d.value, d.keys, d.metadata) for d in made] == [
-        ("in-0/out", b"same", ["a", "b"], metadata),
-        ("in-0/out.1", b"other", ["k1", "k2"], {"own": {"key": b"value"}}),
+        ("in-0/out", b"same", ("a", "b"), metadata),
+        ("in-0/out.1", b"other", ("k1", "k2"), {"own": {"key": b"value"}}),
     ]
     assert [list(tags) for tags in verdict.outputs.tags] == [[], ["tag"]]
     assert [d.headers for d in made] == [{"h": "1"}] * 2
@@ -328,7 +326,7 @@ class Queue(Source):
     def open(self) -> None:
         Queue.given, Queue.acked, Queue.nacked = [0, 1, 2], [], []
 
-    def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+    def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
         numbers, Queue.given = Queue.given[:limit], Queue.given[limit:]
         own = {"g": {"k": b"v"}}
         return [
@@ -353,7 +351,7 @@ def reading_of(code: Any) -> SourceReading:
 
 
 def given_by(reading: SourceReading, count: int) -> pa.RecordBatch:
-    """So many messages; a read returns what has arrived."""
+    """This many messages; a read returns what has arrived."""
     rows: list[pa.RecordBatch] = []
     while sum(map(len, rows)) < count:
         if (given := reading.read()) is not None:
@@ -382,6 +380,6 @@ def test_a_source_is_told_of_acks_and_nacks_with_their_options(side: Side) -> No
         reading.close()
     facts = Rows(frame_of(rows)).data()
     assert [(d.value, d.keys, d.headers) for d in facts] == [
-        (b"v%d" % number, ["k"], {"h": "1"}) for number in range(3)
+        (b"v%d" % number, ("k",), {"h": "1"}) for number in range(3)
     ]
     assert [(d.event_time, d.metadata) for d in facts] == [(NOW, {"g": {"k": b"v"}})] * 3

@@ -98,7 +98,7 @@ def test_rows_that_break_it_again_are_to_blame_and_the_others_are_answered():
     assert failures[3] is BREAK
     assert failures[17] is LATE
     assert isinstance(failures[5], Unavailable)
-    assert function.renewed == 1  # user code that says so goes on in the same process
+    assert function.renewed == 1  # user code that says so continues in the same process
 
 
 def test_a_function_that_cannot_be_opened_blames_nobody():

@@ -210,7 +210,7 @@ def test_both_sides_may_send_more_than_fits_without_waiting_for_each_other(conne
 
 
 def test_nobody_listens():
-    with pytest.raises(StreamBroken, match=r"^nobody listens at /nowhere/map.sock: "):
+    with pytest.raises(StreamBroken, match=r"^nothing listens at /nowhere/map.sock: "):
         GrpcConnection("/nowhere/map.sock")
 
 

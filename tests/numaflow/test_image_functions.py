@@ -119,7 +119,7 @@ def test_what_a_filter_cannot_read_fails_alone() -> None:
     assert [type(result.outcome) for result in results[1:]] == [Redeliver] * 3
     assert results[2].outcome == Redeliver(
         results[2].outcome.delay,  # type: ignore[union-attr]
-        "ValueError: the payload is no JSON object but a list",
+        "ValueError: the payload is not a JSON object but a list",
         1,
     )
 
@@ -159,7 +159,7 @@ def outcomes(results: list[Result]) -> list[Any]:
 
 
 class Beside:
-    """A sink beside the one in question, which keeps what it gets."""
+    """A sink next to the one in question, which keeps what it gets."""
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
@@ -199,7 +199,7 @@ def test_all_go_to_the_on_success_sink_with_a_value_of_its_own() -> None:
         "on-success-log", Datum(b"a", keys=["k"]), on_success=lambda data: beside(data)
     )
     assert outcomes(results) == [Succeeded()]
-    assert (beside.values, beside.keys) == ([b"on-success-message"], [[]])
+    assert (beside.values, beside.keys) == ([b"on-success-message"], [()])
 
 
 def test_chance_leads_to_the_on_success_sink_or_to_the_fallback_sink() -> None:
@@ -221,7 +221,7 @@ def test_payloads_are_served() -> None:
 
 
 def test_failures_are_retried_and_then_dead() -> None:
-    retry = Backoff(interval=1, steps=2)
+    retry = Backoff("1ms", steps=2)
     (result,) = call_sink("sink-failure", b"x", retry=retry, on_failure="drop")
     assert isinstance(result.outcome, DeadLetter)
     assert "this sink fails for every message" in (result.outcome.error or "")

@@ -103,7 +103,7 @@ def test_a_function_says_what_becomes_of_each_message(made, mode):
     assert verdict.outcomes == {
         1: EMPTY,
         2: EMPTY,
-        5: DeadLetter("busy", error="nacked on delivery 1; max_deliveries is 0"),
+        5: DeadLetter("busy", error="redelivered 0 times, max_deliveries is 0"),
     }
     assert verdict.decisions.failed == {3: Failure("it is bad", 0), 4: Failure("failed", 0)}
     assert outputs(verdict) == [

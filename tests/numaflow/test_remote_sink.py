@@ -28,7 +28,7 @@ SERVERS = Path(__file__).parent / "servers"
 
 
 def plan(name: str, container: ContainerType = "udsink", *arguments: str) -> FunctionPlan:
-    """The plan of one of the functions beside this file; short errors name it by its image."""
+    """The plan of one of the functions next to this file; short errors name it by its image."""
     command = (sys.executable, str(SERVERS / f"{name}.py"), *arguments)
     return FunctionPlan(container, image=name, command=command)
 

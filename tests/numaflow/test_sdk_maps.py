@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_000)]
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 OPTIONS = NackOptions(delay=1_500, max_deliveries=3, reason="busy")
-ONCE = Backoff(0, steps=0)
+ONCE = Backoff("0s", steps=0)
 """A message that fails is a dead letter at once."""
 
 KINDS = [

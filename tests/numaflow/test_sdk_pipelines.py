@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow import Function, MonoVertex, Pipeline
+from ebbflow import Backoff, Function, Limits, MonoVertex, Pipeline
 from ebbflow.deadletters import DeadLetters
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.locate import open_link, start_embedded
@@ -22,7 +22,7 @@ from ebbflow.testing.background_run import BackgroundRun, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
-QUICK = {"interval": "10ms", "steps": 1}
+QUICK = Backoff("10ms", steps=1)
 PATIENCE = 90.0
 PAYLOADS = [
     "plain",
@@ -98,14 +98,14 @@ class Functions:
         return Function([*self._command, kind], env=self._env)
 
     def sinks(self) -> dict:
-        """The sinks beside the primary one."""
+        """The sinks next to the primary one."""
         return {
             "fallback": self.serve("fallback-sink"),
             "on_success": self.serve("on-success-sink"),
         }
 
     def run(self, flow: Pipeline | MonoVertex, **ends: int) -> Story:
-        """Run until so many messages have come to an end at each of these vertices."""
+        """Run until that many messages have come to an end at each of these vertices."""
         run = BackgroundRun(flow, self._folder / "state", heard=print)
 
         def ended(vertex: str) -> int:
@@ -160,7 +160,7 @@ def test_a_pipeline_of_functions(function_in, tmp_path, language):
     more = [] if language == "python" else [NACKED_BY_SINK, HANGS]
     payloads = [*PAYLOADS, *ASIDE, *more]
     # Only where a call hangs: on a busy machine one that breaks may take as long to say so.
-    limits = {"callTimeout": "1s"} if HANGS in payloads else {}
+    limits = Limits(call_timeout="1s") if HANGS in payloads else {}
     functions = Functions(function_in(language), tmp_path, payloads)
     pipeline = (
         Pipeline("sdks")

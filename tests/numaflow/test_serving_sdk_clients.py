@@ -1,6 +1,7 @@
 """Served functions answer in messages that Numaflow's own SDK for Python reads."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_a_sink(tmp_path: Path) -> None:
 class One(Source):
     """Gives one message, and hears of nacks that name several offsets in one entry."""
 
-    def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+    def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
         return [SourceMessage(b"v", b"1", keys=["k"], partition=2)]
 
     def ack(self, offsets: Any) -> None:

@@ -1,6 +1,7 @@
 """Sinks and stores behind their sockets, called by a client of gRPC's own."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,51 +9,48 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from ebbflow import Datum, Message, NackOptions, Response, RowResponse
+from ebbflow import Datum, Message, Response
 from ebbflow.numaflow.proto import sink_pb2, store_pb2
 from tests.numaflow.served import Client, client_of, serving, sink_requests, until_broken, values
 
 SINK = "/sink.v1.Sink/SinkFn"
 
 
-def answer(text: str) -> RowResponse:
+def answer(text: str) -> Response:
     match text:
         case "failure":
-            return RowResponse.failure("disk full")
+            return Response.failure(error="disk full")
         case "fallback":
-            return RowResponse.fallback()
+            return Response.fallback()
         case "serve":
-            return RowResponse.serve(b"42")
+            return Response.serve(payload=b"42")
         case "original":
-            return RowResponse.on_success()
+            return Response.on_success()
         case "other":
-            return RowResponse.on_success(Message(b"new", ["k"], metadata={"g": {"k": b"v"}}))
+            return Response.on_success(message=Message(b"new", ["k"], metadata={"g": {"k": b"v"}}))
         case "nack":
-            return RowResponse.nack(NackOptions(5_000, 3, "later"))
+            return Response.nack(reason="later", delay="5s", max_deliveries=3)
         case "bare":
-            return RowResponse.nack()
+            return Response.nack()
         case "away":
-            return RowResponse.unavailable("the database", "2s")
-    return RowResponse.ok()
+            return Response.unavailable(what="the database", retry_after="2s")
+    return Response.ok()
 
 
 def store(data: list[Datum]) -> list[Response]:
     answers = [answer(datum.value.decode()) for datum in data]
-    return [
-        Response(datum.id, *(getattr(a, name) for name in RowResponse.__slots__))
-        for datum, a in zip(data, answers, strict=True)
-    ]
+    return [replace(answer, id=datum.id) for datum, answer in zip(data, answers, strict=True)]
 
 
 async def store_async(data: list[Datum]) -> list[Response]:
     return store(data)
 
 
-def store_columns(batch: pa.RecordBatch) -> dict[int, RowResponse]:
+def store_columns(batch: pa.RecordBatch) -> dict[int, Response]:
     return {row: answer(text.decode()) for row, text in enumerate(batch["value"].to_pylist())}
 
 
-def store_pandas(frame: Any) -> dict[int, RowResponse]:
+def store_pandas(frame: Any) -> dict[int, Response]:
     return {row: answer(text.decode()) for row, text in enumerate(frame["value"])}
 
 
@@ -134,7 +132,7 @@ def test_messages_whose_system_is_away_stay_unanswered(tmp_path: Path) -> None:
         assert ids == ["m0", "m2"]
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert error.details() == "UDF_EXECUTION_ERROR(udsink): Unavailable: the database"
-        assert results(client, "ok")["m0"].status == sink_pb2.SUCCESS, "it goes on being served"
+        assert results(client, "ok")["m0"].status == sink_pb2.SUCCESS, "it keeps being served"
 
 
 def test_a_message_without_an_answer_breaks_the_stream(tmp_path: Path) -> None:

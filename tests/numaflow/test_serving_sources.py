@@ -1,7 +1,7 @@
 """Sources behind their sockets, called by a client of gRPC's own."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Numbers(Source):
     def open(self) -> None:
         self.opened = True
 
-    def read(self, limit: int, timeout: float) -> Any:
+    def read(self, limit: int, timeout: timedelta) -> Any:
         assert self.opened
         given, self.left = self.left[:limit], self.left[limit:]
         return [self.message(number) for number in given]
@@ -56,7 +56,7 @@ class Nacking(Numbers):
 
 
 class Columns(Numbers):
-    async def read(self, limit: int, timeout: float) -> pa.RecordBatch:
+    async def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
         given, self.left = self.left[:limit], self.left[limit:]
         offsets = pa.array([b"%d" % number for number in given], pa.binary())
         return pa.record_batch({"offset": offsets, "value": offsets})
@@ -161,7 +161,7 @@ def test_what_a_source_cannot_give_again_is_given_again_for_it(tmp_path: Path) -
 
 def test_a_source_that_raises_ends_its_stream(tmp_path: Path) -> None:
     class Broken(Numbers):
-        def read(self, limit: int, timeout: float) -> Any:
+        def read(self, limit: int, timeout: timedelta) -> Any:
             raise ValueError("boom")
 
     with serving(Broken, "source", tmp_path) as served, client_of(served) as client:

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ebbflow import Answer, EbbflowError, Function, MonoVertex, SetupError, answers
+from ebbflow import EbbflowError, Function, MonoVertex, SetupError
 from ebbflow.cli.main import app
+from ebbflow.connectors import Generator, Serve
 from ebbflow.domain.outcome import Served
 from ebbflow.engine.publications import Chunk, Place
 from ebbflow.engine.settlement import settle
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
+from ebbflow.operations import Answer, answers
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.catalogue import bucket_config
 from ebbflow.streams.names import Names
@@ -128,7 +130,7 @@ def test_all_requests_are_watched_from_now_on(state: Path, shop: Answering) -> N
         if begun.wait(0.05):
             break
     shop.serve(n5000=[b"end"])
-    assert ended.wait(10)
+    assert ended.wait(120)
     assert {a.payload for a in seen} == {b"first", b"end"}
 
 
@@ -136,7 +138,7 @@ def test_what_is_not_there_is_said(state: Path, shop: Answering) -> None:
     for name, error in (
         ("shpo", r"No pipeline 'shpo' has run here\. Known here: mute, shelf, shop\."),
         ("mute", r"Pipeline 'mute' keeps no answers\. Give it servingStore"),
-        ("shelf", r"Pipeline 'shelf' keeps its answers in a store of your own\. Name its YAML"),
+        ("shelf", r"Pipeline 'shelf' keeps its answers in your own store\. Name its YAML"),
     ):
         with pytest.raises(SetupError, match=error), answers(name, state=state):
             pass
@@ -187,7 +189,7 @@ def test_a_store_of_the_users_is_asked_for_one_request(tmp_path: Path) -> None:
 
 def test_a_store_in_a_process_of_its_own_is_asked(tmp_path: Path) -> None:
     store = Function([sys.executable, str(STORE_SERVER)], env={"STATE": str(tmp_path / "kept")})
-    mono = MonoVertex("own", serving_store=store).source(generator={}).sink(serve=True)
+    mono = MonoVertex("own", serving_store=store).source(Generator()).sink(Serve())
     with answers(mono) as stored:
         assert stored.get("r1") == ()
 

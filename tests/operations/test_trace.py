@@ -13,7 +13,7 @@ from ebbflow.nats import api
 from ebbflow.operations.trace import MessageTrace, trace_on_link
 from ebbflow.operations.trace_search import Family, Search
 from ebbflow.spark.audit.files import BatchRows, TableFiles, write_files
-from ebbflow.status.model import WorkInHand
+from ebbflow.status.model import WorkInFlight
 from tests.streams.audited import Audited
 
 NOON = datetime(2026, 5, 17, 12, tzinfo=UTC)
@@ -50,11 +50,11 @@ def test_a_message_that_waits_for_a_vertex_which_never_began(audited: Audited):
     )
 
 
-def test_only_what_is_not_done_waits_and_what_is_begun_is_in_hand(audited: Audited):
+def test_only_what_is_not_done_waits_and_what_is_begun_is_in_flight(audited: Audited):
     audited.put("work", "a", "b", "c")
     audited.take("work", Mark(0, 1), Mark(0, 2))
     assert now(audited, "a") == []
-    assert now(audited, "b") == ["b is in hand at work"]
+    assert now(audited, "b") == ["b is in flight at work"]
     assert now(audited, "c") == ["c waits in the buffer of work, 1 message ahead of it"]
 
 
@@ -63,11 +63,11 @@ def test_what_user_code_works_on_is_in_hand_as_its_task_says(audited: Audited):
     streams = audited.link.run(api.list_streams(audited.link.client, "ebb_"))
 
     def look(message: str) -> list[str]:
-        taken = {"work": WorkInHand(1, NOON)}
+        taken = {"work": WorkInFlight(1, NOON)}
         search = Search(audited.link, audited.names, streams, Family(message), taken)
         return [place.words for place in audited.link.run(search.look())]
 
-    assert look("a") == ["is in hand at work since 2026-05-17 12:00:00 UTC"]
+    assert look("a") == ["is in flight at work since 2026-05-17 12:00:00 UTC"]
     assert look("b") == ["waits in the buffer of work, 1 message ahead of it"]
 
 

@@ -52,7 +52,7 @@ def later(seconds, action):
 
 @contextmanager
 def taking(least, most=4):
-    """What is inside takes at least so many seconds, and not many more."""
+    """What is inside takes at least that many seconds, and not many more."""
     began = time.monotonic()
     yield
     assert least <= time.monotonic() - began < least + most
@@ -103,7 +103,7 @@ def test_one_try_means_one_try(publisher, subject, silent):
 
     received = silent()
     with taking(0.3), pytest.raises(PublishTimeout, match=r"1 attempt in .* s: 1 got no answer"):
-        publisher.publish(subject, b"x", retry_attempts=0, attempt_timeout=0.05, ack_wait=0.3)
+        publisher.publish(subject, b"x", retry_attempts=0, attempt_timeout="0.05s", ack_wait=0.3)
     assert len(received) == 1
 
 
@@ -162,14 +162,14 @@ def test_a_refusal_after_no_responders_is_final(publisher, subject, stream):
 
 def test_silence_after_no_responders_ends_by_the_deadline(publisher, subject, silent):
     with later(0.1, silent), taking(0.8), pytest.raises(PublishTimeout) as failed:
-        publisher.publish(subject, b"x", retry_wait=0.4, attempt_timeout=0.1, ack_wait=0.8)
+        publisher.publish(subject, b"x", retry_wait=0.4, attempt_timeout="0.1s", ack_wait=0.8)
 
     assert failed.value.detail == "1 found no stream, 2 got no answer"
 
 
 def test_no_responders_after_silence_leave_a_doubt(publisher, subject, silent):
     silent()
-    options = {"retry_wait": 0.05, "attempt_timeout": 0.3}
+    options = {"retry_wait": 0.05, "attempt_timeout": "0.3s"}
     with later(0.15, silent.stop), pytest.raises(NoStreamResponse) as failed:
         publisher.publish(subject, b"x", **options)
 
@@ -179,7 +179,7 @@ def test_no_responders_after_silence_leave_a_doubt(publisher, subject, silent):
 def test_silence_is_followed_by_the_same_message_with_the_same_id(publisher, subject, silent):
     received = silent()
     with pytest.raises(PublishTimeout, match="3 got no answer"):
-        publisher.publish(subject, b"x", attempt_timeout=0.1, ack_wait=0.6)
+        publisher.publish(subject, b"x", attempt_timeout="0.1s", ack_wait=0.6)
 
     assert len(received) == 3
     assert len({message.headers["Nats-Msg-Id"] for message in received}) == 1

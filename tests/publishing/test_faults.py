@@ -26,7 +26,7 @@ from ebbflow.publishing import Ack, AsyncPublisher, Outgoing, Publisher
 from ebbflow.streams import provision
 from tests.nats.securing import address
 from tests.processes import frozen
-from tests.waiting import until
+from tests.waiting import let_time_pass, until
 
 PATIENT = {"retry_attempts": -1, "retry_wait": 0.05, "ack_wait": 30}
 
@@ -50,9 +50,9 @@ class Fragile:
         with ThreadPoolExecutor(1) as pool:
             with frozen(self.process.pid):
                 call = pool.submit(publisher.publish, "s", b"x", **options)
-                time.sleep(0.5)
+                let_time_pass(0.5)
                 assert not call.done()
-            return call.result(30)
+            return call.result(120)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def fragile(tmp_path):
 
 
 def test_a_message_sent_again_to_a_server_that_hung_is_stored_once(fragile):
-    with Publisher(fragile.url, attempt_timeout=0.1, **PATIENT) as publisher:
+    with Publisher(fragile.url, attempt_timeout="0.1s", **PATIENT) as publisher:
         ack = fragile.publish_while_it_hangs(publisher)
 
         assert (ack.stream, ack.seq) == ("s", 1)
@@ -79,7 +79,7 @@ def test_a_refusal_after_silence_says_that_the_message_may_be_stored(fragile):
     """The server looks at what is expected before it looks at the id."""
     headers = {"Nats-Expected-Last-Sequence": "0"}
     with (
-        Publisher(fragile.url, attempt_timeout=0.1, **PATIENT) as publisher,
+        Publisher(fragile.url, attempt_timeout="0.1s", **PATIENT) as publisher,
         pytest.raises(PermanentPublishError) as refused,
     ):
         fragile.publish_while_it_hangs(publisher, headers=headers)
@@ -101,7 +101,7 @@ def test_a_server_that_is_killed_while_many_are_published_stores_each_once(fragi
                 until(lambda seen=restarts: fragile.process.restarts > seen)
             yield Outgoing("s", b"%d" % n)
 
-    with Publisher(fragile.url, attempt_timeout=0.3, **PATIENT) as publisher:
+    with Publisher(fragile.url, attempt_timeout="0.3s", **PATIENT) as publisher:
         acks = publisher.publish_many(messages(), window=100)
 
     assert sorted(ack.seq for ack in acks) == list(range(1, 3_001))
@@ -192,9 +192,9 @@ def test_closing_ends_the_calls_of_other_threads(url, subject, many, monkeypatch
                 call = pool.submit(publisher.publish_many, [(subject, b"x")], **options)
             else:
                 call = pool.submit(publisher.publish, subject, b"x", **options)
-            assert pausing.wait(10)
+            assert pausing.wait(120)
         with pytest.raises(PublishError, match=r"not confirmed after 1 attempt .*was closed"):
-            call.result(30)
+            call.result(120)
 
 
 def test_a_connection_that_was_closed_by_somebody_else_is_told(url, subject):

@@ -24,16 +24,24 @@ def refusal(text):
         yield refused
 
 
-@pytest.mark.parametrize("name", ["retry_wait", "ack_wait", "attempt_timeout"])
+@pytest.mark.parametrize("name", ["retry_wait", "ack_wait"])
 @pytest.mark.parametrize("value", [0, -1, -0.1, math.nan, "1s", True, timedelta(seconds=1)])
 def test_times_are_seconds_above_zero(name, value):
     with refusal(f"{name} {SECONDS} {value!r}"):
         PublishOptions(**{name: value})
 
 
+def test_the_time_of_an_attempt_is_a_duration():
+    assert PublishOptions(attempt_timeout="250ms").to_retry().attempt_timeout == 0.25
+    with refusal("attempt_timeout must be longer than 0"):
+        PublishOptions(attempt_timeout="0s")
+    with refusal('1 has no unit; write "1s" or timedelta(seconds=1)'):
+        PublishOptions(attempt_timeout=1)
+
+
 @pytest.mark.parametrize("value", [-2, 1.5, "2", True, None])
 def test_attempts_are_counted_or_endless(value):
-    rule = "must be a whole number from 0, or -1 to go on until the deadline"
+    rule = "must be a whole number from 0, or -1 to continue until the deadline"
     with refusal(f"retry_attempts {rule}, not {value!r}"):
         PublishOptions(retry_attempts=value)
 

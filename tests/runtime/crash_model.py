@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ebbflow import Datum, Message, Nack
+from ebbflow import Datum, Message, Nack, NackOptions
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import MessageTooLarge
 from ebbflow.domain.outcome import FellBack, Served
@@ -41,8 +41,8 @@ from ebbflow.engine.settlement import Settlement
 from tests.runtime.memory_server import Moved, Server
 
 PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], 1_000_000, "answers")
-RETRIES = RetryStrategy(Backoff(interval=5_000, steps=2, jitter=0.01), "drop")
-POLICY = Backoff(interval=1_000, steps=2, jitter=0.01)
+RETRIES = RetryStrategy(Backoff("5s", steps=2, jitter=0.01), "drop")
+POLICY = Backoff("1s", steps=2, jitter=0.01)
 TOO_LARGE = Random(1).randbytes(990_000)
 """What user code may return, and no frame of ``PLACE`` can hold."""
 AWAY = (0, 0, 1, 3, 5, 8, 92, 995, 10_000)
@@ -154,7 +154,7 @@ class Reader(Inlet):
         return self.mark != Mark(len(self._stream))
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
-        """At most ``limit`` rows that are there; now and then they are still on their way."""
+        """At most ``limit`` rows that are there; now and then they are still in flight."""
         return [] if self._random.random() < 0.2 else self._cut(limit, len(self._stream))
 
     def take_frame(self, limit: int) -> list[pa.RecordBatch]:
@@ -296,7 +296,7 @@ def _pause(why: str = "") -> Generator[str, None, None]:
 
 
 class Flight:
-    """A coroutine of the journal: it goes on a few steps at a time, as far as it is let."""
+    """A coroutine of the journal: it continues a few steps at a time, as far as it is let."""
 
     def __init__(self, step: Coroutine[Any, Any, Any], clock: ModelClock) -> None:
         self._step = step
@@ -306,7 +306,7 @@ class Flight:
         self._error: Exception | None = None
 
     def advance(self, points: int) -> None:
-        """Go on for so many steps."""
+        """Continue for that many steps."""
         while points > 0 and not self._over and self._go_on() != _BLOCKED:
             points -= 1
 
@@ -347,7 +347,7 @@ class MemoryJournal:
         self._clock = clock
         self._revision = 0
         self.beside: Callable[[], None] = lambda: None
-        """Whatever goes on in other threads of the task."""
+        """Whatever happens in other threads of the task."""
         self.stop: Callable[[], None] = lambda: None
         self.on_recorded: Callable[[Span], None] = lambda done: None
         self.on_settled: Callable[[Settlement], None] = lambda settlement: None
@@ -474,7 +474,7 @@ class UserCode:
             case "nack":
                 raise Nack
             case "nack later":
-                raise Nack(delay=DELAYS[int(datum.id[1:]) % len(DELAYS)])
+                raise Nack(NackOptions(delay=DELAYS[int(datum.id[1:]) % len(DELAYS)]))
             case "drop":
                 return None
             case "fail":

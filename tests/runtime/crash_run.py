@@ -12,7 +12,7 @@ import pyarrow as pa
 from ebbflow.domain.outcome import Dropped, FellBack, Served
 from ebbflow.engine import frames
 from ebbflow.engine.account import ChunkObserver, ChunkRecord
-from ebbflow.engine.blame import Outage
+from ebbflow.engine.blame import SystemOutage
 from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.inlet import Intake
 from ebbflow.engine.outage import Breaker, OpenCode, OutageGate, Patience, Waiting
@@ -100,7 +100,7 @@ class CalledCode:
         return OpenCode(self, [self])
 
     @property
-    def outage(self) -> Outage | None:
+    def outage(self) -> SystemOutage | None:
         return self._handler.blame.outage
 
     def __call__(self, verdict: Verdict) -> None:
@@ -117,7 +117,7 @@ class CalledCode:
 
 
 class ModelTask:
-    """One task of a vertex that reads a buffer. Afterwards nothing of it goes on."""
+    """One task of a vertex that reads a buffer. Afterwards nothing of it continues."""
 
     ordered = False
     place: Place = PLACE
@@ -194,7 +194,7 @@ class ModelTask:
     def idle(self) -> None:
         """The task has waited. When there is nothing more to come, the driver says stop."""
         self._waits += 1
-        assert self._waits < _MOST_WAITS, "it goes on for ever"
+        assert self._waits < _MOST_WAITS, "it continues for ever"
         if not self.journal.is_busy and not self.more_comes():
             self.epoch.stop()
 
@@ -210,7 +210,7 @@ class ModelTask:
         return OpenCode(self, [self])
 
     @property
-    def outage(self) -> Outage | None:
+    def outage(self) -> SystemOutage | None:
         return self._decides.outage
 
     def __call__(self, verdict: Verdict) -> None:
@@ -243,7 +243,7 @@ class OrderedTask(ModelTask):
 
 
 class StreamTask(ModelTask):
-    """A task of a stream map: what it yields is passed on while it goes on."""
+    """A task of a stream map: what it yields is passed on while it runs."""
 
     emits = True
 
@@ -252,7 +252,7 @@ class StreamTask(ModelTask):
 
 
 class Trickle(ModelTask):
-    """A task whose buffer gets a row every millisecond, or ``every`` so many."""
+    """A task whose buffer gets a row every millisecond, or ``every`` that many."""
 
     rows = 60
     largest = 10_000

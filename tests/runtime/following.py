@@ -34,7 +34,7 @@ class Follower:
         self._mark, self._known, self._read = done.inlet, done.known, list[str]()
 
     def read(self, limit: int) -> None:
-        """At most so many rows, and any number of copies between them."""
+        """At most that many rows, and any number of copies between them."""
         while limit > 0 and self._mark.seq < len(self._stream):
             stamp, batch = self._stream[self._mark.seq]
             if stamp and not self._mark.row and self._had(stamp):

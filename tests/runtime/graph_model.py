@@ -1,48 +1,49 @@
-"""A graph of vertices in the crash model: one server, a task of each vertex in any order, and any
+"""A graph of vertices in the crash model: one server, vertices that share tasks in any way, and any
 edge inline in any chunk.
 
 Everything that decides is the shipped chunk loop, as in ``crash_model``. The tasks take turns: each
-runs until it is stopped, has nothing to do, or crashes; then another vertex has its turn, which may
-read what the crashed one has published. So one task replays while the other has gone on.
+runs the loops of its vertices until it is stopped, has nothing to do, or crashes with all of them.
+Then another task has its turn, which may read what the crashed one has published. So one task
+replays after the other has continued.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from random import Random
 from zlib import crc32
 
 import pyarrow as pa
 
-from ebbflow import Datum, Message, Nack
+from ebbflow import Datum, Message, Nack, NackOptions
 from ebbflow.domain.errors import Fenced, MessageTooLarge
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine import frames
 from ebbflow.engine.inlet import Intake
 from ebbflow.engine.outage import Breaker, OutageGate, Patience
 from ebbflow.engine.position import (
+    Known,
     Mark,
     Position,
     Span,
-    Stamp,
     add_counts,
     known_of_redeliveries,
     known_of_writers,
 )
 from ebbflow.engine.publications import (
-    DUE,
     FROM,
-    REDELIVERED_BY,
     Place,
     Publication,
     Stage,
-    with_due,
 )
 from ebbflow.engine.routing import Edge
 from ebbflow.runtime.deciding import ChunkDecider, DecisionRules
 from ebbflow.runtime.inline import InlineVertex, InlineVertices
-from ebbflow.runtime.loop import ChunkLoop, Epoch, TaskParts
+from ebbflow.runtime.loop import ChunkLoop, Epoch, TaskParts, run_loops
+from ebbflow.runtime.ports import VertexControl
+from ebbflow.testing.world import MemoryInlet, PartitionStreams, StoredFrame, VirtualClock
+from ebbflow.testing.world import World as MemoryWorld
 from ebbflow.usercode.calling import call_map
 from tests.runtime.crash_model import (
     DELAYS,
@@ -53,7 +54,6 @@ from tests.runtime.crash_model import (
     MemoryJournal,
     ModelClock,
     Rules,
-    StampedReader,
     UserCode,
 )
 from tests.runtime.crash_run import FOR_EVER, AnySize, CalledCode, Silence, inlet_of
@@ -66,99 +66,52 @@ Graph = Mapping[str, Sequence[Edge]]
 """The edges of each vertex. The first one reads what comes from outside."""
 
 
-@dataclass
-class Frame:
-    """A message of a buffer or of a redelivery stream."""
+class World(MemoryWorld):
+    """The server of simulations, which may forget the ids it knows.
 
-    batch: pa.RecordBatch
-    msg_id: str
-    stamp: Stamp | None = None
+    ``forgets`` is how likely it does so at any publication.
+    """
 
+    def __init__(self, graph: Graph, sizes: Sequence[int], chance: Random, forgets: float) -> None:
+        super().__init__(VirtualClock(datetime.fromtimestamp(1_000, UTC)))
+        self.graph = graph
+        for name in graph:
+            self.add(name, 1)
+        first = self.vertex(next(iter(graph)))
+        first.buffer += [StoredFrame(batch, "") for batch in inlet_of(*sizes)]
+        self._moved: defaultdict[tuple[str, int], list[StoredFrame]] = defaultdict(list)
+        self._chance = chance
+        self._forgets = forgets
 
-@dataclass
-class Vertex:
-    """What the server keeps of one vertex: its streams and its position."""
-
-    name: str
-    buffer: list[Frame] = field(default_factory=list)
-    due: list[Frame] = field(default_factory=list)
-    waiting: list[tuple[int, int, Frame]] = field(default_factory=list)
-    moved: list[Frame] = field(default_factory=list)
-    revision: int = 1
-
-    def __post_init__(self) -> None:
-        # Each partition has a lineage of its own.
-        self.stored = Position(f"life of {self.name}").to_json()
+    def vertex(self, name: str) -> PartitionStreams:
+        """What it keeps of a vertex."""
+        return self.partitions[name, 0]
 
     @property
-    def position(self) -> Position:
-        return Position.from_json(self.stored)
+    def dead(self) -> list[tuple[str, str]]:
+        """The vertex and the id of every dead letter."""
+        return [(letter.vertex, letter.id) for letter in self.letters]
 
     @property
     def is_idle(self) -> bool:
         """Whether everything is read and settled."""
-        end = Span(Mark(len(self.buffer)), Mark(len(self.due)))
-        position = self.position
-        return not self.waiting and position.done == end and not position.replays
-
-
-class World:
-    """The server. ``forgets`` is how likely it is at any publication to forget the ids it knows."""
-
-    def __init__(self, graph: Graph, sizes: Sequence[int], chance: Random, forgets: float) -> None:
-        self.graph = graph
-        self.vertices = {name: Vertex(name) for name in graph}
-        first = next(iter(self.vertices.values()))
-        first.buffer += [Frame(batch, "") for batch in inlet_of(*sizes)]
-        self.now = 1_000_000
-        self.letters: list[tuple[str, str]] = []
-        self.letter_ids: list[str] = []
-        self._chance = chance
-        self._forgets = forgets
-        self._seen: set[tuple[Stage, str, int, str]] = set()
-        self._published = 0
+        return not any(
+            streams.count_unread() or streams.parked or streams.position.replays
+            for streams in self.partitions.values()
+        )
 
     def publish(self, publication: Publication) -> None:
-        """Take a message, unless its stream has seen its id before."""
-        stage, vertex = publication.stage, publication.target
-        stream = (stage, vertex, publication.partition, publication.msg_id)
-        if stream in self._seen:
-            return
-        self._seen.add(stream)
-        if stage is Stage.DEAD_LETTER:
-            self.letters.append((vertex, publication.headers["Ebbflow-Id"].strip('"')))
-            self.letter_ids.append(publication.msg_id)
-        elif stage in (Stage.OUTPUT, Stage.HAND_OVER):
-            stamp = Stamp.of(publication.headers[FROM], publication.msg_id)
-            assert stamp is not None, "a reader has to know copies of every output"
-            self.vertices[vertex].buffer.append(_frame(publication, stamp))
-        elif stage is Stage.REDELIVER:
-            self._redeliver(publication)
-        else:
-            raise NotImplementedError(stage)
-
-    def _redeliver(self, publication: Publication) -> None:
-        vertex = self.vertices[publication.target]
-        frame = _frame(publication, self._moved_stamp(publication))
-        if publication.due is None:
-            vertex.due.append(frame)
-            return
-        self._published += 1
-        vertex.waiting.append((publication.due, self._published, frame))
-
-    def _moved_stamp(self, publication: Publication) -> Stamp | None:
-        sender = publication.headers.get(REDELIVERED_BY)
-        if sender is None and publication.due is None:
-            return None
-        return Stamp.of_redelivery(publication.token, self.now / 1000, sender)
+        if publication.stage in (Stage.OUTPUT, Stage.HAND_OVER):
+            assert publication.headers[FROM], "a reader has to know copies of every output"
+        super().publish(publication)
 
     def refuses(self, publication: Publication) -> bool:
         """Whether a stream never takes it."""
         return False
 
-    def record(self, position: Position) -> bytes:
+    def record(self, position: Position) -> Position:
         """What is stored of a position."""
-        return position.to_json()
+        return position
 
     def happen(self) -> None:
         if self._chance.random() < self._forgets:
@@ -167,44 +120,28 @@ class World:
 
     def _move_again(self) -> None:
         """As a server that was killed does with frames that were parked: some come once more."""
-        for vertex in self.vertices.values():
-            if vertex.moved and self._chance.random() < 0.5:
-                vertex.due.append(self._chance.choice(vertex.moved))
+        for where, streams in self.partitions.items():
+            if self._moved[where] and self._chance.random() < 0.5:
+                streams.due.append(self._chance.choice(self._moved[where]))
 
     def pass_time(self, ms: int) -> None:
-        self.now += ms
-        for vertex in self.vertices.values():
-            vertex.waiting.sort(key=lambda one: one[:2])
-            while vertex.waiting and vertex.waiting[0][0] <= self.now:
-                frame = vertex.waiting.pop(0)[2]
-                vertex.due.append(frame)
-                vertex.moved.append(frame)
+        self.clock.now_ms += ms
+        self.move_due()
 
-    def holds(self, publication: Publication, done: Mark) -> bool:
-        """Whether it is stored, as far as whoever replays can find out."""
-        if publication.stage is Stage.DEAD_LETTER:
-            return publication.msg_id in self.letter_ids
-        if publication.stage is not Stage.REDELIVER:
-            return False
-        vertex = self.vertices[publication.target]
-        there = [*vertex.due[done.seq :], *(frame for _, _, frame in vertex.waiting)]
-        return any(frame.msg_id == publication.msg_id for frame in there)
+    def move_due(self) -> None:
+        before = {where: len(streams.due) for where, streams in self.partitions.items()}
+        super().move_due()
+        for where, streams in self.partitions.items():
+            self._moved[where] += streams.due[before[where] :]
 
     @property
     def counts(self) -> Mapping[str, Counts]:
         """The counts of each vertex, whichever tasks ran it."""
         total: Mapping[str, Counts] = {}
-        for name, vertex in self.vertices.items():
-            position = vertex.position
+        for (name, _), streams in self.partitions.items():
+            position = streams.position
             total = add_counts(total, add_counts({name: position.counts}, position.inline_counts))
         return total
-
-
-def _frame(publication: Publication, stamp: Stamp | None) -> Frame:
-    batch = frames.decode(publication.payload)
-    if (due := publication.headers.get(DUE)) is not None:
-        batch = with_due(batch, int(due))
-    return Frame(batch, publication.msg_id, stamp)
 
 
 class OneVertex:
@@ -214,7 +151,7 @@ class OneVertex:
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
-        self._vertex = world.vertices[name]
+        self._vertex = world.vertex(name)
         self.publish, self.holds = world.publish, world.holds
         self.happen, self.pass_time = world.happen, world.pass_time
         self.refuses = world.refuses
@@ -222,7 +159,7 @@ class OneVertex:
 
     @property
     def now(self) -> int:
-        return self._world.now
+        return self._world.clock.now_ms
 
     @property
     def revision(self) -> int:
@@ -235,8 +172,9 @@ class OneVertex:
     def write(self, position: Position, revision: int) -> int:
         vertex = self._vertex
         if revision != vertex.revision:
-            raise Fenced(vertex.name, 0)
-        vertex.stored, vertex.revision = self._world.record(position), revision + 1
+            raise Fenced(vertex.vertex, 0)
+        vertex.latest = self._world.record(position)
+        vertex.stored, vertex.revision = vertex.latest.to_json(), revision + 1
         return vertex.revision
 
     def dies_before_it_confirms(self) -> bool:
@@ -265,7 +203,7 @@ class Decided(UserCode):
             case "nack":
                 raise Nack
             case "nack later":
-                raise Nack(delay=DELAYS[len(datum.id) % len(DELAYS)])
+                raise Nack(NackOptions(delay=DELAYS[len(datum.id) % len(DELAYS)]))
             case "drop":
                 return None
             case "fail":
@@ -302,114 +240,137 @@ Codes = Callable[[str], UserCode]
 
 
 class GraphTask:
-    """One task of one vertex: with the vertices behind it, which it may run inline."""
+    """One task of the vertices that share it: their loops, which may run each other inline."""
 
     def __init__(
-        self, world: World, name: str, codes: Codes, chances: Chances, inline: float, rules: Rules
+        self,
+        world: World,
+        names: Sequence[str],
+        codes: Codes,
+        chances: Chances,
+        inline: float,
+        rules: Rules,
     ) -> None:
         self.world, self.chances = world, chances
-        self._vertex = world.vertices[name]
         self._codes, self._often = codes, inline
         self._waits = 0
-        server = OneVertex(world, name)
-        self.clock = ModelClock(server, self.idle)
+        self._reads: dict[str, Intake] = {}
+        self._journals: list[MemoryJournal] = []
+        self._controls: list[VertexControl] = []
+        self.clock = ModelClock(OneVertex(world, names[0]), self.idle)
         self.epoch = Epoch(FOR_EVER, self.clock)
-        self.journal = MemoryJournal(server, rules, chances, self.clock)
-        self.journal.stop = self.epoch.stop
+        parts = {name: self._parts(name, rules) for name in names}
+        inlined = {name: self._inline_vertex(name, own) for name, own in parts.items()}
+        self.loops: list[ChunkLoop] = []
+        for name, own in parts.items():
+            others = InlineVertices(vertex for to, vertex in inlined.items() if to != name)
+            self.loops.append(ChunkLoop(replace(own, inline=others), self.epoch))
+
+    def _parts(self, name: str, rules: Rules) -> TaskParts:
+        journal = MemoryJournal(OneVertex(self.world, name), rules, self.chances, self.clock)
+        journal.stop = self.epoch.stop
+        code = CalledCode(self._codes(name), partial(call_map, concurrency=1))
+        patience = Patience(clock=self.clock.monotonic)
         parts = TaskParts(
-            journal=self.journal,
-            open_intake=self._open,
-            gate=self._gate(name),
-            size=AnySize(chances.random, 6),
-            rules=self._rules(name),
+            journal=journal,
+            open_intake=partial(self._open, name),
+            gate=OutageGate(code, patience, Breaker(NO_BREAKER)),
+            size=AnySize(self.chances.random, 6),
+            rules=DecisionRules(Place(name, 0, self.world.graph[name], 1_000_000), POLICY, 10**6),
             events=Silence(),
             clock=self.clock,
-            inline=self._inline(name),
         )
-        self.loop = ChunkLoop(parts, self.epoch)
+        self._journals.append(journal)
+        self._controls.append(parts.control)
+        return parts
 
-    def _gate(self, name: str) -> OutageGate:
-        code = CalledCode(self._codes(name), partial(call_map, concurrency=1))
-        return OutageGate(code, Patience(clock=self.clock.monotonic), Breaker(NO_BREAKER))
+    def _inline_vertex(self, name: str, parts: TaskParts) -> InlineVertex:
+        decider = ChunkDecider(parts.rules, parts.gate, parts.size, self.clock)
+        few_wait = lambda: self.chances.random.random() < self._often  # noqa: E731
+        return InlineVertex(name, parts.gate, decider, few_wait, Silence(), self.clock)
 
-    def _rules(self, name: str) -> DecisionRules:
-        return DecisionRules(Place(name, 0, self.world.graph[name], 1_000_000), POLICY, 10**6)
-
-    def _inline(self, name: str) -> InlineVertices:
-        return InlineVertices(self._inline_vertex(to) for to in self.world.graph if to != name)
-
-    def _inline_vertex(self, name: str) -> InlineVertex:
-        gate, random = self._gate(name), self.chances.random
-        decider = ChunkDecider(self._rules(name), gate, AnySize(random, 6), self.clock)
-        gate.open()
-        few_wait = lambda: random.random() < self._often  # noqa: E731
-        return InlineVertex(name, gate, decider, few_wait, Silence(), self.clock)
-
-    def _open(self, done: Span) -> Intake:
-        vertex, random = self._vertex, self.chances.random
-        of_tasks = known_of_writers(done.known)
-        inlet = _Frames(vertex.buffer, done.inlet, of_tasks, random, vertex, "inlet")
-        known = known_of_redeliveries(done.known)
-        again = _Frames(vertex.due, done.redelivery, known, random, vertex, "redelivery")
-        self.read = Intake(inlet, again)
-        return self.read
+    def _open(self, name: str, done: Span) -> Intake:
+        vertex, random = self.world.vertex(name), self.chances.random
+        inlet = _Frames(
+            vertex.buffer,
+            done.inlet,
+            known_of_writers(done.known),
+            random,
+            lambda: vertex.position.done.inlet,
+        )
+        again = _Frames(
+            vertex.due,
+            done.redelivery,
+            known_of_redeliveries(done.known),
+            random,
+            lambda: vertex.position.done.redelivery,
+        )
+        self._reads[name] = Intake(inlet, again)
+        return self._reads[name]
 
     def idle(self) -> None:
         self._waits += 1
         assert self._waits < _MOST_WAITS, "it works for ever"
-        if not self.journal.is_busy and not self._more_comes():
+        for control in self._controls:
+            control.wake.set()  # whatever ended the wait may have arrived for it
+        busy = any(journal.is_busy for journal in self._journals)
+        if not busy and not any(map(self._more_comes, self._reads)):
             self.epoch.stop()
 
-    def _more_comes(self) -> bool:
-        inlet, again = self.read.inlet, self.read.redeliveries
-        return bool(self._vertex.waiting) or inlet.rows_left or again.rows_left  # type: ignore[attr-defined]
+    def _more_comes(self, name: str) -> bool:
+        inlet, again = self._reads[name].inlet, self._reads[name].redeliveries
+        waiting = self.world.vertex(name).parked
+        return bool(waiting) or inlet.rows_left or again.rows_left  # type: ignore[attr-defined]
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Whether no chunk is left for the next task to replay."""
         try:
-            self.loop.run()
+            reports = run_loops(self.loops[::-1], self.epoch)
+            return not any(report.replays for report in reports)
         finally:
-            self.journal.end()
+            self.end()
+
+    def end(self) -> None:
+        """Nothing of the task continues."""
+        for journal in self._journals:
+            journal.end()
 
 
-class _Frames(StampedReader):
-    """Follows a stream of frames that grows while the task runs."""
+class _Frames(MemoryInlet):
+    """Follows a stream that grows; now and then what is there is still in flight.
+
+    ``recorded`` is how far the position says that it is done.
+    """
 
     def __init__(
         self,
-        stream: list[Frame],
+        stream: Sequence[StoredFrame],
         start: Mark,
-        known: Mapping,
+        known: Known,
         random: Random,
-        vertex: Vertex,
-        which: str,
+        recorded: Callable[[], Mark],
     ) -> None:
-        self._frames = stream
-        super().__init__(
-            _Batches(stream),  # type: ignore[arg-type]
-            lambda seq: stream[seq].stamp,
-            start,
-            known,
-            random,
-            lambda: getattr(vertex.position.done, which),
-        )
+        super().__init__(stream, start, known)
+        self._random = random
+        self._recorded = recorded
 
+    def take(self, limit: int) -> list[pa.RecordBatch]:
+        return [] if self._random.random() < 0.2 else super().take(limit)
 
-class _Batches(Sequence):
-    """The batches of frames, as the reader of the crash model takes them."""
-
-    def __init__(self, stream: list[Frame]) -> None:
-        self._stream = stream
-
-    def __len__(self) -> int:
-        return len(self._stream)
-
-    def __getitem__(self, seq):  # type: ignore[no-untyped-def]
-        return self._stream[seq].batch
+    def forget(self, done: Mark) -> None:
+        """What is deleted must be recorded as done: nobody else has it."""
+        assert done <= self._recorded(), "deleted, and not recorded as done"
+        if done == self.mark:
+            self.passed = None
 
 
 @dataclass
 class GraphRun:
-    """A run of a graph to its end, in which tasks crash and take turns at random."""
+    """A run of a graph to its end, in which tasks crash and take turns at random.
+
+    Vertices share tasks at random. As in a real run, that changes only when the tasks concerned
+    have ended well, or when a new run begins, in which all of them share one (``regroups_late``).
+    """
 
     graph: Graph
     sizes: Sequence[int]
@@ -420,22 +381,33 @@ class GraphRun:
     rules: Rules = field(default_factory=Rules)
     task: type[GraphTask] = GraphTask
     server: type[World] = World
+    regroups_late: bool = True
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.world = self.server(self.graph, self.sizes, self.random, self.forgets)
+        self._groups: list[list[str]] = [[*self.graph]]
+        self._unsettled: set[str] = set()
 
     def run(self, codes: Codes | None = None) -> World:
         """Run until every vertex is idle."""
         codes = codes or (lambda name: Decided(name, self.calls))
         for _ in range(_MOST_TURNS):
-            if all(vertex.is_idle for vertex in self.world.vertices.values()):
+            if self.world.is_idle:
                 return self.world
-            self._turn(self.random.choice([*self.graph]), codes)
+            self._turn(self.random.choice(self._groups), codes)
+            self._regroup()
         raise AssertionError("it works for ever")
 
-    def _turn(self, name: str, codes: Codes) -> None:
+    def _regroup(self) -> None:
+        if self._unsettled and self.regroups_late:
+            if self.random.random() < 0.3:  # a new run
+                self._groups = [[*self.graph]]
+        elif self.random.random() < 0.5:
+            self._groups = _divide([*self.graph], self.random)
+
+    def _turn(self, names: Sequence[str], codes: Codes) -> None:
         chances = Chances(Random(self.random.random()))
         if self.crashes and self.random.random() < 0.5:
             self.crashes -= 1
@@ -443,6 +415,18 @@ class GraphRun:
         elif self.random.random() < 0.5:
             chances.stop_after = self.random.randint(0, 30)
         try:
-            self.task(self.world, name, codes, chances, self.inline, self.rules).run()
+            task = self.task(self.world, names, codes, chances, self.inline, self.rules)
+            if task.run():
+                self._unsettled.difference_update(names)
+            else:
+                self._unsettled.update(names)
         except Crash:
+            self._unsettled.update(names)
             self.world.pass_time(self.random.choice((0, 0, 5, 995, 10_000)))
+
+
+def _divide(names: Sequence[str], random: Random) -> list[list[str]]:
+    """Returns the names in groups, each in the order of the graph."""
+    homes = [random.randrange(len(names)) for _ in names]
+    groups = [[n for n, home in zip(names, homes, strict=True) if home == g] for g in set(homes)]
+    return [group for group in groups if group]

@@ -1,7 +1,7 @@
 """JetStream in the memory of a test: streams, schedules and one position by compare-and-set.
 
 The server drops copies by their ids until it forgets them. With ``chance`` it forgets at any time,
-and those who read what the task writes go on, record and crash at any time.
+and those who read what the task writes continue, record and crash at any time.
 """
 
 from collections.abc import Collection
@@ -146,7 +146,7 @@ class Server:
             self.moved.append(one._replace(at=self.now / 1000))
 
     def happen(self) -> None:
-        """Whatever else goes on beside the task."""
+        """Whatever else happens next to the task."""
         if self.chance is None:
             return
         if self.chance.random() < 0.2:

@@ -1,4 +1,4 @@
-"""A model of a source that is told what became of each message, beside the crash model.
+"""A model of a source that is told the outcome of each message, next to the crash model.
 
 The loop is the shipped one, with its journal and its clock in memory. The outside system, the
 source's process and the ledger on the server are modelled here. Anything may crash between any two
@@ -107,7 +107,7 @@ class SourceInlet(Inlet):
         return frames.with_columns(bare, **columns)
 
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
-        """Nothing: what was in hand is given again."""
+        """Nothing: what was in flight is given again."""
         self.mark = max(self.mark, end)
         return []
 
@@ -120,7 +120,7 @@ class SourceInlet(Inlet):
         self._settled.append(ends)
 
     def tell(self) -> None:
-        """The thread beside the task, if it gets its turn: acks and nacks, in any order."""
+        """The thread next to the task, if it gets its turn: acks and nacks, in any order."""
         if self._settled and self._chances.random.random() < 0.5:
             self._tell(self._settled.popleft())
 
@@ -166,7 +166,7 @@ class Limited(UserCode):
     def __call__(self, datum: Datum) -> object:
         self.calls.append((datum.id, datum.deliveries))
         if datum.id in self._limited:
-            raise Nack(delay=2_000, max_deliveries=LIMIT)
+            raise Nack(delay="2s", max_deliveries=LIMIT)
         return super().__call__(datum)
 
 

@@ -51,7 +51,7 @@ Row = tuple[str, str, int]
 
 @dataclass
 class Table:
-    """A writer of the table: it goes on from its record, and may crash before it has written it."""
+    """A writer of the table: it continues from its record, and may crash before writing it."""
 
     written: int = 0
     files: dict[int, list[Row]] = field(default_factory=dict)

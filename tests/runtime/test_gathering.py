@@ -4,41 +4,58 @@ from random import Random
 
 import pytest
 
+from ebbflow import Datum
 from ebbflow.engine.inlet import Intake
 from ebbflow.engine.position import Mark
-from ebbflow.runtime.loop import AT_BUFFER, SMALL, Gathering
+from ebbflow.runtime.loop import SMALL, Gathering, GatheringPace
 from tests.runtime.crash_model import AtHand, Chances, ModelClock, Reader, Rules, UserCode
 from tests.runtime.crash_run import OrderedTask, Trickle, inlet_of
 from tests.runtime.memory_server import Server
 
-A_MOMENT = int(AT_BUFFER * 1000)
+PACE = GatheringPace(longest=0.040, times=3)
 
 
 @pytest.mark.parametrize(
     ("rows", "leaves_rows", "waited"),
-    [(1, False, A_MOMENT), (SMALL - 1, False, A_MOMENT), (SMALL, False, 0), (1, True, 0)],
+    [(1, False, 15), (SMALL - 1, False, 15), (SMALL, False, 0), (1, True, 0)],
     ids=["one row", "few rows", "many rows", "a full chunk"],
 )
-def test_after_a_small_chunk_that_leaves_nothing_a_moment_passes(rows, leaves_rows, waited):
+def test_rows_gather_after_a_small_chunk_by_what_it_has_cost(rows, leaves_rows, waited):
+    assert wait_after(rows, leaves_rows, took=5) == waited
+
+
+def test_rows_gather_for_no_longer_than_the_longest_wait_however_long_a_chunk_took():
+    assert wait_after(1, leaves_rows=False, took=30) == 10
+    assert wait_after(1, leaves_rows=False, took=100) == 0
+
+
+def wait_after(rows: int, leaves_rows: bool, took: int) -> int:
+    """The milliseconds that rows gather after a chunk that took so many."""
     server = Server([])
-    gathering, began = Gathering(ModelClock(server), AT_BUFFER), server.now
+    gathering = Gathering(ModelClock(server), PACE)
     gathering.begin_chunk(rows, leaves_rows)
-    assert round(1000 * gathering.until) - began == waited
+    server.pass_time(took)
+    gathering.end_chunk()
+    return max(0, round(1000 * gathering.until) - server.now)
 
 
-def test_time_that_the_chunk_itself_took_is_not_waited_for_again():
-    server = Server([])
-    gathering = Gathering(ModelClock(server), AT_BUFFER)
-    gathering.begin_chunk(1, leaves_rows=False)
-    server.pass_time(A_MOMENT + 1)
-    assert 1000 * gathering.until < server.now
+class Busy(UserCode):
+    """Takes a millisecond for each call."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(())
+        self._server = server
+
+    def __call__(self, datum: Datum) -> object:
+        self._server.pass_time(1)
+        return super().__call__(datum)
 
 
 def test_a_message_a_millisecond_makes_a_chunk_every_few_milliseconds():
     server = Server([])
-    report = Trickle(server, UserCode(()), Rules(), Chances(Random(1))).run()
+    report = Trickle(server, Busy(server), Rules(), Chances(Random(1))).run()
     assert len(server.outputs) == report.rows == Trickle.rows
-    assert report.chunks <= Trickle.rows / A_MOMENT + 2
+    assert report.chunks <= Trickle.rows / 2 + 2
 
 
 def test_frames_of_an_ordered_vertex_that_wait_are_taken_one_after_another_at_once():

@@ -201,7 +201,7 @@ def test_outputs_of_a_retried_row_are_not_cut_off_with_later_ones():
 
     verdict = ordered(some(*"abcd", keys=[[k] for k in "klmn"]))
     call = partial(run_batch_map, Handler(target), batch_size=9)
-    strategy = RetryStrategy(Backoff(1, 3))
+    strategy = RetryStrategy(Backoff("1ms", 3))
     call_with_retries(verdict, call, strategy, lambda _seconds: None, "map")
     assert verdict.first_held() == 2
     assert sorted(verdict.cut(2).outputs.values) == [b"a", b"b"]
@@ -311,7 +311,9 @@ class Unsteady:
     st.lists(st.sampled_from("kl"), min_size=1, max_size=8),
     st.lists(decisions, max_size=20),
     st.integers(1, 4),
-    st.sampled_from([None, RetryStrategy(Backoff(1, 2), "drop"), RetryStrategy(Backoff(9_000, 2))]),
+    st.sampled_from(
+        [None, RetryStrategy(Backoff("1ms", 2), "drop"), RetryStrategy(Backoff("9s", 2))]
+    ),
 )
 def test_messages_of_the_same_keys_are_finished_in_their_order(keys, script, size, strategy):
     """The task's loop without a server: settle, hold, give back, until nothing is left."""

@@ -43,7 +43,7 @@ class Insistent(UserCode):
         ):
             raise ConnectionError("the database is away")
         if self._kind != "away" and datum.deliveries < self._until.get(datum.id, 1):
-            raise Nack(delay=5_000 if self._kind == "nack later" else None)
+            raise Nack(delay="5s" if self._kind == "nack later" else None)
         return Message(b"1")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from ebbflow import Datum, Pipeline, Response, RowResponse
+from ebbflow import Backoff, Datum, Pipeline, Response, connectors
+from ebbflow.connectors import Generator, Log
+from ebbflow.connectors.part import class_name
 from ebbflow.connectors.plans import UserSink
 from ebbflow.domain.code import SinkMode
 from ebbflow.domain.outcome import DeadLetter, Retry
@@ -18,15 +21,15 @@ from ebbflow.runtime.operators import Operators
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.worker import WORKER
-from tests.connectors.test_registry import GIVEN_SINKS
+from tests.connectors.test_registry import CLIENTS, GIVEN_SINKS
 from tests.engine.sample_rows import some, verdict_on
 
-ONE_RETRY = {"retry": {"interval": "1ms", "steps": 1}, "on_failure": "drop"}
+ONE_RETRY = {"retry": Backoff("1ms", steps=1), "on_failure": "drop"}
 
 
-def answer_rows(rows: pa.RecordBatch) -> dict[int, RowResponse]:
+def answer_rows(rows: pa.RecordBatch) -> dict[int, Response]:
     """A columnar sink whose target is down."""
-    return dict.fromkeys(range(rows.num_rows), RowResponse.unavailable("the archive"))
+    return dict.fromkeys(range(rows.num_rows), Response.unavailable(what="the archive"))
 
 
 def answer_each(data: list[Datum]) -> list[Response]:
@@ -34,8 +37,8 @@ def answer_each(data: list[Datum]) -> list[Response]:
     return [Response.unavailable(datum.id, "the archive") for datum in data]
 
 
-def plan_of(sink: dict[str, Any], **options: Any) -> VertexPlan:
-    pipeline = Pipeline("shop").source("in", generator={}).sink("out", **sink, **options)
+def plan_of(**options: Any) -> VertexPlan:
+    pipeline = Pipeline("shop").source("in", Generator()).sink("out", Log(), **options)
     return make_plans(pipeline.spec, Addresses.of("nats://x"), 1_000_000, None)[1]
 
 
@@ -62,7 +65,7 @@ MODES = pytest.mark.parametrize(
 
 @MODES
 def test_a_retry_strategy_decides_about_the_outages_of_a_connector(mode: SinkMode, code) -> None:
-    verdict = decide(plan_of({"log": True}, **ONE_RETRY), UserSink(code, mode))
+    verdict = decide(plan_of(**ONE_RETRY), UserSink(code, mode))
     letter = DeadLetter("retries exhausted", error="the archive (after 1 retries)")
     assert verdict.outcomes == {0: letter, 1: letter}
 
@@ -73,19 +76,21 @@ def test_without_one_and_for_user_code_the_vertex_waits(
     mode: SinkMode, code, options: dict[str, Any], own: bool
 ) -> None:
     sink = UserSink(code, mode, strategy_decides=not own)
-    verdict = decide(plan_of({"log": True}, **options), sink)
+    verdict = decide(plan_of(**options), sink)
     assert {type(outcome) for outcome in verdict.outcomes.values()} == {Retry}
     assert {outcome.failures for outcome in verdict.outcomes.values()} == {0}
 
 
 @pytest.mark.parametrize("kind", sorted(GIVEN_SINKS.keys() - {"serve"}))
 def test_only_user_code_has_the_last_word_about_outages(kind: str) -> None:
-    if kind == "kafka":
-        pytest.importorskip("confluent_kafka")
-    given = {"udsink": answer_each} if kind == "udsink" else {kind: GIVEN_SINKS[kind] or True}
-    sink = given.pop("udsink", None)
-    pipeline = Pipeline("shop").source("in", generator={})
-    pipeline = pipeline.sink("out", sink) if sink else pipeline.sink("out", **given)
+    if kind in CLIENTS:
+        pytest.importorskip(CLIENTS[kind])
+    options = {
+        re.sub("([A-Z])", r"_\1", name).lower(): of for name, of in GIVEN_SINKS[kind].items()
+    }
+    connector = None if kind == "udsink" else getattr(connectors, class_name(kind))
+    sink = answer_each if connector is None else connector(**options)
+    pipeline = Pipeline("shop").source("in", Generator()).sink("out", sink)
     plan = sinks_of(make_plans(pipeline.spec, Addresses.of("nats://x"), 1_000_000, None)[1]).primary
     if isinstance(plan, UserSink):
         assert plan.strategy_decides is (kind != "udsink")

@@ -31,8 +31,8 @@ from ebbflow.usercode.sinks import Sinks, run_sinks
 from tests.engine.sample_rows import some
 from tests.thorough import examples
 
-POLICY = Backoff(interval=300, steps=5, factor=2.0, cap=1_000)
-STRATEGY = RetryStrategy(Backoff(interval=2_000, steps=3), "drop")
+POLICY = Backoff("300ms", steps=5, factor=2.0, cap="1s")
+STRATEGY = RetryStrategy(Backoff("2s", steps=3), "drop")
 
 LISTED = ("ConnectionError", "TimeoutError", "Unavailable")
 UNLISTED = ("ValueError", "KeyError", "TypeError", "AttributeError", "RuntimeError")
@@ -157,7 +157,7 @@ class World:
         if action in ERRORS:
             raise ERRORS[action]()
         if action == "raise Nack":
-            raise Nack(delay=200)
+            raise Nack(delay="200ms")
         return action
 
     def map(self, datum: Any) -> Message:
@@ -257,7 +257,7 @@ mixes = st.lists(st.lists(actions, min_size=1, max_size=3).map(tuple), max_size=
 
 
 def spread(mix: Sequence[Script], answered: float, number: int, seed: int) -> list[Script]:
-    """Scripts for so many messages; at least a share of them is answered on the first call."""
+    """Scripts for that many messages; at least a share of them is answered on the first call."""
     chance = Random(seed)
     answers = [("ok",), ("nack",), ("raise Nack",), ("fail",), ("fallback",)]
     first = [script for script in mix if script[0] in ANSWERS] or answers

@@ -5,7 +5,6 @@ The message is a dead letter that names the cause, its neighbours are done, and 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 from itertools import count
 from random import Random
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from ebbflow import Datum, Message, Nack, Pipeline
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.position import Mark, Position
@@ -31,6 +31,7 @@ from ebbflow.spark.epoch import run_partition
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions
 from ebbflow.streams.publish_settlement import NatsJournal
+from tests.waiting import let_time_pass
 
 ROWS, LARGE = 100, 42
 SMALL_LIMIT = 20_000
@@ -48,9 +49,9 @@ class Task:
     def __init__(self, link: Link, code: Callable[[Datum], Message]) -> None:
         name = f"refused-{next(_numbers)}"
         pipeline = (
-            Pipeline(name, inline=False).source("in", generator={"messages": 1}).map("work", code)
+            Pipeline(name, inline=False).source("in", Generator(messages=1)).map("work", code)
         )
-        spec = pipeline.sink("out", blackhole=True).spec
+        spec = pipeline.sink("out", Blackhole()).spec
         self.names = Names(name)
         self._link = link
         plans = make_plans(spec, link.server, link.client.max_payload, None)
@@ -106,7 +107,7 @@ def forward(datum: Datum) -> Message:
 
 def nack_once(datum: Datum) -> Message:
     if datum.deliveries == 1:
-        raise Nack(delay=10, reason="not yet")
+        raise Nack(delay="10ms", reason="not yet")
     return Message(datum.value)
 
 
@@ -174,7 +175,7 @@ def test_a_replay_stores_neither_the_letter_nor_a_piece_twice(task, monkeypatch,
             work.run()
     assert work.position().replays
     assert len(work.letters()) == 1
-    time.sleep(0.3)  # the server's window, and its timer
+    let_time_pass(0.3)  # the server's window, and its timer
 
     work.run()
     assert len(work.letters()) == 1

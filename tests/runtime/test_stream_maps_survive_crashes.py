@@ -1,4 +1,4 @@
-"""Stream maps, whose outputs go on before their chunk is settled: nothing is lost, all is counted.
+"""Stream maps forward outputs before their chunk is settled: none is lost or uncounted.
 
 What was passed on stays passed on when the input is nacked afterwards, or its task crashes.
 """

@@ -37,12 +37,12 @@ class Driver:
         call = SimpleNamespace(count=count, seconds=seconds)
         return SimpleNamespace(spreads={"call": call, MESSAGE: SimpleNamespace(count=rows)})
 
-    def second(self, **seconds_of_a_call: float) -> Cut | Merge | None:
-        """A second in which vertices have ten calls of ten rows, each so long."""
-        self.now += 1.1
+    def second(self, rows: int = 100, **seconds_of_a_call: float) -> Cut | Merge | None:
+        """A second in which vertices have ten calls and that many rows; calls take that long."""
+        self.now += 1.0
         for name, seconds in seconds_of_a_call.items():
-            count, before, rows = self.calls[name]
-            self.calls[name] = [count + 10, before + 10 * seconds, rows + 100]
+            count, before, rows_before = self.calls[name]
+            self.calls[name] = [count + 10, before + 10 * seconds, rows_before + rows]
         return self.sharing.look(self.groups)
 
 
@@ -73,10 +73,30 @@ def test_a_saturated_task_is_cut_only_while_cores_are_idle():
     assert any(isinstance(change, Cut) for change in changes)
 
 
-def test_cheap_vertices_stay_together_however_busy_they_are():
-    driver = Driver("in", "map", "out")
-    driver.loads = {"in": Load(busy=1.0, idle_cores=0.9)}
-    assert [driver.second(map=1e-6, out=1e-6) for _ in range(5)] == [None] * 5
+def saturate(driver: Driver, rows: int, idle: float = 0.9, **calls: float) -> Cut | None:
+    driver.loads = {driver.plans[0].vertex: Load(busy=1.0, idle_cores=idle)}
+    changes = [driver.second(rows, **calls) for _ in range(5)]
+    return next(filter(None, changes), None)
+
+
+def test_few_cheap_vertices_stay_together_however_busy_they_are():
+    assert saturate(Driver("in", "map", "out"), 350_000, map=1e-6, out=1e-6) is None
+
+
+def test_many_cheap_vertices_are_cut_in_the_middle():
+    names = [f"v{number}" for number in range(8)]
+    cut = saturate(Driver(*names), 100_000, **dict.fromkeys(names, 1e-6))
+    assert isinstance(cut, Cut)
+    assert names_of(cut.leaving) == names[4:]
+    assert saturate(Driver(*names), 100_000, idle=0.4, **dict.fromkeys(names, 1e-6)) is None
+
+
+def test_equal_vertices_whose_code_takes_time_are_cut_until_each_has_its_own_task():
+    cut = saturate(Driver("a", "b", "c"), 333, a=0.033, b=0.033, c=0.033)
+    assert isinstance(cut, Cut)
+    assert len(cut.leaving) in (1, 2)
+    again = saturate(Driver("b", "c"), 500, idle=0.5, b=0.05, c=0.05)
+    assert isinstance(again, Cut)
 
 
 def test_a_vertex_returns_when_both_tasks_have_little_to_do_and_not_before():

@@ -46,7 +46,7 @@ def test_nothing_is_lost_whenever_a_task_stops_crashes_or_finds_no_room(
     assert counts.read == counts.ended == sum(sizes) + counts.redelivered
 
 
-def test_a_stop_settles_and_records_what_is_in_hand():
+def test_a_stop_settles_and_records_what_is_in_flight():
     server = Server(inlet_of(4))
     report = stopped_task(server).run()
     assert report.ended == "stop"

@@ -27,7 +27,7 @@ def test_silence_is_told_after_a_while_and_once_and_so_is_its_end() -> None:
     run.look(20, attempts=1, confirmed=1)
     assert run.told == [
         "NATS at nats://a has confirmed nothing that v wrote for 5 s: it does not answer; see "
-        "whether its disk is full, and what is in its log; nothing is lost, and it is tried again "
+        "whether its disk is full, and what is in its log; nothing is lost, and the vertex retries "
         "until it works",
         "NATS at nats://a confirms again what v writes",
     ]

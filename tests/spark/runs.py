@@ -17,7 +17,7 @@ from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spark.run import run_pipeline
 from ebbflow.status.model import PipelineStatus
-from ebbflow.status.run_report import Silent, Summary
+from ebbflow.status.run_report import Summary, Watcher
 from ebbflow.streams.logs import LogEntry
 
 
@@ -32,7 +32,7 @@ def run(spark: Any, tmp_path: Path) -> Callable[..., Summary]:
     return execute
 
 
-class Failures(Silent):
+class Failures(Watcher):
     """Prints why a vertex was restarted, for the report of a failing test."""
 
     def line(self, text: str) -> None:

@@ -23,7 +23,7 @@ def step(datum: Datum) -> Message | list[Message] | None:
         case 1:
             return None
         case 2 if datum.deliveries == 1:
-            nack(delay=20, reason="not yet")
+            nack(delay="20ms", reason="not yet")
         case 2:
             assert datum.nack_reason == "not yet"
         case 3:
@@ -69,6 +69,6 @@ class Store:
 
 
 def take(data: list[Datum]) -> list[Response]:
-    """A sink beside another one."""
-    assert all(datum.keys == ["written"] for datum in data if number(datum) == 14)
+    """A sink next to another one."""
+    assert all(datum.keys == ("written",) for datum in data if number(datum) == 14)
     return [Response.ok(datum.id) for datum in data]

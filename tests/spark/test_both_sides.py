@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from ebbflow import Function, Pipeline
+from ebbflow import Backoff, Function, Pipeline
+from ebbflow.builders import NatsStore
+from ebbflow.connectors import Generator
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.status.run_report import Summary
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 COUNT = 200
-QUICK = {"interval": "10ms", "steps": 2}
+QUICK = Backoff("10ms", steps=2)
 
 
 def served(name: str) -> Function:
@@ -39,11 +41,11 @@ def test_both_sides_come_to_the_same_end(
     run: Callable[..., Summary],
     server_letters: Callable[[str], list[Letter]],
 ) -> None:
-    errors = {"interval": "10ms", "steps": 1}
-    store = {"nats": {"bucket": "answers"}}
+    errors = Backoff("10ms", steps=1)
+    store = NatsStore(bucket="answers")
     pipeline = (
         Pipeline("test", serving_store=store)
-        .source("in", generator={"messages": COUNT})
+        .source("in", Generator(messages=COUNT))
         .map("m", side("step"), on_error=errors, retry=QUICK, on_failure="drop")
         .sink(
             "out",
@@ -79,7 +81,7 @@ def test_both_sides_come_to_the_same_end(
     )
     letters = {letter.error: letter for letter in server_letters("test")}
     assert {error: letter.reason for error, letter in letters.items()} == {
-        "nacked on delivery 2; max_deliveries is 1": "never",
+        "redelivered once, max_deliveries is 1": "never",
         "ValueError: boom": "ValueError",
         "broken (after 2 retries)": "retries exhausted",
         "never (after 2 retries)": "retries exhausted",

@@ -12,14 +12,17 @@ from functools import partial
 
 import pytest
 
-from ebbflow import CallTimeout, Message, Pipeline, Response
+from ebbflow import Backoff, Limits, Message, Pipeline, Response
+from ebbflow.connectors import Blackhole, Generator, Spark
+from ebbflow.domain.errors import CallTimeout
 from ebbflow.spark.batch.query import watch_call
 from tests.spark.runs import Failures
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-LIMITS = {"call_timeout": "1s"}
-ONCE = {"interval": "100ms", "steps": 1}
+LIMITS = Limits(call_timeout="1s")
+ONCE = Backoff("100ms", steps=1)
 MESSAGES, BAD = 40, 17
 
 
@@ -106,10 +109,10 @@ MAPS = {
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
 def test_a_map_that_hangs_on_one_message_is_ended_in_every_mode(run, server_letters):
-    pipeline = Pipeline("test").source("in", generator={"messages": MESSAGES})
+    pipeline = Pipeline("test").source("in", Generator(messages=MESSAGES))
     for name, (code, mode) in MAPS.items():
         pipeline = pipeline.map(name, code, mode=mode, limits=LIMITS, on_error=ONCE, after="in")
-    summary = run(pipeline.sink("out", blackhole=True, after=list(MAPS)))
+    summary = run(pipeline.sink("out", Blackhole(), after=list(MAPS)))
 
     for name in MAPS:
         counts = summary.vertices[name]
@@ -133,15 +136,15 @@ def answers(answer, hang=lambda: None):
 @pytest.mark.guarantee("failures-stay-with-their-message")
 def test_sinks_and_transformers_that_hang_on_one_message_are_ended(run, server_letters):
     options = {"limits": LIMITS, "on_error": ONCE}
-    made = {"generator": {"messages": MESSAGES}}
+    made = Generator(messages=MESSAGES)
     hangs = answers(Response.ok, sleeps)
-    pipeline = Pipeline("test").source("in", **made)
+    pipeline = Pipeline("test").source("in", made)
     pipeline = pipeline.sink("plain", hangs, after="in", **options)
     falls, succeeds = answers(Response.fallback), answers(Response.on_success)
     pipeline = pipeline.sink("falls", falls, fallback=hangs, after="in", **options)
     pipeline = pipeline.sink("succeeds", succeeds, on_success=hangs, after="in", **options)
-    pipeline = pipeline.source("changes", transformer=a_map(spins), **made, **options)
-    summary = run(pipeline.sink("out", blackhole=True, after=["in", "changes"]))
+    pipeline = pipeline.source("changes", made, transformer=a_map(spins), **options)
+    summary = run(pipeline.sink("out", Blackhole(), after=["in", "changes"]))
 
     letters = {letter.vertex: letter for letter in server_letters("test")}
     assert letters.keys() == {"plain", "falls", "succeeds", "changes"}
@@ -162,9 +165,11 @@ def test_c_code_that_never_comes_back_is_ended_with_its_worker(run, server_lette
             c.pthread_mutex_lock(mutex)
         return Message(datum.value)
 
-    pipeline = Pipeline("test").source("in", generator={"messages": MESSAGES})
-    pipeline = pipeline.map("m", locks, limits={"call_timeout": "500ms"}, on_error={"steps": 0})
-    summary = run(pipeline.sink("out", blackhole=True))
+    pipeline = Pipeline("test").source("in", Generator(messages=MESSAGES))
+    pipeline = pipeline.map(
+        "m", locks, limits=Limits(call_timeout="500ms"), on_error=Backoff("1s", steps=0)
+    )
+    summary = run(pipeline.sink("out", Blackhole()))
 
     assert summary.vertices["out"].done == MESSAGES - 1
     (letter,) = server_letters("test")
@@ -192,14 +197,14 @@ def test_queries_and_spark_sinks_that_hang_on_one_message_are_cancelled(
     run, server_letters, tmp_path
 ):
     # Long enough for a new worker on a busy machine.
-    options = {"limits": {"call_timeout": "8s"}, "on_error": ONCE, "after": "in"}
+    options = {"limits": Limits(call_timeout="8s"), "on_error": ONCE, "after": "in"}
     made = {"format": "json", "options": {"path": str(tmp_path / "made")}}
     sql = f"SELECT id, value, {SLEEPS} AS tags FROM messages"
-    pipeline = Pipeline("test").source("in", generator={"messages": 2})
+    pipeline = Pipeline("test").source("in", Generator(messages=2))
     pipeline = pipeline.map("frame", dataframe=frame, **options)
     pipeline = pipeline.map("query", sql=sql, **options)
-    pipeline = pipeline.sink("sink", spark=made | {"columns": {"a": SLEEPS}}, **options)
-    summary = run(pipeline.sink("out", blackhole=True, after=["frame", "query"]))
+    pipeline = pipeline.sink("sink", Spark(**made | {"columns": {"a": SLEEPS}}), **options)
+    summary = run(pipeline.sink("out", Blackhole(), after=["frame", "query"]))
 
     letters = {letter.vertex: letter for letter in server_letters("test")}
     assert letters.keys() == {"frame", "query", "sink"}
@@ -233,7 +238,7 @@ def test_a_function_on_the_driver_that_returns_too_late_fails_then_and_is_shown_
 
     def returns_late():
         with attempt() as call:
-            jobs.cancelled.wait(60)
+            jobs.cancelled.wait(120)
             call.check_time()
 
     with pytest.raises(CallTimeout):
@@ -259,11 +264,11 @@ def test_a_long_call_is_shown_while_it_lasts(run, tmp_path):
                 shown.append(None)
 
     def long(datum):
-        while is_bad(datum.value) and not seen.exists():
-            time.sleep(0.1)
+        if is_bad(datum.value):
+            until(seen.exists, 300)
         return Message(datum.value)
 
-    pipeline = Pipeline("test").source("in", generator={"messages": MESSAGES})
-    run(pipeline.map("m", long).sink("out", blackhole=True), watcher=Watching())
+    pipeline = Pipeline("test").source("in", Generator(messages=MESSAGES))
+    run(pipeline.map("m", long).sink("out", Blackhole()), watcher=Watching())
 
     assert shown[0] >= 5

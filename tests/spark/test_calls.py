@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from ebbflow import Pipeline, Response
+from ebbflow import Limits, Pipeline, Response
+from ebbflow.connectors import Generator
 
 pytestmark = pytest.mark.slow
 
@@ -17,8 +18,8 @@ def test_a_sink_whose_calls_have_a_fixed_cost_gets_full_calls(run, journal):
         journal.write(len(data))
         return [Response.ok(datum.id) for datum in data]
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 8_000})
-    summary = run(pipeline.sink("out", store, limits={"read_batch_size": 500}))
+    pipeline = Pipeline("test").source("in", Generator(messages=8_000))
+    summary = run(pipeline.sink("out", store, limits=Limits(read_batch_size=500)))
 
     calls = journal.read()
     assert summary.vertices["out"].done == sum(calls) == 8_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ebbflow import Message, Pipeline, Response
+from ebbflow.connectors import Generator
 from ebbflow.engine import frames
 from ebbflow.engine.publications import FROM
 from ebbflow.nats.locate import open_link, start_embedded
@@ -46,7 +47,7 @@ def test_what_a_writer_repeats_is_passed_over_in_the_next_run(run, journal, tmp_
         journal.write(*(datum.id for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
-    source = Pipeline("test").source("in", generator={"messages": 40})
+    source = Pipeline("test", inline=False).source("in", Generator(messages=40))
     pipeline = MAPS[kind](source).sink("out", store)
     run(pipeline)
     assert len(journal.read()) == 40

@@ -57,7 +57,7 @@ def ahead(tmp_path):
     env = {**os.environ, "EBBFLOW_LOADED_AHEAD": str(tmp_path / "daemon")}
     command = [sys.executable, "-m", "ebbflow.spark.daemon", "--preload", str(os.getpid())]
     process = subprocess.Popen(command, env=env)
-    until((tmp_path / "daemon").exists, 60, process)
+    until((tmp_path / "daemon").exists, 240, process)
     yield process, env
     process.kill()
     process.wait()
@@ -76,8 +76,8 @@ def test_both_end_when_spark_closes_the_input_of_the_daemon(ahead):
         listening = psutil.Process(process.pid).net_connections("inet")
         assert port in [one.laddr.port for one in listening]
         daemon.stdin.close()
-        assert daemon.wait(10) == 0
-    process.wait(10)
+        assert daemon.wait(120) == 0
+    process.wait(120)
 
 
 @linux
@@ -86,8 +86,8 @@ def test_both_end_when_spark_terminates_the_daemon(ahead):
     with subprocess.Popen(DAEMON, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         port_of(daemon)
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(10) == 0
-    process.wait(10)
+        assert daemon.wait(120) == 0
+    process.wait(120)
 
 
 @pytest.mark.parametrize("place", [None, "/nowhere/daemon"], ids=["not said", "not there"])
@@ -97,7 +97,7 @@ def test_a_daemon_without_anything_ahead_of_it_loads_everything_itself(place):
     with subprocess.Popen(DAEMON, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         assert port_of(daemon) > 0
         daemon.stdin.close()
-        daemon.wait(10)
+        daemon.wait(120)
 
 
 @linux

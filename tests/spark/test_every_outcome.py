@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from ebbflow import Message, MonoVertex, Pipeline, Response
+from ebbflow import Backoff, Message, MonoVertex, Pipeline, Response
+from ebbflow.builders import NatsStore
+from ebbflow.connectors import Generator
 from ebbflow.deadletters import DeadLetters
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.dead_letter import Letter
@@ -24,7 +26,7 @@ from tests.spark.runs import Failures, Journal
 
 pytestmark = pytest.mark.slow
 
-ERRORS = {"interval": "10ms", "steps": 2}
+ERRORS = Backoff("10ms", steps=2)
 # Each has one task or two; the session of the tests has forty slots.
 MOST_ROWS = 10
 
@@ -103,7 +105,7 @@ class Row:
 
     def as_monovertex(self) -> MonoVertex:
         mono = MonoVertex("test", on_error=ERRORS, serving_store=store_of(self.case))
-        mono = mono.source(generator={"messages": COUNT})
+        mono = mono.source(Generator(messages=COUNT))
         if self.case.map:
             mono = mono.map(self._map(), **self.case.map_options)
         return mono.sink(self._sink("sink", self.case.sink), **self._sink_options())
@@ -120,8 +122,8 @@ class Row:
         return Ended(counts, letters, entries)
 
 
-def store_of(case: Case) -> dict[str, Any] | None:
-    return {"nats": {"bucket": "answers"}} if case.options.get("serve") else None
+def store_of(case: Case) -> NatsStore | None:
+    return NatsStore(bucket="answers") if case.options.get("serve") else None
 
 
 def execute(built: Any, folder: Path) -> tuple[dict[str, Counts], list[Letter]]:
@@ -150,7 +152,7 @@ def of_pipelines(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         journal = Journal(folder / "journal")
         rows = [Row(case, number, journal) for number, case in enumerate(cases)]
         pipeline = Pipeline("test", serving_store=store_of(cases[0]))
-        pipeline = pipeline.source("in", generator={"messages": COUNT})
+        pipeline = pipeline.source("in", Generator(messages=COUNT))
         for row in rows:
             pipeline = row.add_to(pipeline)
         vertices, letters = execute(pipeline, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections import Counter
 from contextlib import ExitStack
 from random import Random
@@ -11,10 +10,12 @@ from random import Random
 import pytest
 
 from ebbflow import Message, Pipeline, Response
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats.locate import start_embedded
-from ebbflow.status.run_report import Silent
+from ebbflow.status.run_report import Watcher
 from tests.spark.runs import Failures
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +30,7 @@ def test_a_pipeline_on_a_full_disk_waits_and_goes_on_when_there_is_room(
     gate, told = tmp_path / "gate", []
     sign = " is full, with " if whose == "embedded" else "confirmed nothing that work wrote"
 
-    class MakingRoom(Silent):
+    class MakingRoom(Watcher):
         def stage(self, text):
             told.append(text)
             if sign in text:
@@ -40,12 +41,12 @@ def test_a_pipeline_on_a_full_disk_waits_and_goes_on_when_there_is_room(
         return Message(Random(datum.id).randbytes(4_000))
 
     def store(data):
-        while not gate.exists():
-            time.sleep(0.1)
+        until(gate.exists, 300)
         journal.write(*(datum.id for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
-    pipeline = Pipeline("test").source("in", generator={"messages": MESSAGES, "msg_size": 8})
+    source = Pipeline("test", inline=False)
+    pipeline = source.source("in", Generator(messages=MESSAGES, msg_size=8))
     pipeline = pipeline.map("work", incompressible).sink("out", store)
     with ExitStack() as stack:
         place = {"state": small_disk.folder}
@@ -72,7 +73,7 @@ class Deletes(Failures):
 
 
 def test_a_run_whose_state_folder_is_deleted_ends_and_says_what_is_lost(run, tmp_path):
-    pipeline = Pipeline("test").source("in", generator={"rpu": 100}).sink("out", blackhole=True)
+    pipeline = Pipeline("test").source("in", Generator(rpu=100)).sink("out", Blackhole())
     state = tmp_path / "state"
     with pytest.raises(SetupError, match=r"was deleted while the pipeline ran\. The messages that"):
-        run(pipeline, drain=False, watcher=Deletes(state), timeout="100s")
+        run(pipeline, drain=False, watcher=Deletes(state), timeout="240s")

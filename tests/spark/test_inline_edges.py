@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ebbflow import Message, Nack, Pipeline, Response
+from ebbflow import Backoff, Message, Nack, Pipeline, Response
+from ebbflow.connectors import Generator
 from ebbflow.domain.outcome import Counts
 from ebbflow.status.model import PipelineStatus
 from tests.spark.runs import Failures
@@ -54,8 +55,8 @@ def pipeline(inline: bool):
     source = {"messages": MESSAGES, "rpu": 200, "duration": "1s"}
     return (
         Pipeline("test", inline=inline)
-        .source("in", generator=source)
-        .map("step", step, on_error={"interval": "10ms", "steps": 1})
+        .source("in", Generator(**source))
+        .map("step", step, on_error=Backoff("10ms", steps=1))
         .sink("out", store)
     )
 

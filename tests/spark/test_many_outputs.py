@@ -8,13 +8,14 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from ebbflow import Message, Pipeline, Response, Unavailable
+from ebbflow import Limits, Message, Pipeline, Response, Unavailable
+from ebbflow.connectors import Generator
 from ebbflow.testing.background_run import BackgroundRun, until
 
 pytestmark = pytest.mark.slow
 
 MANY = 30_000
-SMALL = {"buffer_max_length": 2, "buffer_usage_limit": 100}
+SMALL = Limits(buffer_max_length=2, buffer_usage_limit=100)
 
 
 def unary(datum):
@@ -41,12 +42,12 @@ def test_all_outputs_of_one_input_pass_a_buffer_for_two_frames_in_every_mode(run
         journal.write(*(datum.value.decode() for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 1})
+    pipeline = Pipeline("test").source("in", Generator(messages=1))
     modes = [unary, stream, batch, columnar]
     for code in modes:
         pipeline = pipeline.map(code.__name__, code, mode=code.__name__, after="in")
     after = [code.__name__ for code in modes]
-    run(pipeline.sink("out", store, after=after, limits=SMALL), epoch=1.0)
+    run(pipeline.sink("out", store, after=after, limits=SMALL), epoch="1s")
 
     assert Counter(journal.read()) == dict.fromkeys(after, MANY)
 
@@ -65,7 +66,7 @@ def test_a_stop_lets_go_of_a_stream_map_that_waits_for_room(run, journal, tmp_pa
         journal.write(*(int(datum.value) for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 1})
+    pipeline = Pipeline("test").source("in", Generator(messages=1))
     pipeline = pipeline.map("numbers", numbers, mode="stream").sink("out", store, limits=SMALL)
     live = BackgroundRun(pipeline, tmp_path / "state")
     assert until(lambda: live.status["numbers"].publishing.full > 4, 60)

@@ -11,7 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response, answers
+from ebbflow import Backoff, Limits, Message, MonoVertex, NackOptions, Pipeline, Response
+from ebbflow.builders import NatsStore
+from ebbflow.connectors import Blackhole, Generator, Serve
+from ebbflow.operations import answers
 from tests.spark.runs import StopWhen
 
 pytestmark = pytest.mark.slow
@@ -22,7 +25,7 @@ def value(datum):
 
 
 def generated(count, **options):
-    return Pipeline("test").source("in", generator={"messages": count} | options)
+    return Pipeline("test").source("in", Generator(**{"messages": count} | options))
 
 
 def test_a_batch_map_answers_by_id_and_nacks_only_what_it_wants(run, journal, store):
@@ -38,7 +41,7 @@ def test_a_batch_map_answers_by_id_and_nacks_only_what_it_wants(run, journal, st
                 results[datum.id] = [Message(str(value(datum)).encode())]
         return results
 
-    pipeline = generated(300).map("m", squares, mode="batch", limits={"read_batch_size": 50})
+    pipeline = generated(300).map("m", squares, mode="batch", limits=Limits(read_batch_size=50))
     summary = run(pipeline.sink("out", store))
 
     assert sorted(map(int, journal.read())) == [n for n in range(300) if n % 10 != 1]
@@ -51,7 +54,7 @@ def test_a_batch_map_that_forgets_an_id_fails_only_that_message(
     def forgetful(data):
         return {d.id: Message(str(value(d)).encode()) for d in data if value(d) != 7}
 
-    quick = {"interval": "10ms", "steps": 1}
+    quick = Backoff("10ms", steps=1)
     run(generated(50).map("m", forgetful, mode="batch", on_error=quick).sink("out", store))
 
     assert sorted(map(int, journal.read())) == [n for n in range(50) if n != 7]
@@ -93,7 +96,7 @@ def test_a_columnar_map_gives_rows_back_by_a_column(run, journal, store):
         )
 
     pipeline = generated(2_000).map("m", columnar, mode="columnar")
-    summary = run(pipeline.sink("out", store, tags=["odd"]).sink("rest", blackhole=True))
+    summary = run(pipeline.sink("out", store, tags=["odd"]).sink("rest", Blackhole()))
 
     assert sorted(map(int, journal.read())) == list(range(1, 2_000, 2))
     assert summary.vertices["m"].redelivered == 400
@@ -124,7 +127,7 @@ def test_async_maps_run_side_by_side_up_to_the_limit(run, journal):
         running["now"] -= 1
         return Message(datum.value)
 
-    run(generated(200).map("m", waits, limits={"concurrency": 20}).sink("out", blackhole=True))
+    run(generated(200).map("m", waits, limits=Limits(concurrency=20)).sink("out", Blackhole()))
 
     assert max(journal.read()) == 20
 
@@ -150,9 +153,9 @@ def test_answers_are_stored_under_the_request_and_found_again(run, tmp_path):
     def split(datum):
         return [Message(b"%d.%d" % (value(datum), n)) for n in range(12)]
 
-    pipeline = Pipeline("test", serving_store={"nats": {"bucket": "elsewhere", "ttl": "1h"}})
-    pipeline = pipeline.source("in", generator={"messages": 10})
-    summary = run(pipeline.map("m", split).sink("out", serve).sink("as-is", serve=True))
+    pipeline = Pipeline("test", serving_store=NatsStore(bucket="elsewhere", ttl="1h"))
+    pipeline = pipeline.source("in", Generator(messages=10))
+    summary = run(pipeline.map("m", split).sink("out", serve).sink("as-is", Serve()))
 
     assert {summary.vertices[sink].served for sink in ("out", "as-is")} == {120}
     with answers("test", state=tmp_path / "state") as stored:
@@ -167,8 +170,8 @@ def test_answers_are_stored_under_the_request_and_found_again(run, tmp_path):
 
 
 def test_a_monovertex_stores_every_answer_that_came_of_a_request(run, tmp_path):
-    mono = MonoVertex("test", serving_store="nats").source(generator={"messages": 5})
-    mono = mono.map(lambda d: [Message(b"%d" % n) for n in range(12)]).sink(serve=True)
+    mono = MonoVertex("test", serving_store="nats").source(Generator(messages=5))
+    mono = mono.map(lambda d: [Message(b"%d" % n) for n in range(12)]).sink(Serve())
     counts = run(mono)
 
     assert counts.vertices["test"].served == 5
@@ -188,8 +191,8 @@ def test_a_store_of_the_users_own_is_given_the_answers(run, journal):
         def get(self, id):
             return []
 
-    mono = MonoVertex("test", serving_store=Answers, on_error={"interval": "10ms", "steps": 3})
-    mono = mono.source(generator={"messages": 5})
+    mono = MonoVertex("test", serving_store=Answers, on_error=Backoff("10ms", steps=3))
+    mono = mono.source(Generator(messages=5))
     counts = run(mono.sink(lambda data: [Response.serve(d.id, b"yes") for d in data]))
 
     assert sorted(journal.read()) == [[f"test-{n}", ["yes"]] for n in range(5)]
@@ -198,7 +201,8 @@ def test_a_store_of_the_users_own_is_given_the_answers(run, journal):
 
 def test_a_paused_pipeline_reads_nothing_new_and_finishes_what_it_has(run, journal, store):
     first = generated(9_000, rpu=300).map("m", lambda d: Message(str(value(d)).encode()))
-    run(first.sink("out", store), drain=False, watcher=StopWhen(lambda v: v["out"].counts.done))
+    first = first.sink("out", store)
+    run(first, drain=False, watcher=StopWhen(lambda v: v["out"].counts.done))
     before = len(journal.read())
     assert 0 < before < 9_000
 

@@ -1,4 +1,4 @@
-"""A system that is away is nobody's fault: the vertex waits, says so, and goes on by itself."""
+"""A system that is down is nobody's fault: the vertex waits, says so, and continues by itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow import Message, Pipeline, Response, Unavailable
+from ebbflow import Backoff, Limits, Message, Pipeline, Response, Unavailable
+from ebbflow.builders import Breaker, OnUnavailable
 from ebbflow.cli.main import app
+from ebbflow.connectors import Generator
 from ebbflow.domain.outcome import Counts
 from tests.spark.runs import Failures
 
@@ -26,7 +28,7 @@ CALLS_FOR_HELP = 5
 
 
 class System:
-    """Goes away by itself when it has been used a while, and is back after some have asked for it.
+    """Goes down by itself when it has been used a while, and is back after some have asked for it.
 
     Connections made before the outage stay broken after it.
     """
@@ -42,22 +44,22 @@ class System:
             file.write("x")
             return file.tell()
 
-    def _is_away(self) -> bool:
-        return (self._folder / "away").exists() and self._count("calls for help") <= CALLS_FOR_HELP
+    def _is_down(self) -> bool:
+        return (self._folder / "down").exists() and self._count("calls for help") <= CALLS_FOR_HELP
 
     @property
     def was_away(self) -> bool:
         return (self._folder / "calls for help").stat().st_size > CALLS_FOR_HELP
 
     def connect(self) -> str:
-        if self._is_away():
+        if self._is_down():
             raise ConnectionRefusedError("nobody is there")
-        return "old" if not (self._folder / "away").exists() else "new"
+        return "old" if not (self._folder / "down").exists() else "new"
 
     def use(self, connection: str) -> None:
         if self._count("uses") >= USES:
-            (self._folder / "away").touch()
-        if self._is_away() or ((self._folder / "away").exists() and connection == "old"):
+            (self._folder / "down").touch()
+        if self._is_down() or ((self._folder / "down").exists() and connection == "old"):
             raise ConnectionResetError("the connection is lost")
 
 
@@ -150,8 +152,8 @@ def storing(journal):
 def messages() -> Pipeline:
     source = {"messages": MESSAGES, "rpu": 20, "duration": "200ms"}
     # However much has come before the first call, there are more calls than the system stands.
-    limits = {"read_batch_size": 20}
-    return Pipeline("test", limits=limits).source("in", generator=source)
+    limits = Limits(read_batch_size=20)
+    return Pipeline("test", limits=limits).source("in", Generator(**source))
 
 
 def assert_nobody_was_blamed(counts: Counts) -> None:
@@ -221,7 +223,7 @@ def test_a_store_for_answers_that_goes_away_is_waited_for(run, journal, system):
 
     pipeline = Pipeline("test", serving_store=partial(Store, system, journal))
     source = {"messages": MESSAGES, "rpu": 20, "duration": "200ms"}
-    pipeline = pipeline.source("in", generator=source)
+    pipeline = pipeline.source("in", Generator(**source))
     pipeline = pipeline.sink("out", lambda data: [Response.serve(d.id, b"yes") for d in data])
     summary = run(pipeline)
 
@@ -244,7 +246,7 @@ def test_what_a_vertex_waits_for_is_shown_until_it_is_there(run, journal, tmp_pa
                 ready.touch()
 
     watcher = UntilSeen("m")
-    pipeline = Pipeline("test").source("in", generator={"messages": 50}).map("m", careful)
+    pipeline = Pipeline("test").source("in", Generator(messages=50)).map("m", careful)
     summary = run(pipeline.sink("out", storing(journal)), watcher=watcher)
 
     assert summary.vertices["m"].done == 50
@@ -264,8 +266,8 @@ def test_a_message_that_fails_while_others_pass_is_to_blame_whatever_it_raises(
             raise TimeoutError("no such host")
         return Message(datum.value)
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 100})
-    pipeline = pipeline.map("m", lookup, on_error={"interval": "100ms", "steps": 2})
+    pipeline = Pipeline("test").source("in", Generator(messages=100))
+    pipeline = pipeline.map("m", lookup, on_error=Backoff("100ms", steps=2))
     summary = run(pipeline.sink("out", storing(journal)))
 
     assert (summary.vertices["m"].done, summary.vertices["m"].dead_lettered) == (90, 10)
@@ -287,7 +289,7 @@ def test_errors_of_ones_own_can_mean_that_a_system_is_away(run, journal, system)
             return Message(datum.value)
 
     own = partial(Own, system)
-    pipeline = messages().map("m", own, on_unavailable={"errors": [Gone], "interval": "50ms"})
+    pipeline = messages().map("m", own, on_unavailable=OnUnavailable([Gone], interval="50ms"))
     summary = run(pipeline.sink("out", storing(journal)))
 
     assert_nobody_was_blamed(summary.vertices["m"])
@@ -312,8 +314,8 @@ def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letter
                 seen.append(waiting)
                 mended.touch()
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 300})
-    pipeline = pipeline.map("m", buggy, on_error={"interval": "10ms", "steps": 3})
+    pipeline = Pipeline("test").source("in", Generator(messages=300))
+    pipeline = pipeline.map("m", buggy, on_error=Backoff("10ms", steps=3))
     summary = run(pipeline.sink("out", storing(journal)), watcher=UntilSeen())
 
     assert (seen[0].certain, seen[0].what) == (False, "KeyError: 'customer'")
@@ -341,9 +343,9 @@ def test_a_flood_of_dead_letters_stops_the_vertex_until_it_is_resumed(
                 args = ["resume", "test", "m", "--state", str(tmp_path / "state")]
                 said.append(CliRunner().invoke(app, args).output)
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 1_000})
-    policy = {"interval": "10ms", "steps": 1}
-    limit = {"share": 0.2, "window": 100}
+    pipeline = Pipeline("test").source("in", Generator(messages=1_000))
+    policy = Backoff("10ms", steps=1)
+    limit = Breaker(share=0.2, window=100)
     pipeline = pipeline.map("m", mostly_buggy, on_error=policy, breaker=limit)
     summary = run(pipeline.sink("out", storing(journal)), watcher=Resuming())
 
@@ -374,9 +376,9 @@ def test_a_run_begins_with_all_vertices_resumed(run, journal, tmp_path):
             if self.halted > 5:  # it is mended for some seconds, and stays halted
                 os.kill(os.getpid(), signal.SIGINT)
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 500})
-    limit = {"share": 0.1, "window": 100}
-    pipeline = pipeline.map("m", buggy, on_error={"steps": 0}, breaker=limit)
+    pipeline = Pipeline("test").source("in", Generator(messages=500))
+    limit = Breaker(share=0.1, window=100)
+    pipeline = pipeline.map("m", buggy, on_error=Backoff("1s", steps=0), breaker=limit)
     pipeline = pipeline.sink("out", storing(journal))
     stopped = run(pipeline, watcher=Stopping())
     assert stopped.ended == "stopped"

@@ -12,7 +12,8 @@ import signal
 
 import pytest
 
-from ebbflow import Message, MonoVertex, Pipeline, Response, Unavailable
+from ebbflow import Backoff, Message, MonoVertex, Pipeline, Response, Unavailable
+from ebbflow.connectors import Blackhole, Generator
 from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow
@@ -73,7 +74,7 @@ def store(journal):
 def test_each_killer_is_found_alone_and_its_neighbours_are_processed(
     run, journal, server_letters, store, code
 ):
-    pipeline = Pipeline("test").source("in", generator={"messages": COUNT, "rpu": COUNT})
+    pipeline = Pipeline("test").source("in", Generator(messages=COUNT, rpu=COUNT))
     pipeline = pipeline.map("fragile", code, mode=code.__name__)
     summary = run(pipeline.sink("out", store))
 
@@ -96,7 +97,7 @@ def test_killers_in_a_monovertex_are_found_in_its_map_and_in_its_sink(
             touch(datum.value)
         return store(data)
 
-    source = MonoVertex("test").source(generator={"messages": COUNT, "rpu": COUNT})
+    source = MonoVertex("test").source(Generator(messages=COUNT, rpu=COUNT))
     summary = run(source.map(fragile).sink(storing))
 
     assert set(journal.read()) == set(range(COUNT)) - KILLERS
@@ -116,7 +117,7 @@ def test_a_message_whose_child_was_killed_from_outside_is_tried_once_more(
             os.kill(os.getpid(), signal.SIGKILL)
         return Message(datum.value)
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 1}).map("fragile", killed_twice)
+    pipeline = Pipeline("test").source("in", Generator(messages=1)).map("fragile", killed_twice)
     run(pipeline.sink("out", store))
 
     assert set(journal.read()) == {0}
@@ -149,9 +150,9 @@ def test_killers_in_chunks_that_follow_each_other_are_all_found(
 
     # One message a frame, and an ordered vertex takes a frame at a time.
     slowly = {"messages": 10, "rpu": 1, "duration": "200ms"}
-    pipeline = Pipeline("test").source("in", generator=slowly)
+    pipeline = Pipeline("test").source("in", Generator(**slowly))
     pipeline = pipeline.map("fragile", Fragile, ordered=True).sink("out", store)
-    run(pipeline, watcher=AllAreThere(), timeout="90s")
+    run(pipeline, watcher=AllAreThere(), timeout="240s")
 
     assert set(journal.read()) == set(range(10)) - killers
     assert found(server_letters("test")) == killers
@@ -161,9 +162,9 @@ def test_a_message_that_asks_for_more_memory_than_there_is_fails_alone(run, serv
     def greedy(datum):
         return Message(bytes(1 << 50 if json.loads(datum.value)["value"] == 3 else 1))
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 20})
-    pipeline = pipeline.map("greedy", greedy, on_error={"steps": 0})
-    summary = run(pipeline.sink("out", blackhole=True))
+    pipeline = Pipeline("test").source("in", Generator(messages=20))
+    pipeline = pipeline.map("greedy", greedy, on_error=Backoff("1s", steps=0))
+    summary = run(pipeline.sink("out", Blackhole()))
 
     assert summary.vertices["out"].done == 19
     assert [letter.reason for letter in server_letters("test")] == ["MemoryError"]

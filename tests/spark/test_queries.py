@@ -1,4 +1,4 @@
-"""SQL and DataFrame vertices: what a query gives is what goes on, and no message is lost by it."""
+"""SQL and DataFrame vertices: what a query gives is forwarded, and no message is lost by it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections import Counter
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow import Pipeline, Response
+from ebbflow import Backoff, Limits, Pipeline, Response
+from ebbflow.builders import Breaker
 from ebbflow.cli.main import app
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats.embedded import StateFolder
 from ebbflow.nats.locate import open_link
@@ -42,7 +44,7 @@ class Told(Failures):
 
 
 def numbers(count):
-    return Pipeline("test").source("in", generator={"messages": count, "key_count": 2})
+    return Pipeline("test").source("in", Generator(messages=count, key_count=2))
 
 
 def test_each_row_of_a_query_goes_where_its_tags_say(run, journal, another_journal):
@@ -91,7 +93,7 @@ def test_a_dataframe_function_makes_any_number_of_messages(run, store, journal):
 def test_a_query_may_make_one_message_of_many_in_batches_of_a_size(run, store, journal):
     query = f"SELECT to_json(struct(count(*) AS n, sum({NUMBER}) AS total)) AS value FROM messages"
 
-    limits = {"read_batch_size": 40}
+    limits = Limits(read_batch_size=40)
     summary = run(numbers(100).map("q", sql=query, limits=limits).sink("out", store))
 
     found = [json.loads(value) for _, value, _ in journal.read()]
@@ -106,7 +108,7 @@ def test_a_query_may_make_one_message_of_many_in_batches_of_a_size(run, store, j
 def test_only_the_rows_that_a_query_fails_on_are_dead_lettered(run, store, journal, server_letters):
     query = f"SELECT id, CAST(100 / ({NUMBER} - 47) AS STRING) AS value FROM messages"
 
-    more = {"on_error": {"interval": "100ms", "steps": 1}, "limits": {"read_batch_size": 20}}
+    more = {"on_error": Backoff("100ms", steps=1), "limits": Limits(read_batch_size=20)}
     told = Told()
     summary = run(numbers(60).map("q", sql=query, **more).sink("out", store), watcher=told)
 
@@ -134,7 +136,7 @@ def test_what_a_function_raises_on_a_message_is_told_in_its_letter(run, store, s
     def checked(messages):
         return messages.select("id", fragile("value").alias("value"))
 
-    run(numbers(5).map("q", dataframe=checked, on_error={"steps": 0}).sink("out", store))
+    run(numbers(5).map("q", dataframe=checked, on_error=Backoff("1s", steps=0)).sink("out", store))
 
     (letter,) = server_letters("test")
     assert (letter.id, letter.error) == ("in-3", "LookupError: three is not known")
@@ -156,7 +158,7 @@ def test_a_query_can_nack_and_sees_how_often_a_message_came(run, store, journal)
 def test_partitions_work_side_by_side_and_may_be_many(run, store, journal):
     query = "SELECT id, value FROM messages"
     pipeline = numbers(900).map("q", sql=query, partitions=2)
-    summary = run(pipeline.map("p", sql=query, partitions=2).sink("out", store), epoch=2.0)
+    summary = run(pipeline.map("p", sql=query, partitions=2).sink("out", store), epoch="2s")
 
     ids = Counter(message_id for message_id, _, _ in journal.read())
     assert ids == {f"in-{n}/q/p": 1 for n in range(900)}
@@ -228,7 +230,7 @@ def raising(_messages):
 )
 def test_a_query_that_cannot_work_is_refused_before_anything_runs(run, step, told):
     with pytest.raises(SetupError) as refused:
-        run(numbers(1).map("q", **step).sink("out", blackhole=True))
+        run(numbers(1).map("q", **step).sink("out", Blackhole()))
     assert str(refused.value).startswith(told)
 
 
@@ -240,7 +242,7 @@ def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(
         return bool(failures)
 
     query = "SELECT concat(id, 'x') AS id, value FROM messages"
-    pipeline = numbers(5).map("q", sql=query).sink("out", blackhole=True)
+    pipeline = numbers(5).map("q", sql=query).sink("out", Blackhole())
     summary = run(pipeline, watcher=StopWhen(has_failed))
 
     assert failures[0] == (
@@ -249,7 +251,7 @@ def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(
     )
     assert summary.vertices["q"].read == 0
 
-    fixed = numbers(5).map("q", sql="SELECT id, value FROM messages").sink("out", blackhole=True)
+    fixed = numbers(5).map("q", sql="SELECT id, value FROM messages").sink("out", Blackhole())
     assert run(fixed).totals["out"].read == 5
 
 
@@ -267,7 +269,7 @@ def test_a_partition_that_somebody_else_has_claimed_is_settled_by_one_of_them(
                 with open_link(StateFolder(tmp_path / "state").find_running_server()) as link:
                     link.run(PositionStore(link.client, Names("test"), "q", 0).claim())
 
-    source = Pipeline("test").source("in", generator={"messages": 900, "rpu": 300})
+    source = Pipeline("test").source("in", Generator(messages=900, rpu=300))
     told = Claiming()
     run(source.map("q", sql="SELECT id, value FROM messages").sink("out", store), watcher=told)
 
@@ -307,17 +309,17 @@ def test_a_query_that_fails_for_most_messages_is_stopped_until_a_new_run(run, st
         return halted[-1] is not None
 
     def pipeline(query):
-        limit = {"share": 0.25, "window": 20}
-        work = numbers(20).map("work", sql=query, on_error={"steps": 0}, breaker=limit)
+        limit = Breaker(share=0.25, window=20)
+        work = numbers(20).map("work", sql=query, on_error=Backoff("1s", steps=0), breaker=limit)
         return work.sink("out", store)
 
     broken = f"SELECT id, IF({NUMBER} % 2 = 0, value, raise_error('broken')) AS value FROM messages"
-    first = run(pipeline(broken), watcher=StopWhen(is_halted), epoch=3)
+    first = run(pipeline(broken), watcher=StopWhen(is_halted), epoch="3s")
     assert first.ended == "stopped"
     assert first.vertices["work"].dead_lettered == 5
     assert "5 of the last 20 messages became dead letters" in halted[-1]
     assert "broken" in halted[-1]
 
-    second = run(pipeline("SELECT id, value FROM messages"), timeout="150s")
+    second = run(pipeline("SELECT id, value FROM messages"), timeout="240s")
     assert second.ended == "drained"
     assert first.vertices["work"].done + 5 + second.vertices["work"].done == 20

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow import Datum, Message, Pipeline
+from ebbflow import Backoff, Datum, Message, Pipeline
+from ebbflow.builders import Breaker
 from ebbflow.cli.main import app
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.testing.background_run import BackgroundRun, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
@@ -31,7 +33,7 @@ class Model:
         if (self.folder / "deadly").exists():
             (self.folder / "deadly").unlink()
             os._exit(9)
-        # Some pass: if all failed alike, a system might be away, and the vertex would wait for it.
+        # Some pass: if all failed alike, a system might be down, and the vertex would wait for it.
         if (self.folder / "buggy").exists() and not datum.id.endswith("0"):
             raise KeyError("customer")
         return Message(datum.value)
@@ -40,18 +42,18 @@ class Model:
 def test_a_run_is_ready_while_all_vertices_are_at_work(tmp_path: Path) -> None:
     pipeline = (
         Pipeline("test")
-        .source("in", generator={"rpu": 100})
+        .source("in", Generator(rpu=100))
         .map(
             "model",
             partial(Model, tmp_path),
             partitions=2,
-            on_error={"steps": 0},
-            breaker={"share": 0.5, "window": 20},
+            on_error=Backoff("1s", steps=0),
+            breaker=Breaker(share=0.5, window=20),
         )
-        .sink("out", blackhole=True)
+        .sink("out", Blackhole())
     )
     live = BackgroundRun(pipeline, tmp_path / "state")
-    is_ready = live._run.is_ready
+    is_ready = live._run._run.is_ready
     try:
         assert until(lambda: live.status["in"].counts.written > 0, PATIENCE)
         assert not is_ready()

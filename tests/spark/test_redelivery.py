@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from ebbflow import Message, NackOptions, Pipeline, Response, nack
+from ebbflow import Backoff, Limits, Message, NackOptions, Pipeline, Response, nack
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link, start_embedded
 from tests.spark.runs import StopWhen
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def generated(count: int, name: str = "test") -> Pipeline:
-    return Pipeline(name).source("in", generator={"messages": count})
+    return Pipeline(name).source("in", Generator(messages=count))
 
 
 @pytest.mark.guarantee("redeliveries-are-never-early")
@@ -60,7 +61,7 @@ def test_max_deliveries_two_means_three_calls_and_then_one_dead_letter(run, jour
         journal.write(datum.deliveries)
         nack(delay="10ms", max_deliveries=2, reason="no customer")
 
-    summary = run(generated(1).map("stubborn", always_nack).sink("out", blackhole=True))
+    summary = run(generated(1).map("stubborn", always_nack).sink("out", Blackhole()))
 
     assert sorted(journal.read()) == [1, 2, 3]
     assert summary.vertices["stubborn"].dead_lettered == 1
@@ -96,7 +97,7 @@ def test_messages_nacked_with_a_long_delay_do_not_hold_up_the_others(run):
     def is_through(status):
         return status["out"].counts.done == 4_000 and status["park"].counts.redelivered == 1_000
 
-    pipeline = generated(5_000).map("park", park_every_fifth).sink("out", blackhole=True)
+    pipeline = generated(5_000).map("park", park_every_fifth).sink("out", Blackhole())
 
     assert run(pipeline, drain=False, watcher=StopWhen(is_through)).ended == "stopped"
 
@@ -111,8 +112,8 @@ def test_an_exception_is_retried_with_back_off_and_then_dead_lettered_with_its_t
             raise KeyError("customer 7 has no address")
         return Message(datum.value)
 
-    quick = {"interval": "20ms", "steps": 2, "factor": 2}
-    summary = run(generated(50).map("fragile", fragile, on_error=quick).sink("out", blackhole=True))
+    quick = Backoff("20ms", steps=2, factor=2)
+    summary = run(generated(50).map("fragile", fragile, on_error=quick).sink("out", Blackhole()))
 
     assert summary.vertices["out"].done == 49
     assert summary.vertices["fragile"].redelivered == 2
@@ -138,7 +139,7 @@ def test_a_sink_decides_about_each_message_of_its_batch(run, journal, server_let
                 journal.write([value, datum.deliveries, datum.nack_reason])
                 yield Response.ok(datum.id)
 
-    summary = run(generated(200).sink("out", store, limits={"read_batch_size": 16}))
+    summary = run(generated(200).sink("out", store, limits=Limits(read_batch_size=16)))
 
     written = {value: (deliveries, reason) for value, deliveries, reason in journal.read()}
     assert sorted(written) == [value for value in range(200) if value % 10 != 3]
@@ -157,7 +158,7 @@ def test_one_bad_message_in_a_sink_batch_does_not_take_its_neighbours_along(run,
         journal.write(*(json.loads(datum.value)["value"] for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
-    quick = {"interval": "20ms", "steps": 2}
+    quick = Backoff("20ms", steps=2)
     summary = run(generated(300).sink("out", store, on_error=quick))
 
     assert sorted(journal.read()) == [value for value in range(300) if value != 5]
@@ -173,7 +174,7 @@ def test_a_message_larger_than_the_servers_limit_is_dead_lettered_with_that_reas
             return Message(b"x" * 9_000_000)
         return Message(datum.value)
 
-    summary = run(generated(3).map("inflate", inflate).sink("out", blackhole=True))
+    summary = run(generated(3).map("inflate", inflate).sink("out", Blackhole()))
 
     assert summary.vertices["out"].done == 2
     (letter,) = server_letters("test")
@@ -190,7 +191,7 @@ def test_a_replayed_dead_letter_comes_back_as_a_first_delivery(run, journal, tmp
         return Message(datum.value)
 
     def pipeline():
-        return generated(1).map("stubborn", stubborn).sink("out", blackhole=True)
+        return generated(1).map("stubborn", stubborn).sink("out", Blackhole())
 
     run(pipeline())
     with start_embedded(tmp_path / "state") as server, open_link(server) as link:

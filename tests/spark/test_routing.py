@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
-from ebbflow.status.run_report import Silent
+from ebbflow import Limits, Message, MonoVertex, NackOptions, Pipeline, Response
+from ebbflow.connectors import Generator, Log
+from ebbflow.status.run_report import Watcher
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +56,7 @@ def test_conditions_choose_the_edges_and_what_fits_none_is_dropped_and_counted(
         kinds = [["even", "small"], ["odd"], ["even"], []][value(datum) % 4]
         return Message(str(value(datum)).encode(), tags=kinds)
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 40}).map("tag", tag)
+    pipeline = Pipeline("test").source("in", Generator(messages=40)).map("tag", tag)
     pipeline = (
         pipeline.sink("any", collect("any"), tags=["even", "odd"])
         .sink("both", collect("both"), tags=["even", "small"], operator="and")
@@ -71,14 +73,14 @@ def test_an_output_that_no_edge_takes_is_dropped(run, collect):
     def tag(datum):
         return Message(datum.value, tags=["kept"] if value(datum) < 5 else ["other"])
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 20}).map("tag", tag)
+    pipeline = Pipeline("test").source("in", Generator(messages=20)).map("tag", tag)
     summary = run(pipeline.sink("out", collect("out"), tags=["kept"]))
 
     assert (summary.vertices["tag"].done, summary.vertices["tag"].dropped) == (5, 15)
 
 
 def test_branches_join_again_and_every_copy_arrives(run, collect, collected):
-    pipeline = Pipeline("test").source("in", generator={"messages": 50})
+    pipeline = Pipeline("test").source("in", Generator(messages=50))
     pipeline = (
         pipeline.map("left", lambda d: Message(b"left"))
         .map("right", lambda d: Message(b"right"), after="in")
@@ -96,7 +98,7 @@ def test_a_cycle_to_itself_goes_round_until_the_tag_leads_out(run, collect, coll
         rounds = int(text) if text.isdigit() else 0
         return Message(str(rounds + 1).encode(), tags=["again" if rounds < 2 else "out"])
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 30})
+    pipeline = Pipeline("test").source("in", Generator(messages=30))
     pipeline = pipeline.map("round", three_rounds).edge("round", "round", tags=["again"])
     summary = run(pipeline.sink("out", collect("out"), tags=["out"]))
 
@@ -112,7 +114,7 @@ def test_a_cycle_to_an_earlier_vertex_works_too(run, collect, collected):
     def second(datum):
         return Message(datum.value, tags=["back" if len(datum.value) < 3 else "on"])
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 20})
+    pipeline = Pipeline("test").source("in", Generator(messages=20))
     pipeline = pipeline.map("first", first).map("second", second)
     pipeline = pipeline.edge("second", "first", tags=["back"])
     run(pipeline.sink("out", collect("out"), tags=["on"]))
@@ -128,16 +130,16 @@ def test_a_full_buffer_makes_the_writer_wait_and_nothing_is_lost(run, collect, c
         time.sleep(0.02)
         return slow(data)
 
-    small = {"buffer_max_length": 2, "buffer_usage_limit": 100, "read_batch_size": 200}
-    pipeline = Pipeline("test").source("in", generator={"messages": 20_000})
+    small = Limits(buffer_max_length=2, buffer_usage_limit=100, read_batch_size=200)
+    pipeline = Pipeline("test").source("in", Generator(messages=20_000))
     summary = run(pipeline.sink("out", crawling, limits=small))
 
     assert summary.vertices["out"].done == 20_000
     assert len(set(collected()["out"])) == 20_000
 
 
-class FullBuffer(Silent):
-    """Lets the sink go on once the source has waited for room for a while; weighs the source."""
+class FullBuffer(Watcher):
+    """Lets the sink continue once the source has waited for room for a while; weighs the source."""
 
     def __init__(self, folder):
         self.pid, self.gate = folder / "pid", folder / "gate"
@@ -167,13 +169,12 @@ def test_while_a_buffer_is_full_the_writer_waits_counts_and_does_not_grow(run, t
         return Message(datum.value)
 
     def waits(data):
-        while not gate.exists():
-            time.sleep(0.05)
+        until(gate.exists, 300)
         return [Response.ok(datum.id) for datum in data]
 
     small = {"buffer_max_length": 2, "buffer_usage_limit": 100}
-    generator = {"messages": 100_000, "msgSize": 140}
-    pipeline = Pipeline("test").source("in", generator=generator, transformer=passes)
+    generator = {"messages": 100_000, "msg_size": 140}
+    pipeline = Pipeline("test").source("in", Generator(**generator), transformer=passes)
     summary = run(pipeline.sink("out", waits, limits=small), watcher=watcher)
 
     assert summary.vertices["out"].done == 100_000
@@ -192,9 +193,9 @@ def test_a_full_buffer_drops_and_counts_where_the_edge_says_so(run, collect, col
         time.sleep(0.3)
         return slow(data)
 
-    small = {"buffer_max_length": 1, "buffer_usage_limit": 100, "read_batch_size": 100}
-    pipeline = Pipeline("test").source("in", generator={"messages": 3_000, "rpu": 1_500})
-    summary = run(pipeline.sink("out", crawling, limits=small, on_full="discardLatest"))
+    small = Limits(buffer_max_length=1, buffer_usage_limit=100, read_batch_size=100)
+    pipeline = Pipeline("test").source("in", Generator(messages=3_000, rpu=1_500))
+    summary = run(pipeline.sink("out", crawling, limits=small, on_full="discard_latest"))
 
     source, sink = summary.vertices["in"], summary.vertices["out"]
     assert source.dropped > 0
@@ -213,7 +214,7 @@ def test_a_transformer_gives_event_times_tags_and_several_messages(run, collect,
     def keeps_time(datum):
         return Message(f"{datum.value.decode()} {datum.event_time}".encode())
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 5}, transformer=by_year)
+    pipeline = Pipeline("test").source("in", Generator(messages=5), transformer=by_year)
     pipeline = (
         pipeline.map("early", keeps_time, tags=["before"], after="in")
         .sink("before", collect("before"))
@@ -234,7 +235,7 @@ def test_a_nack_in_the_transformer_redelivers_from_the_source(run, collect, coll
             return Message.to_nack(NackOptions(delay=50, reason="not yet"), event_time=moment)
         return Message(str(datum.deliveries).encode(), event_time=moment)
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 40}, transformer=later)
+    pipeline = Pipeline("test").source("in", Generator(messages=40), transformer=later)
     summary = run(pipeline.sink("out", collect("out")))
 
     assert Counter(collected()["out"]) == {"1": 20, "3": 20}
@@ -254,8 +255,8 @@ def test_the_watermark_reaches_later_vertices_and_never_goes_back(run, journal):
         return Message(datum.value)
 
     generator = {"messages": 400, "rpu": 400}
-    pipeline = Pipeline("test").source("in", generator=generator, transformer=timed)
-    run(pipeline.map("first", lambda d: Message(d.value)).map("second", watch).sink("o", log=True))
+    pipeline = Pipeline("test").source("in", Generator(**generator), transformer=timed)
+    run(pipeline.map("first", lambda d: Message(d.value)).map("second", watch).sink("o", Log()))
 
     seen = journal.read()
     marks = [mark for _, mark in sorted(seen) if mark is not None]
@@ -276,7 +277,7 @@ def test_bypass_rules_lead_from_transformer_and_map_straight_to_a_sink(run, coll
 
     mono = (
         MonoVertex("test")
-        .source(generator={"messages": 50}, transformer=first)
+        .source(Generator(messages=50), transformer=first)
         .map(second)
         .sink(collect("sink"), fallback=collect("fallback"), on_success=collect("success"))
         .bypass(fallback=["to-fallback"], on_success=["to-success"])
@@ -297,7 +298,7 @@ def test_with_a_bypass_to_the_sink_everything_else_is_dropped(run, collect, coll
     def tag(datum):
         return Message(str(value(datum)).encode(), tags=["keep"] if value(datum) < 3 else [])
 
-    mono = MonoVertex("test").source(generator={"messages": 10}).map(tag)
+    mono = MonoVertex("test").source(Generator(messages=10)).map(tag)
     counts = run(mono.sink(collect("sink")).bypass(sink=["keep"])).vertices["test"]
 
     assert sorted(collected()["sink"]) == ["0", "1", "2"]
@@ -325,7 +326,7 @@ def test_ordered_vertices_keep_the_order_of_each_key_through_nacks(run, journal)
                 yield Response.ok(datum.id)
 
     pipeline = Pipeline("test", ordered=True)
-    pipeline = pipeline.source("in", generator={"messages": 1_000}, transformer=keyed)
+    pipeline = pipeline.source("in", Generator(messages=1_000), transformer=keyed)
     pipeline = pipeline.map("m", stubborn, partitions=2).sink("out", store, partitions=3)
     summary = run(pipeline)
 
@@ -354,8 +355,8 @@ def test_two_sources_into_an_ordered_vertex_keep_the_order_of_each_key(run, jour
 
     pipeline = Pipeline("test", ordered=True)
     for name in ("a", "b"):
-        pipeline.source(name, generator={"messages": 500}, transformer=from_source(name))
-    pipeline.sink("out", store, after=["a", "b"], partitions=2)
+        pipeline = pipeline.source(name, Generator(messages=500), transformer=from_source(name))
+    pipeline = pipeline.sink("out", store, after=["a", "b"], partitions=2)
     run(pipeline)
 
     by_key = defaultdict(list)
@@ -374,7 +375,7 @@ def test_metadata_goes_along_from_the_transformer_to_the_sink(run, journal):
         journal.write(*(datum.metadata["shop"]["order"].decode() for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
-    pipeline = Pipeline("test").source("in", generator={"messages": 3}, transformer=first)
+    pipeline = Pipeline("test").source("in", Generator(messages=3), transformer=first)
     run(pipeline.map("m", lambda d: Message(d.value)).sink("out", store))
 
     assert journal.read() == ["17"] * 3

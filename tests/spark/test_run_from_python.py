@@ -1,17 +1,24 @@
-"""A run that Python code starts shows nothing unless it is asked to."""
+"""A run that Python code starts: what it shows, and the handle to it."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from ebbflow import Pipeline
+from ebbflow import Backoff, Message, Pipeline, SetupError
+from ebbflow.connectors import Blackhole, Generator, Log
+from ebbflow.operations.pipeline_run import PipelineRun
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_run_shows_itself_only_when_it_is_not_to_be_quiet(spark, tmp_path, capsys, quiet):
-    pipeline = Pipeline("orders").source("in", generator={"messages": 3}).sink("out", log=True)
+    pipeline = Pipeline("orders").source("in", Generator(messages=3)).sink("out", Log())
 
-    summary = pipeline.run(quiet=quiet, drain=True, timeout="150s", state=tmp_path / "state")
+    summary = pipeline.run(quiet=quiet, drain=True, timeout="240s", state=tmp_path / "state")
 
     shown = capsys.readouterr()
     assert summary.vertices["out"].done == 3
@@ -21,6 +28,80 @@ def test_a_run_shows_itself_only_when_it_is_not_to_be_quiet(spark, tmp_path, cap
     assert end in repr(summary)
     assert shown.out.count("(out) id=in-") + shown.err.count("(out) id=in-") == 3
     if quiet:
-        pipeline.run(drain=True, timeout="150s", state=tmp_path / "state")
+        pipeline.run(drain=True, timeout="240s", state=tmp_path / "state")
         nothing = "ebbflow: Nothing was read: the sources gave all they have in an earlier run."
         assert nothing in capsys.readouterr().err
+
+
+def fail_on_two(datum):
+    if b'"value":2' in datum.value.replace(b" ", b""):
+        raise ValueError("two")
+    return Message(datum.value)
+
+
+def endless():
+    return Pipeline("steady").source("in", Generator(rpu=20)).sink("out", Blackhole())
+
+
+def test_a_handle_shows_pauses_and_ends_a_run(spark, tmp_path):
+    with endless().start(state=tmp_path / "state") as run:
+        assert isinstance(run, PipelineRun)
+        assert until(lambda: run.status()["out"].counts.done > 0)
+        with pytest.raises(
+            TimeoutError, match=r"has not ended within .* and continues; stop\(\) ends it"
+        ):
+            run.wait(timeout="10ms")
+        assert run.pause("out").unfinished == ()
+        assert until(lambda: run.status()["out"].condition == "paused")
+        assert "out     paused" in str(run.status())
+        assert "<td>paused</td>" in run._repr_html_()
+        assert run.resume().unfinished == ()
+        assert run.dead_letters() == []
+        assert run.is_running
+    assert not run.is_running
+    assert run.wait().ended == run.stop().ended == run.status().ended == "stopped"
+
+
+def test_a_handle_has_the_dead_letters_of_its_run_also_afterwards(spark, tmp_path):
+    async def drained():
+        pipeline = Pipeline("orders").source("in", Generator(messages=4))
+        pipeline = pipeline.map("check", fail_on_two, on_error=Backoff("1s", steps=0))
+        options = {"drain": True, "state": tmp_path / "state"}
+        async with pipeline.sink("out", Blackhole()).start(**options) as run:
+            summary = await run.wait_async(timeout="240s")
+            return summary, await run.dead_letters_async()
+
+    summary, (letter,) = asyncio.run(drained())
+    assert (summary.ended, summary.dead_letters) == ("drained", 1)
+    assert (letter.letter.vertex, letter.letter.reason) == ("check", "ValueError")
+    assert "<td>check</td>" in summary._repr_html_()
+
+
+def test_an_error_of_the_block_ends_the_run_and_is_the_one_that_is_raised(spark, tmp_path):
+    with pytest.raises(ZeroDivisionError), endless().start(state=tmp_path / "state") as run:
+        _ = 1 / 0
+    assert not run.is_running
+
+
+def test_what_keeps_a_run_from_starting_is_raised_by_start(spark, tmp_path):
+    with (
+        endless().start(state=tmp_path / "state"),
+        pytest.raises(SetupError, match="belongs to a running instance"),
+    ):
+        endless().start(state=tmp_path / "state")
+
+
+def test_a_notebook_shows_the_state_below_the_cell(spark, tmp_path, monkeypatch, capsys):
+    class ZMQInteractiveShell:
+        pass
+
+    states = []
+    shown = SimpleNamespace(update=states.append)
+    display = SimpleNamespace(display=lambda first, display_id: shown)
+    notebook = SimpleNamespace(get_ipython=ZMQInteractiveShell, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    pipeline = Pipeline("orders").source("in", Generator(messages=3)).sink("out", Log())
+    pipeline.run(drain=True, timeout="240s", state=tmp_path / "state")
+    assert capsys.readouterr().out.count("(out) id=in-") == 3
+    assert states[-1]["out"].counts.done == 3

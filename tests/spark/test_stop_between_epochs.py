@@ -16,11 +16,11 @@ def test_no_source_process_outlives_a_run_whenever_it_is_stopped(spark, tmp_path
         pipeline = Pipeline("between").source("in", source.code).sink("out", sink.code)
         for number in range(2):
             # Epochs so short that most stops come while none is running.
-            live = BackgroundRun(pipeline, tmp_path, epoch=0.01)
+            live = BackgroundRun(pipeline, tmp_path, epoch="0.01s")
             source.put(b"%d" % number)
             assert until(lambda: len(sink.values) > number, 120)  # noqa: B023 - called at once
             live.stop()
-            assert until(lambda: not processes_of("between"), 10)
+            assert until(lambda: not processes_of("between"), 120)
 
 
 @pytest.mark.long
@@ -36,7 +36,7 @@ def test_every_run_uses_its_own_code_whenever_the_last_one_was_stopped(spark, tm
                 .map("say", lambda datum, said=said: Message(said))
                 .sink("out", sink.code)
             )
-            live = BackgroundRun(pipeline, tmp_path, epoch=0.01)
+            live = BackgroundRun(pipeline, tmp_path, epoch="0.01s")
             source.put(b"")
             assert until(lambda: len(sink.values) > number, 120)  # noqa: B023 - called at once
             live.stop()

@@ -1,6 +1,6 @@
 """Traces and metrics of a real pipeline.
 
-A request's trace goes on through vertices, nacks and dead letters.
+A request's trace continues through vertices, nacks and dead letters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from ebbflow import Datum, Message, NackOptions, Pipeline
+from ebbflow import Backoff, Datum, Message, NackOptions, Pipeline
+from ebbflow.connectors import Http, Ports
 from ebbflow.deadletters import DeadLetters, LetterFilter
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.status.metrics import render_metrics
@@ -57,9 +58,9 @@ def traced(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sim
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         pipeline = (
             Pipeline("traced")
-            .source("in", http={"ports": {"http": port}})
-            .map("step", step, on_error={"steps": 0})
-            .sink("out", http={"url": receiver.url})
+            .source("in", Http(ports=Ports(http=port)))
+            .map("step", step, on_error=Backoff("1s", steps=0))
+            .sink("out", Http(url=receiver.url))
         )
         live = BackgroundRun(pipeline, state)
         try:
@@ -67,18 +68,18 @@ def traced(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sim
             post(port, "in", b"dies", traceparent=parent("01"))
             post(port, "in", b"not recorded", traceparent=parent("00"))
             post(port, "in", b"without")
-            assert until(lambda: len(receiver.taken) == 3, 40), live.failures
-            assert until(lambda: any(s.failed for s in collector.spans.copy()), 20)
+            assert until(lambda: len(receiver.taken) == 3, 120), live.failures
+            assert until(lambda: any(s.failed for s in collector.spans.copy()), 120)
             # Positions are read; how long a chunk took is told by its task a moment later.
-            assert until(lambda: live.status["out"].totals.done == 3, 20)
-            assert until(lambda: _timed(live, "step") == 5 and _timed(live, "out") == 3, 20)
+            assert until(lambda: live.status["out"].totals.done == 3, 120)
+            assert until(lambda: _timed(live, "step") == 5 and _timed(live, "out") == 3, 120)
             metrics = render_metrics([live.status]).body.decode()
         finally:
             live.stop()
         logs = _read_logs_and_replay(state)
         live = BackgroundRun(pipeline, state)
         try:
-            assert until(lambda: len(collector.named("step process")) >= 5, 40), live.failures
+            assert until(lambda: len(collector.named("step process")) >= 5, 120), live.failures
         finally:
             live.stop()
         yield SimpleNamespace(collector=collector, taken=receiver.taken, metrics=metrics, logs=logs)

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from ebbflow import Message, Nack, Pipeline, Response
+from ebbflow.builders import NatsStore
+from ebbflow.connectors import Generator
 from ebbflow.connectors.base import SOURCES
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.streams.answer_bucket import read_trail_after
@@ -61,13 +63,13 @@ def read(state, name) -> dict[str, list[TrailRow]]:
         return rows
 
     with start_embedded(state) as server, open_link(server) as link:
-        return link.run(gather(link), timeout=30)
+        return link.run(gather(link), timeout=120)
 
 
 def test_every_message_is_told_from_its_source_to_its_ends(run, tmp_path, serving_generator):
     pipeline = (
-        Pipeline("told", serving_store={"nats": {"bucket": "answers"}})
-        .source("in", generator={"messages": COUNT, "rpu": COUNT})
+        Pipeline("told", serving_store=NatsStore(bucket="answers"))
+        .source("in", Generator(messages=COUNT, rpu=COUNT))
         .map("branch", branch)
         .map("each", each, mode="stream")
         .sink("out", answer)

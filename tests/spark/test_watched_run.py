@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from ebbflow import Datum, Message, Pipeline, nack
 from ebbflow.cli.main import app
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions
@@ -30,9 +31,9 @@ def work(datum: Datum) -> Message:
 def make_pipeline() -> Pipeline:
     return (
         Pipeline("test")
-        .source("in", generator={"rpu": 50, "duration": "1s"})
+        .source("in", Generator(rpu=50, duration="1s"))
         .map("work", work, partitions=2)
-        .sink("out", blackhole=True)
+        .sink("out", Blackhole())
     )
 
 
@@ -41,7 +42,7 @@ class Watched:
 
     def __init__(self, state: Path) -> None:
         self.state = state
-        self.live = BackgroundRun(make_pipeline(), state, epoch=2.0)
+        self.live = BackgroundRun(make_pipeline(), state, epoch="2s")
 
     def command(self, *args: str) -> str:
         result = CliRunner().invoke(app, [*args, "--state", str(self.state)])
@@ -49,7 +50,7 @@ class Watched:
         return result.output
 
     def rows(self, *args: str) -> list[dict]:
-        lines = self.command("tap", "test", *args, "--json", "--timeout", "60s").splitlines()
+        lines = self.command("tap", "test", *args, "--json", "--timeout", "240s").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]  # not: "1 more"
 
     def read(self, vertex: str) -> int:
@@ -57,7 +58,7 @@ class Watched:
 
     def start_again(self) -> None:
         self.live.stop()
-        self.live = BackgroundRun(make_pipeline(), self.state, epoch=2.0)
+        self.live = BackgroundRun(make_pipeline(), self.state, epoch="2s")
 
     def paused(self) -> dict[str, bool]:
         names = Names("test")
@@ -106,7 +107,7 @@ def test_a_pause_holds_across_epochs_and_runs_until_it_is_resumed(watched: Watch
     # The state that a run tells may be of a moment before.
     assert until(lambda: watched.live.status["work"].condition == "paused", PATIENCE)
     before, made = watched.read("work"), watched.read("in")
-    # Several epochs of two seconds: the source goes on, the vertex takes nothing.
+    # Several epochs of two seconds: the source continues, the vertex takes nothing.
     assert until(lambda: watched.read("in") > made + 150, PATIENCE)
     assert watched.read("work") == before
 

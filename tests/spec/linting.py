@@ -1,4 +1,4 @@
-"""Lint for tests: a text as a file beside user code, and what is wrong with it."""
+"""Lint for tests: a text as a file next to user code, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 
 from ebbflow.spec.lint import lint
 
-OWN_SOURCE = "is not supported; write a udsource with a client of your choice"
-OWN_SINK = "is not supported; write a udsink with a client of your choice"
 NO_SIDE_INPUTS = "is not supported; have user code read such values itself, in its open()"
 NO_RATE_LIMIT = "is not supported; bound what is worked on at a time with limits.concurrency"
 NO_GROUP_BY = "is not supported; aggregate in a Spark job that reads what a jetstream sink writes"

@@ -9,6 +9,8 @@ from textwrap import dedent
 import pytest
 
 from ebbflow import MonoVertex, Pipeline, SpecError
+from ebbflow.builders import Audit
+from ebbflow.connectors import Generator, Log, SecretRef
 from ebbflow.nats.login import Addresses
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import permissions_of
@@ -73,21 +75,21 @@ def test_lint_points_at_what_is_wrong(tmp_path: Path, audit: str, expected: list
 
 
 def test_pipelines_in_python_have_a_table_as_well():
-    audit = {"format": "json", "options": {"path": "table"}}
-    pipeline = Pipeline("p", audit=audit).source("in", generator={}).sink("out", log=True).spec
-    mono = MonoVertex("m", audit=audit).source(generator={}).sink(log=True).spec
+    audit = Audit(format="json", options={"path": "table"})
+    pipeline = Pipeline("p", audit=audit).source("in", Generator()).sink("out", Log()).spec
+    mono = MonoVertex("m", audit=audit).source(Generator()).sink(Log()).spec
     for spec in (pipeline, mono):
         assert spec.audit is not None
         assert spec.audit.format == "json"
     with pytest.raises(SpecError, match="EB701"):
-        Pipeline("p", audit={}).source("in", generator={}).sink("out", log=True).spec  # noqa: B018
+        Pipeline("p", audit=Audit()).source("in", Generator()).sink("out", Log()).spec  # noqa: B018
 
 
 def test_the_plan_names_the_table_from_any_folder_and_without_secrets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET", "hidden")
-    audit = {"options": {"path": "table"}, "secretOptions": {"key": {"env": "SECRET"}}}
-    spec = Pipeline("p", audit=audit).source("in", generator={}).sink("out", log=True).spec
+    audit = Audit(options={"path": "table"}, secret_options={"key": SecretRef(env="SECRET")})
+    spec = Pipeline("p", audit=audit).source("in", Generator()).sink("out", Log()).spec
     plans = make_plans(spec, Addresses(("nats://127.0.0.1:1",)), 10**6, None)
     assert {plan.run.audit for plan in plans} == {plans[0].run.audit}
     table = json.loads(plans[0].run.audit or "")
@@ -98,9 +100,9 @@ def test_the_plan_names_the_table_from_any_folder_and_without_secrets(tmp_path, 
 
 
 def test_only_a_pipeline_with_a_table_may_write_one():
-    plain = Pipeline("p").source("in", generator={}).sink("out", log=True).spec
-    audited = Pipeline("p", audit={"options": {"path": "t"}})
-    kept = audited.source("in", generator={}).sink("out", log=True).spec
+    plain = Pipeline("p").source("in", Generator()).sink("out", Log()).spec
+    audited = Pipeline("p", audit=Audit(options={"path": "t"}))
+    kept = audited.source("in", Generator()).sink("out", Log()).spec
     subject = "ebb.p.audit.in.0"
     assert subject not in str(permissions_of(plain).publish)
     assert subject in str(permissions_of(kept).publish)

@@ -1,4 +1,4 @@
-"""Bindings: which image they stand for, what they make of it, and what is wrong with a file."""
+"""Bindings: which image they are bound to, what they make of it, and what is wrong with a file."""
 
 from pathlib import Path
 
@@ -145,7 +145,7 @@ def test_images_without_a_binding_are_told_with_what_to_write(file: Path) -> Non
     (problem,) = problems(file)
     assert problem == (
         "pipeline.yaml:9:7: EB902 there is no function for image 'org.io:5000/team/enrich:v1' of "
-        "'enrich'; write in bindings.yaml beside this file (or --bind FILE): "
+        "'enrich'; write in bindings.yaml next to this file (or --bind FILE): "
         "org.io:5000/team/enrich:v1: {command: [PROGRAM]}, or {python: module:attribute}, "
         "or {sockets: FOLDER}"
     )

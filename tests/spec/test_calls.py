@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow import Pipeline, Source
+from ebbflow.connectors import Generator, Log
 from ebbflow.domain.errors import SpecError
 from ebbflow.spec.lint import lint
 from ebbflow.spec.rules.functions import find_faults
@@ -327,9 +328,9 @@ def test_a_finding_names_the_place_in_the_file(tmp_path: Path):
 
 
 def test_code_given_in_python_is_refused_in_the_same_words():
-    pipeline = Pipeline("calls").source("in", generator={}).map("map", takes_three)
+    pipeline = Pipeline("calls").source("in", Generator()).map("map", takes_three)
     with pytest.raises(SpecError) as refused:
-        pipeline.sink("out", log=True).spec  # noqa: B018 - making it is what is refused
+        pipeline.sink("out", Log()).spec  # noqa: B018 - making it is what is refused
     assert str(refused.value) == (
         "pipeline calls, vertex map: EB403 cannot use 'tests.spec.test_calls:takes_three': it "
         "cannot be called with (datum): missing a required argument: 'b'; write "

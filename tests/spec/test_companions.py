@@ -1,4 +1,4 @@
-"""Documents beside a pipeline in its file: Secrets, ConfigMaps, a buffer service, and others."""
+"""Documents next to a pipeline in its file: Secrets, ConfigMaps, a buffer service, and others."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Message, Pipeline
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.spec.echo import HIDDEN, hide_secrets, to_document, to_yaml
 from ebbflow.spec.kubernetes import MonoVertexFields, VertexFields
 from ebbflow.spec.lint import load
@@ -195,7 +196,7 @@ def test_what_is_echoed_is_the_same_pipeline(file, tmp_path):
     if file.name == "bindings.yaml":
         return
     spec = load(file, containers="docker")
-    # Its code is looked for beside the file.
+    # Its code is looked for next to the file.
     again = shutil.copytree(file.parent, tmp_path / "again") / file.name
     again.write_text(to_yaml(spec))
     assert to_document(load(again, containers="docker")) == to_document(spec)
@@ -207,7 +208,7 @@ def test_code_of_a_pipeline_from_python_is_named():
     def double(datum):
         return Message(datum.value * 2)
 
-    pipeline = Pipeline("p").source("in", generator={"messages": 1}).map("m", double)
-    document = yaml.safe_load(to_yaml(pipeline.sink("out", blackhole=True).spec))
+    pipeline = Pipeline("p").source("in", Generator(messages=1)).map("m", double)
+    document = yaml.safe_load(to_yaml(pipeline.sink("out", Blackhole()).spec))
     python = document["spec"]["vertices"][1]["udf"]["python"]
     assert python.endswith("test_code_of_a_pipeline_from_python_is_named.<locals>.double")

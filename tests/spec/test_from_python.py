@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ebbflow import Function, MonoVertex, Pipeline
+from ebbflow import Function, Limits, MonoVertex, Pipeline, connectors
+from ebbflow.connectors import Generator, Kafka, Log, Nats, NatsAuth
+from ebbflow.connectors.part import class_name
 from ebbflow.connectors.registry import SINKS, SOURCES
 from ebbflow.domain.errors import SpecError
 from ebbflow.spec.bindings import code_places
-from ebbflow.spec.from_python import SinkKinds, SourceKinds
 
 
 def pipeline() -> Any:
-    return Pipeline("orders").source("in", generator={})
+    return Pipeline("orders").source("in", Generator())
 
 
 def monovertex() -> Any:
@@ -41,13 +44,23 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pipeline().sink("out", enrich, onError={"steps": 1}),
         "Pipeline.sink() has no option 'onError'; did you mean 'on_error'?",
     ),
-    "a kind of source": (
-        lambda: pipeline().source("more", generatr={}),
-        "Pipeline.source() has no option 'generatr'; did you mean 'generator'?",
+    "a kind of source, as it was written before": (
+        lambda: pipeline().source("more", generator={}),
+        "Pipeline.source() has no option 'generator'; give Generator(...) of ebbflow.connectors in "
+        "place of the code",
     ),
-    "a kind of sink": (
-        lambda: monovertex().sink(kafak={}),
-        "MonoVertex.sink() has no option 'kafak'; did you mean 'kafka'?",
+    "a kind of sink, as it was written before": (
+        lambda: monovertex().sink(log=True),
+        "MonoVertex.sink() has no option 'log'; give Log(...) of ebbflow.connectors in place of "
+        "the code",
+    ),
+    "a connector's option": (
+        lambda: Generator(mesages=1),
+        "Generator() has no option 'mesages'; did you mean 'messages'?",
+    ),
+    "a limit": (
+        lambda: Limits(read_batchsize=1),
+        "Limits() has no option 'read_batchsize'; did you mean 'read_batch_size'?",
     ),
     "a source's retries": (
         lambda: monovertex().source(enrich, retries={}),
@@ -70,8 +83,12 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
         "MonoVertex() has no option 'partition'; did you mean 'partitions'?",
     ),
     "a run": (
-        lambda: pipeline().sink("out", log=True).run(drian=True),  # type: ignore[call-arg]
+        lambda: pipeline().sink("out", Log()).run(drian=True),  # type: ignore[call-arg]
         "run() has no option 'drian'; did you mean 'drain'?",
+    ),
+    "a run in the background": (
+        lambda: pipeline().sink("out", Log()).start(drian=True),
+        "start() has no option 'drian'; did you mean 'drain'?",
     ),
 }
 
@@ -87,7 +104,8 @@ def test_what_looks_like_nothing_is_answered_with_all_there_is() -> None:
     with pytest.raises(TypeError) as raised:
         monovertex().map(enrich, banana=1)
     assert str(raised.value) == (
-        "MonoVertex.map() has no option 'banana'; it takes code, mode, retry, on_failure"
+        "MonoVertex.map() has no option 'banana'; it takes code, mode, decode, encode, retry, "
+        "on_failure"
     )
 
 
@@ -97,7 +115,7 @@ def test_no_method_of_a_builder_swallows_options(builder: type) -> None:
     methods = {
         name: getattr(made, name)
         for name, _ in inspect.getmembers(builder, inspect.isfunction)
-        if not name.startswith("_") and name != "run"
+        if not name.startswith("_") and name not in ("run", "start")
     }
     assert {"source", "map", "sink"} <= methods.keys()
     for name, method in methods.items():
@@ -105,39 +123,85 @@ def test_no_method_of_a_builder_swallows_options(builder: type) -> None:
             method(banana=1)
 
 
-NO_MAPPINGS: list[tuple[Callable[[], Any], str]] = [
+WRONG: list[tuple[Callable[[], Any], str]] = [
     (
-        lambda: Pipeline("orders").source("in", generator=5).sink("out", log=True),  # type: ignore[typeddict-item]
-        "pipeline orders, vertex in: EB103 'generator' must be a mapping, not 5",
+        lambda: Pipeline("orders").source("in", {"generator": {}}),  # type: ignore[arg-type]
+        "a source or sink is user code or a connector of ebbflow.connectors, such as Log(), not "
+        "{'generator': {}}",
+    ),
+    (lambda: pipeline().source("in", Log()), "Log is a sink, and cannot be used as a source"),
+    (lambda: pipeline().sink("out", Log(), limits={}), "limits takes Limits(...), not dict"),
+    (
+        lambda: pipeline().sink("out", Log(), retry={"steps": 3}),
+        'a back-off is Backoff("1s", steps=3), not dict',
     ),
     (
-        lambda: pipeline().sink("out", log=True, limits=5),
-        "pipeline orders, vertex out: EB103 'limits' must be a mapping, not 5",
+        lambda: pipeline().sink("out", Log(), on_error="5s"),
+        'a back-off is Backoff("1s", steps=3), not str',
     ),
     (
-        lambda: pipeline().sink("out", log=True, retry=5),
-        "pipeline orders, vertex out: EB103 'backoff' must be a mapping, not 5",
-    ),
-    (
-        lambda: pipeline().sink("out", log=True, on_error="5s"),
-        "pipeline orders, vertex out: EB103 'backoff' must be a mapping, not '5s'",
+        lambda: Pipeline("orders").serve("in", ports={"http": 8080}),  # type: ignore[typeddict-item]
+        "ports takes Ports(...), not dict",
     ),
 ]
 
 
-@pytest.mark.parametrize(("build", "problem"), NO_MAPPINGS)
-def test_fields_that_are_no_mapping_are_a_problem_like_any_other(
+@pytest.mark.parametrize(("build", "problem"), WRONG)
+def test_what_is_not_the_part_that_an_option_takes_is_refused_at_the_call(
+    build: Callable[[], Any], problem: str
+) -> None:
+    with pytest.raises(TypeError) as raised:
+        build()
+    assert str(raised.value) == problem
+
+
+VALUES: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: Generator(messages=0),
+        "Generator(): EB104 'messages' must be at least 1, not 0",
+    ),
+    (
+        lambda: Limits(call_timeout=5),  # type: ignore[arg-type]
+        "Limits(): EB105 'call_timeout': 5 has no unit; write \"5s\" or timedelta(seconds=5)",
+    ),
+    (
+        lambda: Nats(url="nats://a:1", subject="s", auth=NatsAuth()),
+        "NatsAuth(): EB104 'pipeline': write exactly one of basic, token, nkey, creds",
+    ),
+    (
+        lambda: pipeline().sink("out", Kafka(brokers=["a:1"], topic="t", consumer_group="g")),
+        "Kafka(): EB101 unknown field 'consumer_group'; valid here: brokers, config, tls, sasl, "
+        "topic, setKey, setTimestamp, exactlyOnce",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "problem"), VALUES)
+def test_a_wrong_value_is_told_at_the_call_as_lint_tells_it(
     build: Callable[[], Any], problem: str
 ) -> None:
     with pytest.raises(SpecError) as raised:
-        _ = build().spec
-    assert [str(one) for one in raised.value.problems] == [problem]
+        build()
+    assert str(raised.value) == problem
 
 
-def test_the_kinds_that_editors_complete_are_those_of_the_registry() -> None:
-    by_argument = {"udsource", "udsink", "log", "blackhole", "serve"}
-    assert SourceKinds.__annotations__.keys() == SOURCES.keys() - by_argument
-    assert SinkKinds.__annotations__.keys() == SINKS.keys() - by_argument
+def test_every_connector_has_a_class_whose_options_are_those_of_its_sections() -> None:
+    for kind in (SOURCES.keys() | SINKS.keys()) - {"udsource", "udsink"}:
+        made = getattr(connectors, class_name(kind))
+        assert kind == made.KIND
+        assert (made.SOURCE is not None, made.SINK is not None) == (kind in SOURCES, kind in SINKS)
+
+
+def test_the_classes_are_generated_from_the_models() -> None:
+    command = [sys.executable, "scripts/typed_parts.py", "--check"]
+    assert subprocess.run(command, check=False).returncode == 0, "run make typed"
+
+
+def test_a_connector_says_what_it_is() -> None:
+    assert repr(Generator(messages=5)) == "Generator(messages=5)"
+    assert Generator(messages=5) == Generator(messages=5) != Generator(messages=6)
+    with pytest.raises(ImportError, match="has no connector 'Kafak'; did you mean 'Kafka'"):
+        from ebbflow.connectors import Kafak  # type: ignore[attr-defined]  # noqa: F401
 
 
 def test_a_function_of_its_own_process_stands_wherever_code_can(tmp_path: Path) -> None:
@@ -164,8 +228,8 @@ def test_a_function_of_its_own_process_stands_wherever_code_can(tmp_path: Path) 
 
 
 def test_a_function_of_its_own_process_says_its_mode_itself() -> None:
-    pipeline = Pipeline("orders").source("in", generator={}).map("a", Function(["a"]), mode="batch")
+    pipeline = Pipeline("orders").source("in", Generator()).map("a", Function(["a"]), mode="batch")
     with pytest.raises(SpecError, match="EB104 'mode' is for Python code"):
-        _ = pipeline.sink("out", log=True).spec
+        _ = pipeline.sink("out", Log()).spec
     with pytest.raises(SpecError, match="has no image and no command"):
-        _ = Pipeline("orders").source("in", Function()).sink("out", log=True).spec
+        _ = Pipeline("orders").source("in", Function()).sink("out", Log()).spec

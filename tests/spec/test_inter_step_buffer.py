@@ -7,6 +7,8 @@ import math
 import pytest
 
 from ebbflow import MonoVertex, Pipeline
+from ebbflow.builders import InterStepBuffer, Publish
+from ebbflow.connectors import Generator, Log
 from ebbflow.domain.errors import SpecError
 from ebbflow.nats.publish import BUFFER
 from ebbflow.runtime.planning import make_plans
@@ -25,7 +27,7 @@ spec:
 
 
 def pipeline(**options):
-    return Pipeline("orders", **options).source("in", generator={}).sink("out", log=True)
+    return Pipeline("orders", **options).source("in", Generator()).sink("out", Log())
 
 
 def retries_of(built):
@@ -38,15 +40,16 @@ def test_vertices_wait_for_as_long_as_it_takes_unless_told_otherwise():
 
 
 def test_every_vertex_publishes_as_the_spec_says():
-    buffer = {"publish": {"retryWait": "300ms", "retryAttempts": 5, "ackWait": "20s"}}
+    publish = Publish(retry_wait="300ms", retry_attempts=5, ack_wait="20s")
+    buffer = InterStepBuffer(publish=publish)
     (retry,) = retries_of(pipeline(inter_step_buffer=buffer))
 
     assert (retry.wait, retry.attempts, retry.ack_wait) == (0.3, 5, 20)
 
 
 def test_a_monovertex_can_say_the_same_of_its_redeliveries_and_dead_letters():
-    buffer = {"replicas": 3, "publish": {"ack_wait": "20s"}}
-    mono = MonoVertex("orders", inter_step_buffer=buffer).source(generator={}).sink(log=True)
+    buffer = InterStepBuffer(replicas=3, publish=Publish(ack_wait="20s"))
+    mono = MonoVertex("orders", inter_step_buffer=buffer).source(Generator()).sink(Log())
 
     assert mono.spec.inter_step_buffer.replicas == 3
     assert [retry.ack_wait for retry in retries_of(mono)] == [20]
@@ -82,11 +85,11 @@ def test_numaflows_compression_is_accepted_without_effect(problems_of):
 
 def test_the_builder_refuses_what_yaml_refuses():
     with pytest.raises(SpecError, match="replicas"):
-        _ = pipeline(inter_step_buffer={"replicas": 9}).spec
+        _ = pipeline(inter_step_buffer=InterStepBuffer(replicas=9)).spec
 
 
 def test_only_what_is_stored_in_a_buffer_has_the_buffers_limit():
-    mono = MonoVertex("m").source(generator={}).sink(log=True)
+    mono = MonoVertex("m").source(Generator()).sink(Log())
     (single,) = make_plans(mono.spec, None, 2**20, None)
     assert single.largest_output > 2**30
     assert single.largest < 2**20, "what its source stores"

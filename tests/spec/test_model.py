@@ -173,16 +173,16 @@ def test_limits_that_nobody_set_have_numaflows_defaults() -> None:
 
 def test_the_policy_for_errors_is_filled_up_from_the_default(spec: PipelineSpec) -> None:
     # The default cap of a minute would cut the interval that was asked for.
-    assert spec.vertex("enrich").on_error.policy(served=False) == Backoff(120_000, 3, 2.0, 120_000)
+    assert spec.vertex("enrich").on_error.policy(served=False) == Backoff("120s", 3, 2.0, "120s")
     assert spec.vertex("store").on_error.policy(served=False) == DEFAULT_ON_ERROR
 
 
 RETRY_STRATEGIES = [
-    ({}, Backoff(1, 65_535, 1.0, 2**32 - 1, 0.0), "retry"),
-    ({"onFailure": "drop"}, Backoff(1, 65_535, 1.0, 2**32 - 1, 0.0), "drop"),
+    ({}, Backoff("1ms", 65_535), "retry"),
+    ({"onFailure": "drop"}, Backoff("1ms", 65_535), "drop"),
     (
         {"backoff": {"interval": "1s", "steps": 3, "factor": 2, "cap": "5s", "jitter": 0.1}},
-        Backoff(1_000, 3, 2.0, 5_000, 0.1),
+        Backoff("1s", 3, 2.0, "5s", 0.1),
         "retry",
     ),
 ]

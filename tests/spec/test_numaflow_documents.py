@@ -53,7 +53,7 @@ def test_no_document_is_refused_but_for_what_is_not_supported():
 
 
 def unknown_fields(schema: Mapping[str, Any], model: type[BaseModel], path: str) -> Iterator[str]:
-    """The fields of a schema that the model does not have, looked for wherever both go on."""
+    """The fields of a schema that the model does not have, looked for wherever both continue."""
     for name, part in schema.get("properties", {}).items():
         where = f"{path}.{name}"
         named = (f for key, f in model.model_fields.items() if name in (key, f.alias))

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from ebbflow import MonoVertex, Pipeline, SpecError
+from ebbflow.builders import NatsStore
+from ebbflow.connectors import Log, Ports, Serve
 from ebbflow.connectors.serving.replies import ServingSettings
 from ebbflow.connectors.serving.spec import ServingFields
 from ebbflow.nats.login import Addresses
@@ -205,16 +207,16 @@ WRONG_SERVING = [
     ("requestTimeoutSeconds: 30", "requestTimeoutSeconds: 0",
      "8:28: EB104 'requestTimeoutSeconds' must be at least 1, not 0"),
     ("X-Request-Id", "X Request",
-     "7:21: EB104 'msgIDHeaderKey': 'X Request' is no header"),
+     "7:21: EB104 'msgIDHeaderKey': 'X Request' is not a header name"),
     ("https://shop.example", "shop.example",
-     "11:12: EB104 'cors[0]': 'shop.example' is no origin: write https://HOST, with the port if it "
-     "has one, or '*'"),
+     "11:12: EB104 'cors[0]': 'shop.example' is not an origin: write https://HOST, with the port "
+     "if it has one, or '*'"),
     ("auth: {token: {name: web, key: token}}", "host: 0.0.0.0",
      "6:5: EB104 'serving': anybody who can reach 0.0.0.0 could send; give it auth: {token: {env: "
      "NAME}}"),
     (", command: [bin/store]", "",
      "12:13: EB902 there is no function for image 'store:1' of 'servingStore'; write in "
-     "bindings.yaml beside this file (or --bind FILE): store:1: {command: [PROGRAM]}, or {python: "
+     "bindings.yaml next to this file (or --bind FILE): store:1: {command: [PROGRAM]}, or {python: "
      "module:attribute}, or {sockets: FOLDER}"),
     ("to: out", "to: ot", "21:22: EB301 there is no vertex 'ot'; did you mean 'out'?"),
     ("name: ask", "name: Ask_1",
@@ -297,14 +299,14 @@ def test_a_mono_vertex_serves_as_well(problems_of: Lint, tmp_path: Path) -> None
 
 BUILT: list[tuple[Callable[[], Any], str]] = [
     (
-        lambda: Pipeline("ask").serve("in").map("map", "json:loads").sink("out", serve=True),
+        lambda: Pipeline("ask").serve("in").map("map", "json:loads").sink("out", Serve()),
         PIPELINE.replace(STORE, ""),
     ),
     (
         lambda: (
-            MonoVertex("ask", serving_store={"nats": {"ttl": "10m"}})
-            .serve(ports={"http": 0})
-            .sink(serve=True)
+            MonoVertex("ask", serving_store=NatsStore(ttl="10m"))
+            .serve(ports=Ports(http=0))
+            .sink(Serve())
         ),
         MONOVERTEX,
     ),
@@ -324,10 +326,10 @@ def test_the_options_that_editors_complete_are_the_fields_of_the_section() -> No
 
 def test_a_problem_of_a_builder_names_the_vertex() -> None:
     with pytest.raises(SpecError) as raised:
-        _ = Pipeline("ask").serve("in", cors=["shop"], partitions=2).sink("out", log=True).spec
+        _ = Pipeline("ask").serve("in", cors=["shop"], partitions=2).sink("out", Log()).spec
     assert [str(problem) for problem in raised.value.problems] == [
-        "pipeline ask, vertex in: EB104 'cors[0]': 'shop' is no origin: write https://HOST, with "
-        "the port if it has one, or '*'",
+        "pipeline ask, vertex in: EB104 'cors[0]': 'shop' is not an origin: write https://HOST, "
+        "with the port if it has one, or '*'",
     ]
 
 

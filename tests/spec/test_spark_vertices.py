@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ebbflow import MonoVertex, Pipeline
+from ebbflow.connectors import Log, Spark
 from ebbflow.domain.errors import SpecError
 
 Lint = Callable[[str], list[str]]
@@ -124,10 +125,10 @@ def test_an_ordered_pipeline_may_have_them_if_they_are_not(problems_of: Lint):
 
 
 def test_a_monovertex_has_a_spark_source_at_most():
-    mono = MonoVertex("test").source(spark={"format": "rate"})
-    assert mono.sink(log=True).spec.source.kind == "spark"
+    mono = MonoVertex("test").source(Spark(format="rate"))
+    assert mono.sink(Log()).spec.source.kind == "spark"
     with pytest.raises(SpecError) as refused:
-        _ = MonoVertex("test").source(spark={"format": "rate"}).sink(spark={"format": "csv"}).spec
+        _ = MonoVertex("test").source(Spark(format="rate")).sink(Spark(format="csv")).spec
     assert "EB210 a MonoVertex cannot have a Spark sink; write a Pipeline" in str(refused.value)
 
 
@@ -139,9 +140,9 @@ def test_the_builder_says_the_same_as_yaml(folder):
     options = {"path": "here", "rows": 3, "deep": True}
     built = (
         Pipeline("orders")
-        .source("in", spark={"format": "json", "options": options})
+        .source("in", Spark(format="json", options=options))
         .map("work", sql="SELECT id FROM messages")
-        .sink("out", spark={"format": "csv", "columns": {"id": "id"}, "partition_by": ["id"]})
+        .sink("out", Spark(format="csv", columns={"id": "id"}, partition_by=["id"]))
     )
     assert built.spec.vertices == read.vertices
     assert built.spec.vertex("in").source.spark.options == {

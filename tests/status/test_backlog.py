@@ -55,20 +55,20 @@ class Vertex:
 
     def look(self, done: Span | None = None, held: Held | None = None) -> VertexBacklog:
         position = Position("x", done=done or Span(), held=held)
-        return self._link.run(self._backlog.look([position]), timeout=20)
+        return self._link.run(self._backlog.look([position]), timeout=120)
 
     def purge(self, up_to: int) -> None:
         names, subject = self._names, self._names.buffer_subject("v", 0)
         self._link.run(api.purge_subject(self._link.client, names.buffer("v", 0), subject, up_to))
 
     def _verdict(self, *ids: str) -> Verdict:
-        return Verdict(some(*ids), Rules("v", Backoff(interval=1, steps=1), 10**6))
+        return Verdict(some(*ids), Rules("v", Backoff("1ms", steps=1), 10**6))
 
     def _settle(self, verdict: Verdict, place: Place) -> None:
         self._chunks += 1
         chunk = Chunk(f"k{self._chunks}", verdict.rows)
         settlement = settle(chunk, verdict, place, datetime.now(UTC))
-        self._link.run(publish_settlement(self._link.client, self._names, settlement), timeout=10)
+        self._link.run(publish_settlement(self._link.client, self._names, settlement), timeout=120)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from ebbflow.status.model import (
     ErrorGroup,
     PipelineStatus,
     VertexStatus,
-    WorkInHand,
+    WorkInFlight,
 )
 
 NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -32,8 +32,8 @@ ERROR = ErrorGroup("KeyError", "'x'", "steps.py:6", 1, NOW, NOW)
 PLAIN = VertexStatus("m")
 
 
-def held_for(seconds: float) -> WorkInHand:
-    return WorkInHand(4, NOW - timedelta(seconds=seconds))
+def held_for(seconds: float) -> WorkInFlight:
+    return WorkInFlight(4, NOW - timedelta(seconds=seconds))
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,19 @@ def held_for(seconds: float) -> WorkInHand:
     [
         (PLAIN, "running", "running"),
         (replace(PLAIN, restarts=2), "running", "running, 2 restarts"),
-        (replace(PLAIN, in_hand=held_for(1)), "busy", "running"),
+        (replace(PLAIN, in_flight=held_for(1)), "busy", "running"),
         (
-            replace(PLAIN, in_hand=held_for(STUCK_AFTER + 3)),
+            replace(PLAIN, in_flight=held_for(STUCK_AFTER + 3)),
             "stuck",
             "stuck, has held 4 messages for 33 s",
         ),
         (
-            replace(PLAIN, in_hand=held_for(60), in_call=60.0),
+            replace(PLAIN, in_flight=held_for(60), in_call=60.0),
             "stuck",
             "stuck, in a call for 1 min",
         ),
         (
-            replace(PLAIN, in_hand=held_for(60), back_pressure=BackPressure("out", NOW)),
+            replace(PLAIN, in_flight=held_for(60), back_pressure=BackPressure("out", NOW)),
             "busy",
             "running, waits for room at out",
         ),
@@ -67,7 +67,7 @@ def held_for(seconds: float) -> WorkInHand:
             "stuck",
             "stuck, one of its tasks has not reported for 7 s (Spark has no workers at the moment)",
         ),
-        (replace(PLAIN, in_hand=held_for(60), batched=True), "busy", "running"),
+        (replace(PLAIN, in_flight=held_for(60), batched=True), "busy", "running"),
         (replace(PLAIN, never_opened=True), "starting", "starting"),
         (replace(PLAIN, exhausted=True), "exhausted", "has given all its messages"),
         (replace(PLAIN, paused=True), "paused", "paused"),
@@ -103,16 +103,16 @@ def concerns(vertex: VertexStatus) -> list[tuple[str, str]]:
 
 
 def test_a_vertex_that_is_well_concerns_nobody() -> None:
-    assert concerns(PLAIN) == concerns(replace(PLAIN, in_hand=held_for(1))) == []
+    assert concerns(PLAIN) == concerns(replace(PLAIN, in_flight=held_for(1))) == []
 
 
 def test_what_to_do_about_a_stuck_vertex_depends_on_why_it_is_stuck() -> None:
-    hangs = replace(PLAIN, in_hand=held_for(60), in_call=60.0)
+    hangs = replace(PLAIN, in_flight=held_for(60), in_call=60.0)
     lost = replace(PLAIN, silent=7.0, silent_because="Spark lost an executor on here 3 s ago")
     ((_, step),) = concerns(hangs)
     assert "limits.callTimeout" in step
     lost_in_a_call = replace(lost, in_call=12.0)
-    others = (replace(PLAIN, silent=7.0), replace(PLAIN, in_hand=held_for(60)))
+    others = (replace(PLAIN, silent=7.0), replace(PLAIN, in_flight=held_for(60)))
     for vertex in (lost, lost_in_a_call, *others):
         ((level, step),) = concerns(vertex)
         assert (level, "callTimeout" in step) == ("error", False)
@@ -123,6 +123,15 @@ def test_a_lost_executor_is_named_although_a_call_was_running_on_it() -> None:
     lost = replace(PLAIN, silent=7.0, silent_because=because, in_call=12.0, condition="stuck")
     words = f"stuck, one of its tasks has not reported for 7 s ({because})"
     assert describe_vertex(lost, NOW) == words
+
+
+def test_a_bug_that_hits_every_message_asks_for_a_fix_and_not_for_a_system() -> None:
+    waiting = Waiting("KeyError: 'data'", 12.0, 1.0, certain=False, named=False)
+    fails = replace(PLAIN, failure="KeyError: 'data'", waiting=waiting, errors=(ERROR,))
+    judged = replace(fails, condition=judge(fails, NOW))
+    words = "every message fails with KeyError: 'data' at steps.py:6 (for 12 s; retrying in 1 s)"
+    assert describe_vertex(judged, NOW) == words
+    assert concerns(fails) == [("warning", "Fix the code and restart; no message is lost.")]
 
 
 def test_a_vertex_that_fails_names_the_line_to_correct() -> None:

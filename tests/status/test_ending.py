@@ -24,7 +24,7 @@ def end(status, ended: str = "drained", where: str = "") -> list[str]:
 def test_a_run_that_did_not_drain_says_what_is_left_where_and_why():
     until = f"{(NOON + timedelta(minutes=7)).astimezone():%H:%M:%S}"
     assert end(troubled(), "timeout", " --state elsewhere") == [
-        "Not drained: 5 messages left. The next run goes on with what is left.",
+        "Not drained: 5 messages left. The next run continues with what is left.",
         f"  look   1 parked until {until}, in 7 min (waits for the moon)",
         "  slow   4 waiting; in one call for 1 min 3 s",
         "  opens  never opened: KeyError: 'password' (steps.py:6)",
@@ -36,14 +36,14 @@ def test_a_run_that_did_not_drain_says_what_is_left_where_and_why():
 
 def test_a_run_that_was_stopped_with_nothing_on_its_way_says_so():
     calm = pipeline(vertex("in", 5), vertex("out", 5))
-    assert end(calm, "stopped") == ["Nothing is left on its way.", "stopped after 118.7 s"]
+    assert end(calm, "stopped") == ["Nothing is left in flight.", "stopped after 118.7 s"]
 
 
 def test_a_vertex_that_does_not_work_is_told_even_if_nothing_waits_for_it():
     halted = vertex("db", halted="12 of 20 messages became dead letters")
     lines = end(pipeline(vertex("in", 5), halted), "stopped")
     assert lines[:2] == [
-        "Not all vertices work. The next run goes on with what is left.",
+        "Not all vertices work. The next run continues with what is left.",
         "  db  stopped taking messages until it is resumed: 12 of 20 messages became dead letters",
     ]
 

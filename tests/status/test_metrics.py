@@ -151,7 +151,7 @@ def test_what_waits_is_counted_at_the_source_and_in_the_buffer() -> None:
     assert value(series, "vertex_pending_messages_raw", vertex="in") == 11
     assert value(series, "ebbflow_source_messages", vertex="in") == 7
     assert value(series, "isb_jetstream_buffer_pending", buffer="orders-out") == 4
-    assert value(series, "ebbflow_in_hand_seconds", vertex="enrich") == 40
+    assert value(series, "ebbflow_in_flight_seconds", vertex="enrich") == 40
     assert value(series, "ebbflow_parked_next_due_timestamp_seconds", vertex="enrich") == (
         NOON.timestamp()
     )

@@ -26,7 +26,7 @@ from ebbflow.status.model import (
     StatusSample,
     VertexSample,
     VertexStatus,
-    WorkInHand,
+    WorkInFlight,
 )
 from ebbflow.status.stored import make_sample
 
@@ -48,7 +48,7 @@ BUSY = VertexStatus(
     backlog_growing_seconds=60.0,
     falling_behind=True,
     source_pending=7,
-    in_hand=WorkInHand(4, NOON),
+    in_flight=WorkInFlight(4, NOON),
     in_call=63.0,
     parked=Parked(1, NOON, (Cause("waits for the moon", 1),)),
     dead_letters=2,

@@ -1,4 +1,4 @@
-"""Which nodes of a NATS cluster are away, from what the leader of a stream says about them."""
+"""Which nodes of a NATS cluster are down, from what the leader of a stream says about them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
-from ebbflow.status.nodes import NodeWatch, describe_change, find_away
+from ebbflow.status.nodes import NodeWatch, describe_change, find_down
 
 SECOND = 1_000_000_000
 WELL = {"name": "n2", "current": True, "active": SECOND // 2}
@@ -25,7 +25,7 @@ def watch(link: Link) -> NodeWatch:
 
 
 @pytest.mark.parametrize(
-    ("replica", "away"),
+    ("replica", "down"),
     [
         (WELL, set()),
         (GONE, {"n3"}),
@@ -33,8 +33,8 @@ def watch(link: Link) -> NodeWatch:
         ({"name": "n2"}, {"n2"}),
     ],
 )
-def test_a_node_is_away_that_its_leader_has_not_heard_of(replica, away) -> None:
-    assert find_away(cluster(replica)) == away
+def test_a_node_is_away_that_its_leader_has_not_heard_of(replica, down) -> None:
+    assert find_down(cluster(replica)) == down
 
 
 def test_a_node_that_is_away_twice_in_a_row_is_named_with_what_to_do(watch: NodeWatch) -> None:
@@ -50,7 +50,7 @@ def test_a_leader_that_has_just_been_elected_makes_nobody_seem_away(watch: NodeW
     new = {"name": "n2", "active": 0}
     for replicas in ((WELL, GONE), (new, GONE), (WELL, GONE), (WELL, GONE)):
         watch.note(cluster(*replicas))
-    assert watch.away == {"n3"}
+    assert watch.down == {"n3"}
 
 
 def test_a_node_that_is_back_is_told() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from ebbflow.accounts.listener import TaskListener
 from ebbflow.builders import Pipeline
+from ebbflow.connectors import Generator, Log
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.position import Span
 from ebbflow.nats import api
@@ -28,7 +29,7 @@ from ebbflow.status.conditions import judge_health, list_concerns
 from ebbflow.status.ending import describe_end
 from ebbflow.status.model import PipelineStatus, VertexStatus
 from ebbflow.status.observer import BacklogTrend, Observer, TrendWatch
-from ebbflow.status.run_report import Silent
+from ebbflow.status.run_report import Watcher
 from ebbflow.status.stored import read_status
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
@@ -39,7 +40,7 @@ _BOUND = 1.0
 
 
 def _spec(name: str) -> Any:
-    return Pipeline(name).source("in", generator={"messages": 3}).sink("out", log=True).spec
+    return Pipeline(name).source("in", Generator(messages=3)).sink("out", Log()).spec
 
 
 class Watched:
@@ -166,7 +167,7 @@ def test_silence_in_the_middle_is_told_and_over_when_nats_answers(
 @pytest.mark.guarantee("reports-never-end-a-run")
 def test_the_error_of_a_run_is_the_one_that_is_raised(frozen: Frozen, short: None) -> None:
     watched = frozen.watched
-    run = Run(watched.spec, RunOptions(), Silent())
+    run = Run(watched.spec, RunOptions(), Watcher())
     run._link, run._observer = watched.link, watched.observer
     with (
         frozen.silence(),
@@ -177,7 +178,7 @@ def test_the_error_of_a_run_is_the_one_that_is_raised(frozen: Frozen, short: Non
 
 
 def test_a_word_to_the_tasks_is_not_what_a_stop_fails_by(watched: Watched) -> None:
-    run = Run(watched.spec, RunOptions(), Silent())
+    run = Run(watched.spec, RunOptions(), Watcher())
     with open_link(watched.link.server) as link:
         run._link = link
         run._tell_stop()
@@ -186,7 +187,7 @@ def test_a_word_to_the_tasks_is_not_what_a_stop_fails_by(watched: Watched) -> No
 
 
 def test_a_question_without_an_answer_does_not_end_a_drain(frozen: Frozen) -> None:
-    run = Run(frozen.watched.spec, RunOptions(), Silent(), answer_within=_BOUND)
+    run = Run(frozen.watched.spec, RunOptions(), Watcher(), answer_within=_BOUND)
     run._link = frozen.watched.link
     with frozen.silence():
         assert not run._drained(frozen.watched.plans)
@@ -269,8 +270,8 @@ def test_a_vertex_that_falls_behind_is_unhealthy_though_it_is_at_work() -> None:
     health = judge_health(status)
     assert (health.alive, health.healthy, health.ready) == (True, False, True)
     assert health.reason == (
-        "store: falls behind: 238,288 messages wait, the oldest for 6 min 30 s, and they have "
-        "become more for 5 min 30 s"
+        "store: falls behind: 238,288 messages wait, the oldest for 6 min 30 s, and the "
+        "backlog has grown for 5 min 30 s"
     )
 
 

@@ -98,7 +98,7 @@ class Audited:
         self.link.run(publish(self.link.client, subject, frames.encode(batch)))
 
     def take(self, vertex: str, done: Mark, intent: Mark | None = None) -> None:
-        """Has the task of a vertex be done up to a mark, and have something in hand behind it."""
+        """Has the task of a vertex be done up to a mark, and have something in flight behind it."""
         position = self._positions.get(vertex) or self.claim(vertex)
         position = position.settled(Span(done), Counts())
         self.write(vertex, position.intending(Span(intent)) if intent else position)

@@ -28,13 +28,13 @@ def tell(link, names, ensure):
     ensure(catalogue.trail_config(names, 60_000))
 
     def settlement(vertex: str, *ids: str) -> Settlement:
-        verdict = Verdict(some(*ids), Rules(vertex, Backoff(interval=1, steps=1), 10**6))
+        verdict = Verdict(some(*ids), Rules(vertex, Backoff("1ms", steps=1), 10**6))
         place = Place(vertex, 0, [], 10**6)
         chunk, now = Chunk(f"k:{vertex}", verdict.rows), datetime.now(UTC)
         return settle(chunk, verdict, place, now, observers=[TrailObserver()])
 
     def publish(vertex: str, *ids: str) -> None:
-        link.run(publish_settlement(link.client, names, settlement(vertex, *ids)), timeout=10)
+        link.run(publish_settlement(link.client, names, settlement(vertex, *ids)), timeout=120)
 
     return publish
 
@@ -44,7 +44,7 @@ def read(link, names, after: int = 0, vertex: str = "*") -> list[tuple[int, str,
         batches = read_trail_after(link.client, names, after, vertex)
         return [frame async for batch in batches for frame in batch]
 
-    return facts(link.run(gather(), timeout=10))
+    return facts(link.run(gather(), timeout=120))
 
 
 def facts(trail: list[TrailFrame]) -> list[tuple[int, str, list[str]]]:
@@ -69,7 +69,7 @@ def test_many_frames_are_read_in_order(link, names, tell):
         for _ in range(2_300):
             await link.client.publish(names.trail_subject("v"), frame)
 
-    link.run(publish(), timeout=20)
+    link.run(publish(), timeout=120)
     tell("v", "last")  # confirmed behind all others
     assert [seq for seq, _, _ in read(link, names, after=100)] == list(range(101, 2_302))
 
@@ -96,10 +96,10 @@ def test_a_follower_hands_on_what_was_there_and_then_what_comes(link, names, tel
 
     for number in range(3):
         tell("in", f"m{number}")
-    follower = link.run(follow(), timeout=10)
+    follower = link.run(follow(), timeout=120)
     assert facts(taken) == [(2, "in", ["m1"]), (3, "in", ["m2"])]
     tell("out", "m1")
-    link.run(wait(), timeout=10)
+    link.run(wait(), timeout=120)
     assert facts(taken[2:]) == [(4, "out", ["m1"])]
     assert follower.seen == 4
     link.run(follower.close())
@@ -114,4 +114,4 @@ def test_to_catch_up_with_a_trail_that_has_become_too_old_takes_no_time(link, na
         await follower.close()
 
     tell("in", "a")
-    link.run(follow(), timeout=30)
+    link.run(follow(), timeout=120)

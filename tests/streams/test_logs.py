@@ -36,7 +36,7 @@ def test_the_newest_of_a_vertex_are_read_with_all_that_is_known_of_them(link, na
     for number in range(5):
         tell("m", Printed(f"{number}", "log", "warning", "café"), partition=1)
     tell("other", Printed("no"))
-    page = link.run(read_logs(link.client, names, "m", 3), timeout=10)
+    page = link.run(read_logs(link.client, names, "m", 3), timeout=120)
 
     assert texts(page.entries) == ["2", "3", "4"]
     assert all(one.at <= next_one.at for one, next_one in pairwise(page.entries))
@@ -58,21 +58,21 @@ def test_an_entry_names_the_trace_that_it_belongs_to():
 
 def test_messages_of_a_log_sink_are_not_kept(link, names, tell):
     tell("out", Printed("(out) id=1", "message"))
-    assert link.run(read_logs(link.client, names, "out", 3), timeout=10).entries == ()
+    assert link.run(read_logs(link.client, names, "out", 3), timeout=120).entries == ()
 
 
 def test_a_pipeline_that_has_never_kept_logs_has_none(link, names):
-    assert link.run(read_logs(link.client, names, "m", 3), timeout=10).entries == ()
+    assert link.run(read_logs(link.client, names, "m", 3), timeout=120).entries == ()
 
 
 def test_what_is_told_from_now_on_is_followed(link, names, tell):
     tell("m", Printed("before"))
     entries: queue.Queue[LogEntry] = queue.Queue()
-    follower = link.run(_open(link, names, entries), timeout=10)
+    follower = link.run(_open(link, names, entries), timeout=120)
     tell("m", Printed("two\nlines", "error"))
 
-    assert entries.get(timeout=10).with_vertex() == "(m) two\n(m) lines"
-    link.run(follower.close(), timeout=10)
+    assert entries.get(timeout=120).with_vertex() == "(m) two\n(m) lines"
+    link.run(follower.close(), timeout=120)
 
 
 async def _open(link, names, entries):

@@ -22,12 +22,12 @@ from ebbflow.nats.stored import read_one
 from ebbflow.streams import catalogue
 from ebbflow.streams.publish_settlement import publish_settlement
 from ebbflow.streams.reader import FrameReader
-from tests.waiting import until
+from tests.waiting import let_time_pass, until
 
 
 @pytest.fixture
 def buffer(link, names, ensure):
-    """Publish frames with so many rows each; rows are numbered on."""
+    """Publish frames with that many rows each; rows are numbered on."""
     ensure(catalogue.buffer_config(names, "v", 0, 10_000))
     made = 0
 
@@ -65,8 +65,8 @@ def ids(batches):
     return [row for batch in batches for row in batch.column("id").to_pylist()]
 
 
-def take(reader, rows, seconds=10):
-    """Take until so many rows are there, waiting for arrivals."""
+def take(reader, rows, seconds=120):
+    """Take until that many rows are there, waiting for arrivals."""
     found = []
     deadline = time.monotonic() + seconds
     while len(found) < rows and time.monotonic() < deadline:
@@ -82,7 +82,7 @@ def test_many_small_frames_are_at_hand_at_once(link, names, buffer, reader):
     one = reader()
 
     take(one, 300)  # frames have been seen to be small
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while len(one._queue) < 400 and time.monotonic() < deadline:
         one._wake.wait(0.05)
         one._wake.clear()
@@ -130,7 +130,7 @@ def test_frames_are_asked_for_however_they_are_taken(monkeypatch, buffer, reader
     monkeypatch.setattr(pull, "MOST_MESSAGES", pull._WINDOW)
     buffer(*[1] * 200)
     one = reader()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while len(one._queue) < pull._WINDOW and time.monotonic() < deadline:
         one._wake.wait(0.05)
         one._wake.clear()
@@ -222,7 +222,7 @@ class Writer:
             self._link.client, subject, frames.encode(batch), {FROM: "w.0"}, msg_id=msg_id
         )
         assert not self._link.run(sent).duplicate
-        time.sleep(0.15)  # the server's window
+        let_time_pass(0.15)  # the server's window
 
 
 @pytest.fixture

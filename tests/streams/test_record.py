@@ -35,7 +35,7 @@ def test_all_who_change_it_at_once_have_their_way(link, record):
     async def add_all() -> None:
         await asyncio.gather(*map(add, "abcdefgh"))
 
-    link.run(add_all(), timeout=20)
+    link.run(add_all(), timeout=120)
     assert sorted(link.run(record().read()).decode()) == sorted("abcdefgh")
 
 
@@ -58,5 +58,5 @@ def test_a_write_waits_for_one_that_is_in_process(link, record, monkeypatch):
 
     monkeypatch.setattr("ebbflow.streams.positions.publish", publish)
     one = record()
-    assert link.run(one.replace(b"1"), timeout=10)
+    assert link.run(one.replace(b"1"), timeout=120)
     assert link.run(record().read()) == b"1"

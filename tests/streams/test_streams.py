@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ebbflow import Pipeline
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.domain.errors import SetupError
 from ebbflow.engine.position import Mark, Span
 from ebbflow.nats.publish import BUFFER, publish
@@ -34,13 +35,13 @@ def test_replicas_on_a_single_server_are_refused_with_what_to_do(link, names):
 def form_of(link, pipeline, *maps):
     for name, partitions in maps:
         pipeline = pipeline.map(name, "json:dumps", partitions=partitions)
-    plans = make_plans(pipeline.sink("out", blackhole=True).spec, link.server, 1_000_000, None)
+    plans = make_plans(pipeline.sink("out", Blackhole()).spec, link.server, 1_000_000, None)
     link.run(provision(link, plans))
 
 
 def test_messages_for_a_vertex_or_partition_that_is_gone_are_named_and_refused(link, names):
     def new():
-        return Pipeline(names.pipeline).source("in", generator={"messages": 1})
+        return Pipeline(names.pipeline).source("in", Generator(messages=1))
 
     def store(subject, rows):
         link.run(publish(link.client, subject, b"x", {"Ebbflow-Rows": str(rows)}, retry=BUFFER))

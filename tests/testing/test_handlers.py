@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -71,7 +74,7 @@ def test_every_message_of_a_map_has_its_own_outcome():
 
 
 def test_an_exception_is_fatal_when_the_policy_says_so():
-    (result,) = run_map(check, b"broken", on_error=Backoff(0, steps=0))
+    (result,) = run_map(check, b"broken", on_error=Backoff("0s", steps=0))
 
     assert isinstance(result.outcome, DeadLetter)
     assert result.outcome.error == "ValueError: cannot read it"
@@ -125,11 +128,11 @@ def test_retries_come_at_once_and_end_as_they_would():
         tries.append(datum.system_metadata["sink"]["retry_count"])
         return Message.to_fail("not yet")
 
-    (result,) = run_map(fails, b"x", retry=Backoff(100, steps=3), on_failure="drop")
+    (result,) = run_map(fails, b"x", retry=Backoff("100ms", steps=3), on_failure="drop")
     assert result.outcome == DeadLetter("retries exhausted", "not yet (after 3 retries)")
     assert tries == [b"0", b"1", b"2", b"3"]
 
-    (result,) = run_map(fails, b"x", retry=Backoff(60_000, steps=3))
+    (result,) = run_map(fails, b"x", retry=Backoff("60s", steps=3))
     assert result.outcome == Retry(60_000, "not yet", 1, 0)
 
 
@@ -177,3 +180,29 @@ def test_an_answer_that_needs_what_is_not_there_breaks_the_contract():
 
     assert isinstance(result.outcome, Redeliver)
     assert "ContractViolation" in (result.outcome.reason or "")
+
+
+def test_a_traceback_shows_the_frames_of_user_code_and_its_libraries_only() -> None:
+    def parse(datum: Datum) -> Message:
+        try:
+            return Message(json.loads(datum.value)["data"])
+        except ValueError as error:
+            raise RuntimeError("no order") from error
+
+    (result,) = run_map(parse, b"{", on_error=Backoff("0s", steps=0))
+    outcome = result.outcome
+    assert isinstance(outcome, DeadLetter)
+    assert outcome.traceback is not None
+    files = re.findall(r'File "([^"]+)"', outcome.traceback)
+    assert Path(files[0]) == Path(__file__) == Path(files[-1])
+    assert any("/json/" in file for file in files)
+    assert not [file for file in files if "/ebbflow/" in file.replace(str(Path(__file__)), "")]
+    assert "JSONDecodeError" in outcome.traceback
+    assert "RuntimeError: no order" in outcome.traceback
+
+
+def test_an_attribute_that_a_datum_does_not_have_is_named_with_the_nearest_one() -> None:
+    (result,) = run_map(lambda datum: Message(datum.vaule), b"x", on_error=Backoff("0s", steps=0))
+    assert isinstance(result.outcome, DeadLetter)
+    text = "AttributeError: Datum has no attribute 'vaule'; did you mean 'value'?"
+    assert result.outcome.error == text

@@ -38,9 +38,9 @@ class Asking:
 
     def open(self) -> http.client.HTTPConnection:
         if not self.secured:
-            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         trusting = ssl._create_unverified_context()
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=trusting)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=120, context=trusting)
 
     @staticmethod
     def read(connection: http.client.HTTPConnection) -> Answer:
@@ -69,7 +69,7 @@ class Asking:
         return self.ask("POST", path, body if body is not None else {}, POST)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
     @contextmanager
     def stream(self, path: str) -> Iterator[Iterator[tuple[str, Any]]]:

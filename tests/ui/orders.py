@@ -1,4 +1,4 @@
-"""A real pipeline for the tests of the page: the command runs it, with the page beside it.
+"""A real pipeline for the tests of the page: the command runs it, with the page next to it.
 
 Orders go through two maps into a store. What goes wrong is decided by the number of the order: one
 waits ten minutes for its customer, some are nacked until they die, some make the code raise, some

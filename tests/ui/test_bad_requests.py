@@ -55,7 +55,7 @@ def test_no_request_is_the_servers_fault(page: Asking, method, pieces, query, bo
 
 
 def ask(page: Asking, method: str, path: str, body: bytes) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
     try:
         connection.request(method, path, body, POST)
         return connection.getresponse().status

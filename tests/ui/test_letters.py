@@ -2,16 +2,16 @@
 
 import base64
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ebbflow.engine import frames
+from ebbflow.ui.jobs import Jobs
 from ebbflow.ui.letters import LetterReaders
 from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown
-from tests.waiting import until
+from tests.waiting import let_time_pass, until
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_trial_changes_nothing_and_bounds_what_is_done_then(page: Asking, show
 def test_many_go_back_as_a_job_that_is_asked_for_and_can_be_stopped(
     page: Asking, shown: Shown, monkeypatch
 ):
-    monkeypatch.setattr("ebbflow.ui.jobs._SOON", 0.05)
+    monkeypatch.setattr(Jobs, "reply_within", 0.05)
     for number in range(30):
         shown.bury(id=f"in-{number}")
     begun = page.post(path(shown, "replay"), {"filter": {}, "rate": 20})
@@ -119,7 +119,8 @@ def test_many_go_back_as_a_job_that_is_asked_for_and_can_be_stopped(
     assert page.get(job).json["done"] is False
     assert page.post(f"{job}/stop").status == 200
     stopped = ask_until_done(page, job).json
-    assert (stopped["error"], stopped["next_step"]) == ("it was stopped", "Do it again to go on.")
+    assert stopped["error"] == "it was stopped"
+    assert stopped["next_step"] == "Do it again to continue."
     again = page.post(path(shown, "replay"), {"filter": {}})
     if again.status == 202:
         ask_until_done(page, path(shown, "jobs", again.json["job"]))
@@ -148,15 +149,21 @@ def test_letters_are_exported_as_lines(page: Asking, shown: Shown):
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ({}, "name the letters by numbers, or by a filter"),
-        ({"numbers": [1], "filter": {}}, "name the letters by numbers, or by a filter"),
+        ({}, "name the dead letters by numbers, or by a filter"),
+        ({"numbers": [1], "filter": {}}, "name the dead letters by numbers, or by a filter"),
         ({"numbers": []}, "numbers must be a list of 1 to 100,000 whole numbers"),
         ({"numbers": [True]}, "numbers must be a list of 1 to 100,000 whole numbers"),
         ({"filter": {"vortex": "a"}}, "a filter has no 'vortex'"),
         ({"filter": {"since": "soon"}}, "since must be a time such as 2026-01-31T12:00:00Z"),
-        ({"filter": {}, "value": "x"}, "only one letter can be edited at a time; name its number"),
+        (
+            {"filter": {}, "value": "x"},
+            "only one dead letter can be edited at a time; name its number",
+        ),
         ({"numbers": [1], "value": {"base64": "?"}}, "the value is not base64"),
-        ({"numbers": [1], "rate": 0}, "rate must be a number of letters a second, more than 0"),
+        (
+            {"numbers": [1], "rate": 0},
+            "rate must be a number of dead letters a second, more than 0",
+        ),
         ({"numbers": [1], "dry_run": "no"}, "dry_run must be true or false"),
     ],
 )
@@ -179,7 +186,7 @@ def test_threads_that_ask_at_the_same_time_share_a_reader(link, shown: Shown, mo
     class Letters:
         def __init__(self, *_: object) -> None:
             made.append(self)
-            time.sleep(0.05)  # in which the other threads look for a reader, too
+            let_time_pass(0.05)  # in which the other threads look for a reader, too
 
     monkeypatch.setattr("ebbflow.ui.letters.DeadLetters", Letters)
     readers = LetterReaders()

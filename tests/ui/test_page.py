@@ -1,4 +1,4 @@
-"""The page in a real browser, beside a real pipeline: what a person sees, and can do.
+"""The page in a real browser, next to a real pipeline: what a person sees, and can do.
 
 The tests follow one another on one run, as a person would, and none ends a part of it. With
 EBBFLOW_PICTURES=1 they also write the pictures of the guides to docs/images.
@@ -219,7 +219,7 @@ def test_the_list_shows_the_reason_of_a_nack_and_begins_with_the_newest(
         return why.count() > 0
 
     orders.wait_until(refresh)
-    rule = "nacked on delivery 2; max_deliveries is 1"
+    rule = "redelivered once, max_deliveries is 1"
     expect(why.first).to_have_text(f"order 27 has no address: {rule}")
     visit(page, "dead-letters")
     numbers = page.locator(".list .row")

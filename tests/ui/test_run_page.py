@@ -7,10 +7,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ebbflow import Message, Pipeline
+from ebbflow import Backoff, Message, Pipeline
+from ebbflow.connectors import Blackhole, Generator
 from ebbflow.runtime.run_setup import RunOptions
 from ebbflow.spark.run import Run
-from ebbflow.status.run_report import Silent
+from ebbflow.status.run_report import Watcher
 from ebbflow.testing.background_run import until
 from ebbflow.ui.web_ui import attach_web_ui
 from tests.ui.asking import Asking
@@ -26,7 +27,7 @@ def check(datum):
     return Message(datum.value)
 
 
-class Stages(Silent):
+class Stages(Watcher):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -44,19 +45,19 @@ class PageOfRun:
     def __init__(self, state) -> None:
         pipeline = (
             Pipeline("shown")
-            .source("in", generator={"rpu": 40, "duration": "1s"})
-            .map("check", check, on_error={"interval": "100ms", "steps": 1})
-            .sink("out", blackhole=True)
+            .source("in", Generator(rpu=40, duration="1s"))
+            .map("check", check, on_error=Backoff("100ms", steps=1))
+            .sink("out", Blackhole())
         )
         self.stages = Stages()
         options = RunOptions(state=state, timeout=900)
-        beside = attach_web_ui("127.0.0.1:0", False)
-        self.run = Run(pipeline.spec, options, self.stages, beside)
+        attachments = attach_web_ui("127.0.0.1:0", False)
+        self.run = Run(pipeline.spec, options, self.stages, attachments)
         self.thread = threading.Thread(target=self.run.execute, daemon=True)
         self.thread.start()
-        assert until(lambda: self.stages.find_port() is not None, 60)
+        assert until(lambda: self.stages.find_port() is not None, 120)
         self.page = Asking(self.stages.find_port(), "")
-        assert until(lambda: self.vertex("out").get("counts", {}).get("done", 0) > 50, 90)
+        assert until(lambda: self.vertex("out").get("counts", {}).get("done", 0) > 50, 120)
 
     def get(self, path: str):
         return self.page.get(f"/api/pipelines/shown/{path}").json
@@ -67,7 +68,7 @@ class PageOfRun:
 
     def stop(self) -> None:
         self.run.stop()
-        self.thread.join(60)
+        self.thread.join(120)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_the_status_is_the_runs_own(shown: PageOfRun):
         f"http://127.0.0.1:{shown.page.port}/",
     )
     before = shown.vertex("out")["counts"]["done"]
-    assert until(lambda: shown.vertex("out")["counts"]["done"] > before, 20)
+    assert until(lambda: shown.vertex("out")["counts"]["done"] > before, 120)
     assert shown.page.get("/ready").status == 200
     assert b'pipeline="shown"' in shown.page.get("/metrics").raw
 
@@ -99,7 +100,7 @@ def test_an_error_shows_with_its_traceback_and_its_letter_with_its_way(shown: Pa
     assert [(place["where"], place["number"]) for place in way["now"]] == [
         ("dead letter", letter["number"])
     ]
-    assert until(lambda: bool(shown.get("logs?vertex=check")["logs"]), 20)
+    assert until(lambda: bool(shown.get("logs?vertex=check")["logs"]), 120)
     assert shown.get("logs?vertex=check")["logs"][0]["message"].startswith("bad in-")
 
 
@@ -109,7 +110,7 @@ def test_spec_graph_and_history_are_there(shown: PageOfRun):
     assert b"name: check" in spec.raw
     graph = shown.get("graph")
     assert [vertex["name"] for vertex in graph["shape"]["vertices"]] == ["in", "check", "out"]
-    assert until(lambda: len(shown.get("history")["samples"]) > 1, 20)
+    assert until(lambda: len(shown.get("history")["samples"]) > 1, 120)
     assert {"in", "check", "out"} == set(shown.get("history")["samples"][-1]["vertices"])
 
 
@@ -135,6 +136,6 @@ def test_the_page_tells_how_the_run_ended_and_ends_with_it(shown: PageOfRun):
             if status["phase"] == "ended":
                 break
     assert phases[-1] == ("ended", "stopped")
-    shown.thread.join(60)
+    shown.thread.join(120)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", shown.page.port), timeout=5)
+        socket.create_connection(("127.0.0.1", shown.page.port), timeout=120)

@@ -16,6 +16,7 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.status.model import Concern
 from ebbflow.ui import pipelines
 from ebbflow.ui.web_ui import UiAddress, open_socket, parse_address
+from ebbflow.web.connection import HttpConnection
 from ebbflow.web.server import make_certificate
 from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown
@@ -70,13 +71,13 @@ def test_events_tell_each_state_and_a_hundred_pages_are_read_for_once(
         path = f"/api/pipelines/{shown.name}/events"
         streams = [stack.enter_context(page.stream(path)) for _ in range(100)]
         for events in streams:
-            kind, told = next(events)
-            assert (kind, told["phase"]) == ("status", "running")
+            told = next(told for kind, told in events if kind == "status")
+            assert told["phase"] == "running"
         shown.tell(phase="stopping")
         before = len(reads)
         for events in streams:
-            while next(events)[1]["phase"] != "stopping":
-                pass
+            # A busy machine may be too slow for a state now and then, which is an event of its own.
+            assert any(kind == "status" and told["phase"] == "stopping" for kind, told in events)
         assert len(reads) - before < 20
 
 
@@ -84,7 +85,7 @@ def test_events_tell_each_state_and_a_hundred_pages_are_read_for_once(
 def test_a_browser_that_stops_reading_is_let_go_and_holds_up_nobody(
     link, shown: Shown, monkeypatch
 ):
-    monkeypatch.setattr("ebbflow.web.connection._PATIENCE", 0.3)
+    monkeypatch.setattr(HttpConnection, "patience", 0.3)
     large = Concern("warning", None, "x" * 2_000_000, "y")
     shown.tell(problems=(large,))
     with asking(link) as page:
@@ -272,7 +273,7 @@ def test_what_is_no_address_is_told_with_an_example(text):
     with pytest.raises(SetupError) as raised:
         parse_address(text, 8321)
     assert str(raised.value) == (
-        f"{text!r} is no address for the web UI to listen on. "
+        f"{text!r} is not an address that the web UI can listen on. "
         "Write it as HOST:PORT, such as 127.0.0.1:8321; port 0 is any that is free."
     )
 
@@ -305,7 +306,7 @@ def test_beyond_this_machine_a_token_is_needed(monkeypatch):
         assert entrance.token.reveal() == "chosen"
         assert announced(entrance) == [
             f"web UI at {entrance.url}",
-            "it is reached without TLS: its token and what it shows can be read on their way",
+            "it is reached without TLS: its token and what it shows can be read in transit",
         ]
         assert "chosen" not in entrance.url + repr(entrance)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow import Message, Nack, NackOptions, Response, RowResponse, Unavailable
+from ebbflow import Message, Nack, NackOptions, Response, Unavailable
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.message import Status
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
@@ -21,7 +21,7 @@ from tests.engine.sample_rows import POLICY, some, verdict_on
 
 FIX = (
     "Return None when all rows are written, or {row: answer} for the others, with numbers of rows "
-    "from 0 and answers made with the class methods of RowResponse."
+    "from 0 and answers made with the class methods of Response: without an id, the rest by name."
 )
 EVERY = frozenset(Status)
 
@@ -49,7 +49,7 @@ async def async_nothing(batch: pa.RecordBatch) -> None:
 
 
 class SinkClass:
-    def __call__(self, batch: pa.RecordBatch) -> dict[int, RowResponse]:
+    def __call__(self, batch: pa.RecordBatch) -> dict[int, Response]:
         return {}
 
 
@@ -58,7 +58,7 @@ class SinkClass:
     [
         lambda batch: None,
         lambda batch: {},
-        lambda batch: {0: RowResponse.ok()},
+        lambda batch: {0: Response.ok()},
         async_nothing,
         SinkClass,
     ],
@@ -84,24 +84,24 @@ def test_a_pandas_sink_gets_data_frames():
 
 
 def test_every_row_keeps_its_own_answer():
-    def target(batch: pa.RecordBatch) -> dict[int, RowResponse]:
+    def target(batch: pa.RecordBatch) -> dict[int, Response]:
         return {
-            1: RowResponse.failure("no such account"),
-            2: RowResponse.nack(NackOptions(delay="5s", reason="busy")),
-            3: RowResponse.nack(),
-            4: RowResponse.nack(NackOptions(max_deliveries=0, reason="given up")),
+            1: Response.failure(error="no such account"),
+            2: Response.nack(reason="busy", delay="5s"),
+            3: Response.nack(),
+            4: Response.nack(reason="given up", max_deliveries=0),
         }
 
     assert sunk(target, *"abcde").outcomes == {
         1: DeadLetter("sink failure", error="no such account"),
         2: Redeliver(5_000, "busy", 0, NackOptions(5_000, reason="busy")),
         3: Redeliver(0, None, 0),
-        4: DeadLetter("given up", error="nacked on delivery 1; max_deliveries is 0"),
+        4: DeadLetter("given up", error="redelivered 0 times, max_deliveries is 0"),
     }
 
 
 def test_an_exception_in_place_of_an_answer_is_what_its_row_failed_with():
-    verdict = sunk(lambda batch: {1: ValueError("bad data"), 2: RowResponse.nack()}, *"abc")
+    verdict = sunk(lambda batch: {1: ValueError("bad data"), 2: Response.nack()}, *"abc")
     assert verdict.outcomes == {
         1: Redeliver(1_000, "ValueError: bad data", 1),
         2: verdict.outcomes[2],
@@ -122,19 +122,19 @@ def test_a_row_that_was_not_tried_comes_back_as_it_is():
 
 
 def test_rows_are_counted_from_the_first_of_the_call():
-    verdict = sunk(lambda batch: {1: RowResponse.nack()}, *"abcdef", size=2)
+    verdict = sunk(lambda batch: {1: Response.nack()}, *"abcdef", size=2)
     assert verdict.outcomes.keys() == {1, 3, 5}
 
 
 def test_fallback_serve_and_on_success_are_asked_for():
     handed_on = Message(b"stored")
 
-    def target(batch: pa.RecordBatch) -> dict[int, RowResponse]:
+    def target(batch: pa.RecordBatch) -> dict[int, Response]:
         return {
-            0: RowResponse.fallback(),
-            1: RowResponse.serve(b"answer"),
-            2: RowResponse.on_success(handed_on),
-            3: RowResponse.on_success(),
+            0: Response.fallback(),
+            1: Response.serve(payload=b"answer"),
+            2: Response.on_success(message=handed_on),
+            3: Response.on_success(),
         }
 
     verdict = sunk(target, *"abcde", allowed=EVERY)
@@ -151,40 +151,49 @@ def test_fallback_serve_and_on_success_are_asked_for():
         (
             {1: "ok"},
             {1},
-            "answered for 1 of 3 rows: 1 x str where a RowResponse belongs (ids: b)",
+            "answered for 1 of 3 rows: 1 x str where a Response belongs (ids: b)",
         ),
         (
-            {0: Response.ok("a"), 2: RowResponse.ok()},
+            {0: Response.nack("busy"), 2: Response.ok()},
             {0},
-            "answered for 2 of 3 rows: 1 x Response where a RowResponse belongs (ids: a)",
+            "answered for 2 of 3 rows: 1 x a Response with an id, or with one in place of what it "
+            "says (ids: a)",
         ),
         (
-            {2: RowResponse(Status.FAILURE, error=5)},
+            {2: Response("", Status.FAILURE, error=5)},
             {2},
-            "answered for 1 of 3 rows: 1 x a RowResponse whose error is int (ids: c)",
+            "answered for 1 of 3 rows: 1 x a Response whose error is int (ids: c)",
         ),
         (
-            {3: RowResponse.ok()},
+            {3: Response.ok()},
             {0, 1, 2},
             "answered for 1 of 3 rows: 1 x an answer for row 3 of 3",
         ),
         (
-            {-1: RowResponse.ok(), 1: RowResponse.ok()},
+            {-1: Response.ok(), 1: Response.ok()},
             {0, 2},
             "answered for 2 of 3 rows: 1 x an answer for row -1 of 3",
         ),
         (
-            {"b": RowResponse.ok()},
+            {"b": Response.ok()},
             {0, 1, 2},
             "answered for 1 of 3 rows: 1 x an answer for row 'b' of 3",
         ),
         (
-            {True: RowResponse.ok()},
+            {True: Response.ok()},
             {0, 1, 2},
             "answered for 1 of 3 rows: 1 x an answer for row True of 3",
         ),
     ],
-    ids=["no answer", "a Response", "wrong fact", "behind the last", "before", "an id", "bool"],
+    ids=[
+        "no answer",
+        "an id",
+        "wrong fact",
+        "behind the last",
+        "before",
+        "an id for a row",
+        "bool",
+    ],
 )
 def test_rows_without_a_valid_answer_fail_and_the_others_keep_theirs(answers, failed, error):
     verdict = sunk(lambda batch: answers)
@@ -192,7 +201,7 @@ def test_rows_without_a_valid_answer_fail_and_the_others_keep_theirs(answers, fa
     assert verdict.outcomes == dict.fromkeys(failed, expected)
 
 
-@pytest.mark.parametrize("answers", [[], True, b"ok", [RowResponse.ok()]], ids=repr)
+@pytest.mark.parametrize("answers", [[], True, b"ok", [Response.ok()]], ids=repr)
 def test_what_is_no_mapping_fails_the_call(answers):
     verdict = sunk(lambda batch: answers)
     error = (
@@ -205,9 +214,9 @@ def test_what_is_no_mapping_fails_the_call(answers):
 @pytest.mark.parametrize(
     ("answer", "needed", "field"),
     [
-        (RowResponse.fallback(), "fallback sink", "sink.fallback"),
-        (RowResponse.serve(b""), "serving store", "spec.servingStore"),
-        (RowResponse.on_success(), "on-success sink", "sink.onSuccess"),
+        (Response.fallback(), "fallback sink", "sink.fallback"),
+        (Response.serve(payload=b""), "serving store", "spec.servingStore"),
+        (Response.on_success(), "on-success sink", "sink.onSuccess"),
     ],
     ids=["FALLBACK", "SERVE", "ON_SUCCESS"],
 )
@@ -215,7 +224,7 @@ def test_an_answer_that_nothing_is_configured_for_is_a_violation(answer, needed,
     verdict = sunk(lambda batch: {0: answer})
     error = (
         f"ContractViolation: v: answered {answer.status.name}, but there is no {needed} for it "
-        f"(ids: a). Configure {field}, or answer with RowResponse.ok, .failure or .nack."
+        f"(ids: a). Configure {field}, or answer with Response.ok, .failure or .nack."
     )
     assert verdict.outcomes == {0: Redeliver(1_000, error, 1)}
 
@@ -223,18 +232,18 @@ def test_an_answer_that_nothing_is_configured_for_is_a_violation(answer, needed,
 @pytest.mark.parametrize("error", ["", "  ", None, 5], ids=repr)
 def test_a_failure_must_say_what_went_wrong(error):
     with pytest.raises(ValueError, match="needs an error message"):
-        RowResponse.failure(error)
+        Response.failure(error=error)
 
 
 def test_only_the_rows_that_failed_are_given_again_and_count_their_retries():
     calls: list[list[tuple[str, int]]] = []
 
-    def target(batch: pa.RecordBatch) -> dict[int, RowResponse]:
+    def target(batch: pa.RecordBatch) -> dict[int, Response]:
         ids, retries = (batch.column(name).to_pylist() for name in ("id", "retries"))
         calls.append(list(zip(ids, retries, strict=True)))
-        return {ids.index("b"): RowResponse.failure("not yet")} if len(calls) < 3 else {}
+        return {ids.index("b"): Response.failure(error="not yet")} if len(calls) < 3 else {}
 
-    verdict = sunk(target, strategy=RetryStrategy(Backoff(interval=1, steps=5)))
+    verdict = sunk(target, strategy=RetryStrategy(Backoff("1ms", steps=5)))
     assert calls == [[("a", 0), ("b", 0), ("c", 0)], [("b", 1)], [("b", 2)]]
     assert verdict.outcomes == {}
 
@@ -267,7 +276,7 @@ def test_the_row_that_breaks_a_large_call_is_found_and_the_others_come_again_alo
 
 def test_a_nack_of_the_call_nacks_all_rows():
     def target(batch: pa.RecordBatch) -> None:
-        raise Nack(delay=5, reason="busy")
+        raise Nack(delay="5ms", reason="busy")
 
     options = NackOptions(5, reason="busy")
     assert sunk(target).outcomes == dict.fromkeys(range(3), Redeliver(5, "busy", 0, options))
@@ -276,7 +285,7 @@ def test_a_nack_of_the_call_nacks_all_rows():
 @pytest.mark.parametrize(
     "target",
     [
-        lambda batch: dict.fromkeys(range(3), RowResponse.unavailable("the database")),
+        lambda batch: dict.fromkeys(range(3), Response.unavailable(what="the database")),
         lambda batch: (_ for _ in ()).throw(Unavailable("the database")),
         lambda batch: (_ for _ in ()).throw(ConnectionError("no route")),
     ],
@@ -293,7 +302,9 @@ def test_a_system_that_is_away_is_counted_on_nobody(target):
 
 def test_rows_that_are_away_beside_others_that_pass_show_no_outage():
     verdict = verdict_on(some("a", "b", "c"))
-    handler = Handler(lambda batch: {1: RowResponse.unavailable("the database", "2s")})
+    handler = Handler(
+        lambda batch: {1: Response.unavailable(what="the database", retry_after="2s")}
+    )
     run_columnar_sink(handler, verdict, batch_size=100, pandas=False)
     assert verdict.outcomes.keys() == {1}
     assert handler.blame.outage is None
@@ -302,9 +313,9 @@ def test_rows_that_are_away_beside_others_that_pass_show_no_outage():
 def test_an_ordered_vertex_stops_at_the_row_that_comes_back():
     calls: list[list[str]] = []
 
-    def target(batch: pa.RecordBatch) -> dict[int, RowResponse]:
+    def target(batch: pa.RecordBatch) -> dict[int, Response]:
         calls.append(batch.column("id").to_pylist())
-        return {1: RowResponse.nack()} if "b" in calls[-1] else {}
+        return {1: Response.nack()} if "b" in calls[-1] else {}
 
     rows = some(*"abcd", keys=[["k"], ["l"], ["k"], ["l"]])
     verdict = verdict_on(rows, POLICY, ordered=True)
@@ -319,21 +330,21 @@ statuses = st.sampled_from(["ok", "failure", "nack", "fallback", "serve", "unava
 @given(st.lists(statuses, min_size=1, max_size=8), st.integers(1, 8))
 def test_it_decides_as_a_sink_with_the_same_answers_in_a_list_does(said, size):
     made = {
-        "ok": lambda kind, *i: kind.ok(*i),
-        "failure": lambda kind, *i: kind.failure(*i, "no"),
-        "nack": lambda kind, *i: kind.nack(*i, NackOptions(7, reason="later")),
-        "fallback": lambda kind, *i: kind.fallback(*i),
-        "serve": lambda kind, *i: kind.serve(*i, b"yes"),
-        "unavailable": lambda kind, *i: kind.unavailable(*i, "it"),
+        "ok": Response.ok,
+        "failure": partial(Response.failure, error="no"),
+        "nack": partial(Response.nack, reason=NackOptions(7, reason="later")),
+        "fallback": Response.fallback,
+        "serve": partial(Response.serve, payload=b"yes"),
+        "unavailable": partial(Response.unavailable, what="it"),
     }
     ids = [str(number) for number in range(len(said))]
 
     def listed(data):
-        return [made[said[int(datum.id)]](Response, datum.id) for datum in data]
+        return [made[said[int(datum.id)]](datum.id) for datum in data]
 
     def in_rows(batch):
         rows = enumerate(batch.column("id").to_pylist())
-        return {row: made[said[int(i)]](RowResponse) for row, i in rows if said[int(i)] != "ok"}
+        return {row: made[said[int(i)]]() for row, i in rows if said[int(i)] != "ok"}
 
     one, other = (verdict_on(some(*ids), allowed=EVERY, has_fallback=True) for _ in range(2))
     call_sink(Handler(listed), one, size)
@@ -352,7 +363,7 @@ def test_a_row_without_an_answer_comes_back_and_only_an_error_of_its_own_is_coun
         "error": ValueError("bad"),
         "away": Unavailable("it"),
         "untried": UNTRIED,
-        "nack": RowResponse.nack(),
+        "nack": Response.nack(),
     }
 
     def target(batch: pa.RecordBatch) -> dict[int, object]:

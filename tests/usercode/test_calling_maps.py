@@ -93,7 +93,7 @@ BOTH = [(0, 0, b"a1"), (0, 1, b"a2"), (1, 0, b"b1"), (1, 1, b"b2")]
         (lambda d: stream(d), BOTH),
     ],
     ids=[
-        "message", "subclass", "list", "tuple", "drop beside a message", "generator", "long list",
+        "message", "subclass", "list", "tuple", "drop next to a message", "generator", "long list",
         "class", "instance", "async", "async class", "async generator", "async generator class",
         "function that returns a coroutine", "function that returns an async generator",
     ],
@@ -145,7 +145,7 @@ def test_a_nack_among_the_outputs_takes_back_the_whole_input(messages, delay):
 
 
 def deep(datum: Datum, depth: int = 30) -> Message:
-    return nack(delay=7, reason="deep") if not depth else deep(datum, depth - 1)
+    return nack(delay="7ms", reason="deep") if not depth else deep(datum, depth - 1)
 
 
 async def deep_async(datum: Datum) -> Message:
@@ -162,7 +162,7 @@ def deep_in_finally(datum: Datum):
     try:
         raise ValueError
     finally:
-        raise Nack(delay=7, reason="deep")
+        raise Nack(delay="7ms", reason="deep")
 
 
 @pytest.mark.parametrize("target", [deep, deep_async, deep_generator, deep_in_finally])
@@ -281,7 +281,7 @@ NO_TEXTS = "ContractViolation: v: returned a Message whose"
             "Make it with Message.to_drop(), .to_nack() or .to_fail().",
         ),
         (
-            Message.to_nack({"delay": 5}),
+            Message(b"", signal=Signal.NACK, nack_options={"delay": 5}),
             "ContractViolation: v: nacked with options of type dict. "
             "Give NackOptions(delay=..., max_deliveries=..., reason=...).",
         ),

@@ -1,4 +1,4 @@
-"""Batch maps, which answer by id, and stream maps, whose outputs go on before they have ended."""
+"""Batch maps, which answer by id, and stream maps, which forward outputs before they end."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -60,7 +60,7 @@ def test_each_result_is_what_a_map_may_return():
         "e": Message.to_drop(),
         "f": "text",
         "g": ValueError("this one only"),
-        "h": Nack(delay=9),
+        "h": Nack(delay="9ms"),
     }
     verdict = batched(lambda data: results, *results)
     assert forwarded(verdict) == [(1, 0, b"1"), (1, 1, b"2"), (2, 0, b"3")]
@@ -233,7 +233,7 @@ def nacks_behind_one(datum: Datum):
 def raises_behind_one(datum: Datum):
     yield Message(datum.value + b"1")
     if datum.id == "b":
-        raise Nack(delay=5, reason="busy")
+        raise Nack(delay="5ms", reason="busy")
     yield Message(datum.value + b"2")
 
 
@@ -281,7 +281,7 @@ def fails_behind_one(datum: Datum):
 
 
 def test_a_failure_takes_back_its_outputs_and_is_tried_again():
-    verdict, _ = streamed(fails_behind_one, strategy=RetryStrategy(Backoff(1, 5)))
+    verdict, _ = streamed(fails_behind_one, strategy=RetryStrategy(Backoff("1ms", 5)))
     assert verdict.outcomes == {}
     assert sorted(forwarded(verdict)) == BOTH
 
@@ -294,10 +294,10 @@ def test_without_a_strategy_a_failure_is_a_dead_letter():
 
 def fails_and_then_raises(datum: Datum):
     yield Message.to_fail("first")
-    raise Nack(delay=5, reason="second")
+    raise Nack(delay="5ms", reason="second")
 
 
-@pytest.mark.parametrize("strategy", [None, RetryStrategy(Backoff(1, 1), "drop")])
+@pytest.mark.parametrize("strategy", [None, RetryStrategy(Backoff("1ms", 1), "drop")])
 def test_what_is_raised_after_a_failure_counts_and_only_that(strategy):
     verdict, _ = streamed(fails_and_then_raises, "a", strategy=strategy)
     assert verdict.outcomes == {0: Redeliver(5, "second", 0)}

@@ -59,6 +59,49 @@ class SinkClass:
         return all_ok(data)
 
 
+def returns(data: list[Datum]) -> None:
+    assert data
+
+
+async def returns_later(data: list[Datum]) -> None:
+    await asyncio.sleep(0)
+
+
+class Returns:
+    def __call__(self, data: list[Datum]) -> "None":
+        assert data
+
+
+@pytest.mark.parametrize(
+    "target",
+    [returns, returns_later, Returns, Returns(), partial(returns), Returns().__call__],
+    ids=["function", "async", "class", "instance", "partial", "method"],
+)
+def test_a_sink_that_is_annotated_none_has_written_everything_when_it_returns(target):
+    assert sunk(target, *"abc").outcomes == {}
+
+
+def test_a_sink_that_forgets_to_return_loses_nothing():
+    def forgets(data):
+        all_ok(data)
+
+    def forgets_a_list(data) -> list[Response]:
+        all_ok(data)
+
+    for target in (forgets, forgets_a_list, lambda data: None):
+        outcomes = sunk(target, *"abc").outcomes
+        assert len(outcomes) == 3
+        assert all("annotated -> None" in outcome.reason for outcome in outcomes.values())
+
+
+def test_what_a_sink_that_is_annotated_none_raises_is_the_affair_of_its_messages():
+    def raises_something(data: list[Datum]) -> None:
+        raise ValueError("no")
+
+    outcomes = sunk(raises_something, *"abc").outcomes
+    assert [outcome.reason for outcome in outcomes.values()] == ["ValueError: no"] * 3
+
+
 @pytest.mark.parametrize(
     "target",
     [
@@ -100,7 +143,7 @@ def test_every_message_keeps_its_own_answer():
         1: DeadLetter("sink failure", error="no such account"),
         2: Redeliver(5_000, "busy", 0),
         3: Redeliver(0, None, 0),
-        4: DeadLetter("given up", error="nacked on delivery 1; max_deliveries is 0"),
+        4: DeadLetter("given up", error="redelivered 0 times, max_deliveries is 0"),
     }
 
 
@@ -144,7 +187,10 @@ def test_a_response_too_many_for_an_unknown_id_harms_nobody():
         ("ok", "str where a Response belongs"),
         (Response.ok(5), "a Response whose id is int"),
         (Response("c", "ok"), "a Response whose status is str"),
-        (Response.nack("c", {"delay": 5}), "a Response whose nack_options is dict"),
+        (
+            Response("c", Status.NACK, nack_options={"delay": 5}),
+            "a Response whose nack_options is dict",
+        ),
         (Response("c", Status.FAILURE, error=5), "a Response whose error is int"),
     ],
     ids=repr,
@@ -160,7 +206,8 @@ def test_what_is_no_list_of_responses_fails_the_batch(answers):
     verdict = sunk(lambda data: answers)
     error = (
         f"ContractViolation: v: returned {type(answers).__name__} where a list of responses "
-        "belongs. Return one Response for each message: [Response.ok(d.id) for d in data]."
+        "belongs. Return one Response for each message: [Response.ok(d.id) for d in data]. A sink "
+        "that has written everything when it returns may be annotated -> None instead."
     )
     assert verdict.outcomes == {index: Redeliver(1_000, error, 1) for index in range(3)}
 
@@ -222,7 +269,7 @@ async def exits(data: list[Datum]) -> list[Response]:
     [
         (raises(ValueError("no")), "ValueError: no", 1),
         (raises(SystemExit(3)), "SystemExit: 3", 1),
-        (raises(Nack(delay=1_000, reason="busy")), "busy", 0),
+        (raises(Nack(delay="1s", reason="busy")), "busy", 0),
         (exits, "SystemExit: out", 1),
     ],
     ids=["exception", "exit", "nack", "async exit"],

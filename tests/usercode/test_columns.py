@@ -127,7 +127,7 @@ def test_a_nack_of_one_row_gives_its_whole_input_back():
         (
             {"nack_max_deliveries": [1], "nack_reason": ["busy"]},
             2,
-            DeadLetter("busy", error="nacked on delivery 2; max_deliveries is 1"),
+            DeadLetter("busy", error="redelivered once, max_deliveries is 1"),
         ),
     ],
 )
@@ -460,7 +460,7 @@ def test_the_watermark_is_given_with_every_row():
 
 
 def test_inputs_that_failed_by_themselves_count_as_if_the_map_had_raised_on_them_alone():
-    failed = {1: ValueError("bad"), 2: Nack(700, reason="busy"), 3: None}
+    failed = {1: ValueError("bad"), 2: Nack("busy", delay="700ms"), 3: None}
     verdict = mapped((table(value=[b"1", b"2", b"3", b"4", b"5"]), failed), *"abcde")
     assert verdict.outcomes == {
         1: Redeliver(1_000, "ValueError: bad", 1),
@@ -490,7 +490,7 @@ def test_failed_inputs_need_no_rows_and_are_not_dropped():
         ({"a": None}, "returned an error for row 'a' of 3"),
         ({True: None}, "returned an error for row True of 3"),
         ({0: "bad"}, "returned 'bad' as the error of a row"),
-        ("bad", "returned a tuple that is no pair of outputs and failed rows"),
+        ("bad", "returned a tuple that is not a pair of outputs and failed rows"),
     ],
     ids=str,
 )

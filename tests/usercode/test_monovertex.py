@@ -155,7 +155,7 @@ def test_what_is_known_about_a_message_goes_along_with_it():
         nack_reason="busy",
     )
     (datum,) = vertex.sink.got
-    assert (datum.keys, datum.headers, datum.metadata) == (["k"], {"h": "1"}, {"g": {"k": b"1"}})
+    assert (datum.keys, datum.headers, datum.metadata) == (("k",), {"h": "1"}, {"g": {"k": b"1"}})
     assert (datum.deliveries, datum.nack_reason, datum.event_time) == (3, "busy", WHEN)
     assert datum.system_metadata == {"sink": {"retry_count": b"2"}}
 
@@ -216,7 +216,7 @@ def raises(error: BaseException) -> MapCode:
     ("error", "expected"),
     [
         (ValueError("no"), Redeliver(1_000, "ValueError: no", 1)),
-        (Nack(delay=7), Redeliver(7, None, 0)),
+        (Nack(delay="7ms"), Redeliver(7, None, 0)),
         (SystemExit(3), Redeliver(1_000, "SystemExit: 3", 1)),
     ],
     ids=repr,
@@ -320,7 +320,7 @@ def test_messages_that_are_retried_on_the_spot_hold_back_no_others():
     answers = iter([Response.failure])
     sink = Sink(b=lambda i: next(answers, lambda i, _: Response.ok(i))(i, "no"))
     vertex = Vertex(
-        letters_of, sink=sink, strategy=RetryStrategy(Backoff(1, steps=3)), batch_size=1
+        letters_of, sink=sink, strategy=RetryStrategy(Backoff("1ms", steps=3)), batch_size=1
     )
     assert vertex.run("abc").outcomes == {}
     assert vertex.sink.values == ["a", "b", "c", "b"]
@@ -347,7 +347,7 @@ def test_the_answers_of_a_root_are_in_the_order_of_its_messages_though_one_was_r
         return Response.failure(i, "no") if len(tried) == 1 else Response.serve(i, b"0")
 
     answers = {c: lambda i, c=c: Response.serve(i, c.encode()) for c in "bcdefghijkl"}
-    strategy = RetryStrategy(Backoff(interval=1, steps=3), "retry")
+    strategy = RetryStrategy(Backoff("1ms", steps=3), "retry")
     vertex = Vertex(letters_of, sink=Sink(a=fail_once, **answers), strategy=strategy, serves=True)
     settlement = settled(vertex.run("abcdefghijkl"))
     assert b"".join(p.payload for p in settlement.publications) == b"0bcdefghijkl"
@@ -382,14 +382,14 @@ def test_a_nack_that_is_used_up_goes_to_the_fallback_sink_from_every_level(level
 
 def test_a_step_that_failed_for_good_goes_to_the_fallback_sink_if_its_strategy_says_so():
     fallback = Sink()
-    strategy = RetryStrategy(Backoff(1, 2), "fallback")
+    strategy = RetryStrategy(Backoff("1ms", 2), "fallback")
     vertex = Vertex(lambda d: Message.to_fail("no"), fallback=fallback, strategy=strategy)
     assert vertex.run("a").outcomes == {0: FellBack()}
     assert fallback.values == ["a"]
 
 
 def test_a_long_retry_of_a_step_brings_the_root_back():
-    strategy = RetryStrategy(Backoff(5_000, 2), "drop")
+    strategy = RetryStrategy(Backoff("5s", 2), "drop")
     vertex = Vertex(
         letters_of, nacks(b"x", then=lambda d: Message.to_fail("no")), strategy=strategy
     )
@@ -401,7 +401,7 @@ def test_nothing_of_a_root_that_is_retried_later_reaches_the_sink():
     def map(datum: Datum) -> Message:
         return Message.to_fail("no") if datum.value == b"x" else Message(datum.value)
 
-    vertex = Vertex(letters_of, map, strategy=RetryStrategy(Backoff(5_000, 2)))
+    vertex = Vertex(letters_of, map, strategy=RetryStrategy(Backoff("5s", 2)))
     assert vertex.run("axb", "c").outcomes == {0: Retry(5_000, "no", retries=1, failures=0)}
     assert vertex.sink.values == ["c"]
 
@@ -581,7 +581,7 @@ def test_whatever_user_code_does_every_root_has_exactly_one_end(
         random_sink(chance) if fallback else None,
         random_sink(chance) if on_success else None,
         Bypass(bypass[0], bypass[1] if fallback else None, bypass[2] if on_success else None),
-        None if on_failure is None else RetryStrategy(Backoff(400, 1), on_failure),
+        None if on_failure is None else RetryStrategy(Backoff("400ms", 1), on_failure),
         serves=chance.random() < 0.5,
     )
     ids = [f"m{n}" for n in range(count)]

@@ -1,4 +1,4 @@
-"""A sink with the sinks beside it: every answer of DESIGN §4, configured or not."""
+"""A sink with the sinks next to it: every answer of DESIGN §4, configured or not."""
 
 import sys
 from functools import partial
@@ -87,7 +87,7 @@ def sunk(
 
 
 NO_ACCOUNT = "no such account"
-GIVEN_UP = DeadLetter("given up", error="nacked on delivery 1; max_deliveries is 0")
+GIVEN_UP = DeadLetter("given up", error="redelivered 0 times, max_deliveries is 0")
 
 
 @pytest.mark.guarantee("outcomes-hold")
@@ -186,7 +186,7 @@ def test_the_last_sink_that_a_message_reached_decides(place, fine, name, answer)
     ("error", "expected"),
     [
         (ValueError("no"), Redeliver(1_000, "ValueError: no", 1)),
-        (Nack(delay=7), Redeliver(7, None, 0)),
+        (Nack(delay="7ms"), Redeliver(7, None, 0)),
         (SystemExit(3), Redeliver(1_000, "SystemExit: 3", 1)),
     ],
     ids=repr,
@@ -235,10 +235,10 @@ def test_the_on_success_sink_gets_the_message_given_or_the_original():
 
     verdict = sunk(primary, *"abcd", on_success=on_success, columns={"keys": [["k"]] * 4})
     assert on_success.got == [
-        ("a", b"receipt", ["k"]),
-        ("b", b"receipt", ["own"]),
-        ("c", b"c", ["k"]),
-        ("d", b"receipt", ["own"]),
+        ("a", b"receipt", ("k",)),
+        ("b", b"receipt", ("own",)),
+        ("c", b"c", ("k",)),
+        ("d", b"receipt", ("own",)),
     ]
     assert set(verdict.outcomes.values()) == {Succeeded()}
 
@@ -288,7 +288,7 @@ def test_a_message_to_hand_on_that_is_too_large_is_a_dead_letter():
     assert (type(outcome), outcome.reason) == (DeadLetter, "message too large")
 
 
-SHORT = Backoff(interval=1, steps=2)
+SHORT = Backoff("1ms", steps=2)
 
 
 def test_after_the_retries_of_the_primary_the_fallback_sink_decides():
@@ -323,7 +323,7 @@ def test_the_sinks_beside_are_retried_too_and_have_no_fallback_of_their_own(
 
 
 def test_a_long_wait_of_the_fallback_sink_goes_through_the_redeliveries():
-    strategy = RetryStrategy(Backoff(5_000, 2), "fallback")
+    strategy = RetryStrategy(Backoff("5s", 2), "fallback")
     verdict = sunk(Sink("fallback"), fallback=Sink("failure"), strategy=strategy)
     assert verdict.outcomes == {0: Retry(5_000, NO_ACCOUNT, retries=1, failures=0)}
 
@@ -373,7 +373,7 @@ def test_the_request_is_named_by_its_header_or_by_the_source_message(headers, ro
     ("error", "expected"),
     [
         (OSError("store is down"), Redeliver(1_000, "OSError: store is down", 1)),
-        (Nack(delay=5_000, reason="busy"), Redeliver(5_000, "busy", 0)),
+        (Nack(delay="5s", reason="busy"), Redeliver(5_000, "busy", 0)),
         (SystemExit(1), Redeliver(1_000, "SystemExit: 1", 1)),
     ],
     ids=repr,
@@ -492,7 +492,7 @@ def test_whatever_the_sinks_do_every_input_has_one_end(
         fallback=fallback if has_fallback else None,
         on_success=on_success if has_success else None,
         serves=serves,
-        strategy=None if on_failure is None else RetryStrategy(Backoff(900, 1), on_failure),
+        strategy=None if on_failure is None else RetryStrategy(Backoff("900ms", 1), on_failure),
         columns={"failures": [row[3] for row in told]},
     )
     assert set(verdict.outcomes) <= set(range(len(ids)))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.domain.errors import TargetError
-from ebbflow.usercode.targets import resolve
+from ebbflow.usercode.targets import forget_changed_modules, resolve
 
 FAILING = [
     ("broken_syntax", "def f(:\n", "SyntaxError: invalid syntax (broken_syntax.py, line 1)"),
@@ -84,7 +84,7 @@ def test_resolving_twice_leaves_one_entry_on_the_python_path(folder: Path) -> No
 
 def test_a_missing_submodule_is_named(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
-    with pytest.raises(TargetError, match=r"there is no module 'store\.sql' beside the pipeline"):
+    with pytest.raises(TargetError, match=r"there is no module 'store\.sql' next to the pipeline"):
         resolve("store.sql:write", tmp_path)
 
 
@@ -92,3 +92,15 @@ def test_workers_can_use_it_without_the_model() -> None:
     code = "import sys, ebbflow.usercode.targets; print('pydantic' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
+
+
+def test_code_that_has_changed_is_imported_again_with_what_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "changing.py").write_text("from part import VALUE\ndef f(): return VALUE\n")
+    (tmp_path / "part.py").write_text("VALUE = 1\n")
+    before = resolve("changing:f", tmp_path)
+    assert before() == 1
+    forget_changed_modules()
+    assert resolve("changing:f", tmp_path) is before, "nothing has changed"
+    (tmp_path / "part.py").write_text("VALUE = 1 + 1\n")
+    forget_changed_modules()
+    assert resolve("changing:f", tmp_path)() == 2

@@ -32,7 +32,7 @@ class AuditObserver(ChunkObserver):
 
 
 def build_audit(part: AccountPart, held: HeldRow | None) -> AuditRows | None:
-    """Returns what became of each row of a chunk, and of the row held behind it."""
+    """Returns the outcome of each row of a chunk, and of the row held behind it."""
     batch, ends, emitted = part.batch, part.ends, part.verdict.decisions.emitted_rows
     sent = None if emitted else _count_sent(part.routed.edges, batch.num_rows)
     if held is not None:

@@ -37,7 +37,7 @@ from ebbflow.usercode.printing import Printed, redirected
 
 _MOST_TOLD = 25
 _EVERY = 0.5
-# A task that does nothing says so often that it is there.
+# A task that does nothing says this often that it is there.
 _ALIVE_EVERY = 2.0
 _LARGEST = 1_000_000
 # Room for the headers of a text.
@@ -72,7 +72,7 @@ class Measures:
         self.sent.update(rows)
 
     @property
-    def in_hand(self) -> tuple[int, float] | None:
+    def in_flight(self) -> tuple[int, float] | None:
         """The rows that are taken and not confirmed, and since when; from any thread."""
         records = [record for record in self._open.copy() if not record.ended]
         if not records:
@@ -149,7 +149,7 @@ class Events(ChunkObserver):
         self._unsent = 0
 
     def log(self, printed: Printed) -> None:
-        """Sends lines to print; they are on their way when this returns, if the server is there."""
+        """Sends lines to print; they are in flight when this returns, if the server is there."""
         if self._unsent:
             missing = Printed(f"… ({self._unsent:,} texts not shown)", printed.kind)
             self._unsent *= not self._send_log(missing, missing.text.encode())
@@ -217,7 +217,7 @@ class Events(ChunkObserver):
         """Says how long user code has been in one call; None when it is back. From any thread."""
         whose = {"vertex": self._vertex, "partition": self._partition}
         # A first call may take for ever, and nothing else is told while it does.
-        told = {"seconds": seconds, "opened": self._opened, "in_hand": self._measures.in_hand}
+        told = {"seconds": seconds, "opened": self._opened, "in_flight": self._measures.in_flight}
         self._send("call", json.dumps(whose | told).encode())
 
     def tell_now_and_then(self) -> None:
@@ -255,7 +255,7 @@ class Events(ChunkObserver):
             self._waiting,
             self._halted,
             self._opened,
-            self._measures.in_hand,
+            self._measures.in_flight,
             tuple(sorted(self._inline_from)),
         ).to_json()
         now = time.monotonic()

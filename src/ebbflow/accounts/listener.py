@@ -120,9 +120,9 @@ class TaskListener:
         """Returns the nack reasons of this run, the most frequent first."""
         return self._vertex(vertex).reasons
 
-    def in_hand(self, vertex: str) -> tuple[int, datetime] | None:
+    def in_flight(self, vertex: str) -> tuple[int, datetime] | None:
         """Returns how many messages tasks have taken and not settled, and since when."""
-        held = [s.in_hand for s in self._states(vertex) if s.in_hand is not None]
+        held = [s.in_flight for s in self._states(vertex) if s.in_flight is not None]
         if not held:
             return None
         since = min(since for _, since in held)
@@ -232,7 +232,7 @@ class TaskListener:
         state = before.state if before else TaskState(vertex, partition)
         # A first call may take for ever: then this is all that is known of the task.
         opened = event["opened"] or state.opened
-        state = replace(state, in_hand=event["in_hand"], opened=opened)
+        state = replace(state, in_flight=event["in_flight"], opened=opened)
         call = None if event["seconds"] is None else (now - event["seconds"], now)
         self._tasks[key] = _HeardTask(state, now, call)
 

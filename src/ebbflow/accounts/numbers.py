@@ -24,7 +24,7 @@ BOUNDS = (
 """The upper bounds of the buckets, in seconds; a last bucket holds all that took longer."""
 
 MESSAGE = "message"
-"""The time of user code for one message, counted beside the stages."""
+"""The time of user code for one message, counted besides the stages."""
 
 _BUCKETS = len(BOUNDS) + 1
 
@@ -37,7 +37,7 @@ class Histogram:
     seconds: float = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Counts a duration; ``times`` if so many took as long as this on average."""
+        """Counts a duration; ``times`` if that many took as long as this on average."""
         self.buckets[bisect_left(BOUNDS, seconds)] += times
         self.seconds += seconds * times
 
@@ -103,7 +103,7 @@ class TaskState:
 
     ``tally`` and ``numbers`` are counted since the task began. ``pending`` are the messages that
     wait at the source, ``waiting`` is the system that is unavailable, ``halted`` says why there are
-    too many dead letters. ``in_hand`` are the rows in flight and since when, a POSIX time.
+    too many dead letters. ``in_flight`` are the rows in flight and since when, a POSIX time.
     """
 
     vertex: str
@@ -115,7 +115,7 @@ class TaskState:
     waiting: Waiting | None = None
     halted: str | None = None
     opened: bool = False
-    in_hand: tuple[int, float] | None = None
+    in_flight: tuple[int, float] | None = None
     inline_from: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class TaskState:
             "pending",
             "halted",
             "opened",
-            "in_hand",
+            "in_flight",
         )
         return {name: getattr(self, name) for name in plain} | {
             "tally": asdict(self.tally),

@@ -1,8 +1,8 @@
-"""Tapping a vertex: which of the messages that pass it somebody wants to see, and what they see.
+"""Tapping a vertex: which of its messages someone wants to see, and what they see.
 
 A ``TapWish`` comes from the person who taps; a task that knows it picks rows out of each chunk as
 it is decided. It looks at whole columns first, and makes Python objects of chosen rows only, so
-that nobody pays for a tap but the vertex that is tapped. Nothing here changes a verdict.
+that no one pays for a tap but the vertex that is tapped. Nothing here changes a verdict.
 
 A wish comes as a control word and holds for some seconds; who taps repeats it. While there is none,
 a chunk costs nothing. Rows are sent over plain NATS and nothing waits for
@@ -62,7 +62,7 @@ class TapFilter:
 
 @dataclass(frozen=True, slots=True)
 class TapWish:
-    """What somebody wants to see of a vertex, for ``seconds`` from when a task hears of it.
+    """What someone wants to see of a vertex, for ``seconds`` from when a task learns of it.
 
     Of the messages that match, the share ``sample`` is shown, and of each task at most ``rate`` in
     a second. Values are cut to ``longest`` bytes. ``token`` tells wishes apart.
@@ -89,7 +89,7 @@ class TapWish:
 class PassingRows:
     """The rows of a chunk, to choose from. Used by one thread.
 
-    ``part`` is the account of what became of them; without one they are just ``state``, and so they
+    ``part`` is the account of their outcomes; without one they are just ``state``, and so they
     are if it is early: about outputs of rows that have not ended.
     """
 
@@ -111,7 +111,7 @@ class PassingRows:
         self._state = SENT if is_early else state
 
     def choose(self, wish: TapWish, most: int, chance: Random) -> tuple[list[TappedRow], int]:
-        """Returns rows that somebody wants to see, and how many of them were too many to show."""
+        """Returns rows that someone wants to see, and how many of them were too many to show."""
         indexes = self._match(wish.filter)
         if wish.sample < 1:
             indexes = [index for index in indexes if chance.random() < wish.sample]
@@ -284,7 +284,7 @@ class Taps(ChunkObserver):
         self._taps.pop(token, None)
 
     def see(self, account: Account) -> None:
-        """Sends what somebody wants to see of a chunk that is decided about; never raises."""
+        """Sends what someone wants to see of a chunk that is decided about; never raises."""
         if not self._taps:
             self.idle = True
             if not self._taps:  # looked at again: one may have come in between
@@ -300,14 +300,14 @@ class Taps(ChunkObserver):
                 if self._monotonic() > tap.until:
                     raise TimeoutError
                 self._send(tap, rows)
-            except Exception:  # nobody's tap is worth a task
+            except Exception:  # no one's tap is worth a task
                 self._taps.pop(token, None)
 
     def _send(self, tap: Tap, rows: PassingRows) -> None:
         now = self._monotonic()
         if now - tap.second >= 1:
             tap.second, tap.left = now, tap.wish.rate
-        # Nobody waits for a slow connection: what comes while rows are on their way is not shown.
+        # No one waits for a slow connection: what comes while rows are in flight is not shown.
         busy = self._sending is not None and not self._sending.done()
         shown, skipped = rows.choose(tap.wish, 0 if busy else tap.left, self._chance)
         tap.left -= len(shown)

@@ -2,12 +2,12 @@
 
 A message's span continues the ``traceparent`` among its headers, and takes its place there: what
 the vertex sends on, and user code that looks at the headers, continue the span. A message that
-comes again continues the span of the delivery before. A source begins a trace for messages without
-one, as the sampler says (``OTEL_TRACES_SAMPLER``). The decision is made once: later vertices record
-what the header says is recorded.
+is redelivered continues the span of the delivery before. A source begins a trace for messages
+without one, as the sampler says (``OTEL_TRACES_SAMPLER``). The decision is made once: later
+vertices record what the header says is recorded.
 
 Spans cost Python time, so a task makes a limited number a second. A message beyond that keeps its
-header as it is: its trace continues, with a gap. Nothing here changes what becomes of a message.
+header as it is: its trace continues, with a gap. Nothing here changes the outcome of a message.
 
 OpenTelemetry's standard variables say whether traces are recorded, and where they go. The driver
 reads the variables and sends them to the tasks with their plans, so that workers on other machines
@@ -77,7 +77,7 @@ MISSING = (
 
 
 class SpanBudget:
-    """So many spans a second, and no more: what was not used is kept for one second."""
+    """This many spans a second, and no more: what was not used is kept for one second."""
 
     def __init__(self, a_second: int) -> None:
         self._a_second = a_second
@@ -141,7 +141,7 @@ class TaskSpans(ChunkObserver):
         self._called = called
 
     def see(self, account: Account) -> None:
-        """Says on the spans of the chunk that was just decided what became of it, and ends them."""
+        """Notes the outcome of the chunk that was just decided on its spans, and ends them."""
         if self._called is not None and not account.is_early:
             self._called.describe(account)
             self._called.end()
@@ -176,7 +176,7 @@ class TaskSpans(ChunkObserver):
         return sampled
 
     def _begin_at(self, rows: Rows, chosen: Sequence[int], most: int) -> dict[int, Span]:
-        """Begins spans for these rows until so many are recorded; returns those."""
+        """Begins spans for these rows until that many are recorded; returns those."""
         if not chosen:
             return {}
         taken = Rows(frames.take_rows(rows.batch, chosen))
@@ -236,7 +236,7 @@ class ChunkSpans:
         self._returned = time.time_ns()
 
     def describe(self, account: Account) -> None:
-        """Says on the spans what became of the messages."""
+        """Says on the spans the outcomes of the messages."""
         part, held = account.parts[0], account.held
         settled = part.batch.num_rows
         for row, span in self._spans.items():
@@ -334,7 +334,7 @@ def is_installed() -> bool:
 def read_trace_variables(environment: Mapping[str, str]) -> Variables:
     """Returns the variables that tasks need to record traces; none if they are to record nothing.
 
-    They may hold the keys of a service, and are shown to nobody.
+    They may hold the keys of a service, and are shown to no one.
     """
     if not (asks_for_traces(environment) and is_installed()):
         return ()
@@ -409,7 +409,7 @@ class _ExportTrouble(logging.Handler):
         why = _SYSTEM_ERROR.search(text)
         what = why[1] if why else text[:_LONGEST]
         print(
-            f"traces are not exported: {what}; the pipeline goes on without them", file=sys.stderr
+            f"traces are not exported: {what}; the pipeline continues without them", file=sys.stderr
         )
 
 
@@ -424,7 +424,7 @@ def flush_spans() -> None:
 
 
 def _flush(provider: TracerProvider) -> None:
-    # In a thread: an exporter whose collector is away does not keep to the time it is given.
+    # In a thread: an exporter whose collector is down does not keep to the time it is given.
     flushing = threading.Thread(target=provider.force_flush, daemon=True)
     flushing.start()
     flushing.join(_FLUSH_WITHIN)

@@ -1,6 +1,6 @@
 """The trail of a chunk: an observer that publishes it, and when a request is complete by it.
 
-A pipeline with a source that serves publishes for each chunk what became of its rows, when their
+A pipeline with a source that serves publishes for each chunk the outcomes of its rows, when their
 outputs and answers are stored (``streams.trail_rows``).
 
 A request begins with one message, its root. Each row of the trail says what a vertex did with one
@@ -43,7 +43,7 @@ _MOST_SENT = 1_000
 
 
 class TrailObserver(ChunkObserver):
-    """Publishes what became of every message, for those who wait for answers."""
+    """Publishes the outcome of every message, for those who wait for answers."""
 
     def late(self, account: Account) -> Iterator[Publication]:
         """Yields the frames of a chunk's trail; of an early account, what was sent so far."""
@@ -101,7 +101,7 @@ def _row(part: AccountPart, index: int, **facts: Any) -> TrailRow:
 class RequestStep:
     """What a vertex did with one message of a request, at one delivery.
 
-    ``due`` is when a redelivered message comes again.
+    ``due`` is when a redelivered message is due.
     """
 
     vertex: str

@@ -86,7 +86,7 @@ def get(
     bind: BindOption = None,
     containers: ContainersOption = None,
 ) -> None:
-    """Print the answers to one request, each on a line of its own, in the order of results."""
+    """Print the answers to one request, one per line, in the order of results."""
     choices = {"name": name, "secrets": secrets, "bind": bind, "containers": containers}
     with _open(pipeline, server, **choices) as stored:
         chosen = stored.get(request)
@@ -130,8 +130,8 @@ def watch(
     request: Annotated[
         str | None,
         typer.Argument(
-            metavar="[REQUEST]",
-            help="Only answers to this request, those that are stored already first.",
+            metavar="REQUEST",
+            help="Only answers to this request, beginning with those already stored.",
             show_default=False,
         ),
     ] = None,
@@ -154,7 +154,7 @@ def watch(
 
 
 def _facts(answer: Answer) -> dict[str, Any]:
-    """Returns the answer for programs; bytes that are no text become ``{"base64": …}``."""
+    """Returns the answer for programs; bytes that are not text become ``{"base64": …}``."""
     return {
         "request": answer.request,
         "vertex": answer.vertex,

@@ -32,8 +32,8 @@ from ebbflow.domain.durations import milliseconds
 
 if TYPE_CHECKING:
     from ebbflow.cli.dlq_letters import ChosenLetters
-    from ebbflow.deadletters import DeadLetters, LetterFilter, Which
-    from ebbflow.deadletters.letters import Causes
+    from ebbflow.deadletters import DeadLetters, LetterFilter
+    from ebbflow.deadletters.letters import Causes, Which
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/(s|m|h))?")
 _SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600}
@@ -56,50 +56,54 @@ class FilterOptions:
     vertex: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Only letters of this vertex.", autocompletion=complete_vertices
+            metavar="NAME",
+            help="Only dead letters of this vertex.",
+            autocompletion=complete_vertices,
         ),
     ] = None
     reason: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only letters whose reason has this text.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Only dead letters whose reason has this text."),
     ] = None
     cause: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Only letters of this cause, as --count prints it; all alike match.",
+            help="Only dead letters of this cause, as --count prints it; all alike match.",
         ),
     ] = None
     error: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only letters whose error has this text.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Only dead letters whose error has this text."),
     ] = None
     text: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Only letters with this text in value, id, reason, error, keys or headers.",
+            help="Only dead letters with this text in value, id, reason, error, keys or headers.",
         ),
     ] = None
     key: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Only letters with this text in one of the keys."),
+        typer.Option(metavar="TEXT", help="Only dead letters with this text in one of the keys."),
     ] = None
     header: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME[=VALUE]", help="Only letters with this header, or this value of it."
+            metavar="NAME[=VALUE]", help="Only dead letters with this header, or this value of it."
         ),
     ] = None
     since: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Only letters of messages that died since then: 2h (ago), or 2026-11-16T15:00 "
+            help="Only dead letters of messages that died since: 2h (ago), or 2026-11-16T15:00 "
             "(UTC).",
         ),
     ] = None
     until: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Only letters of messages that died before then."),
+        typer.Option(metavar="TIME", help="Only dead letters of messages that died before then."),
     ] = None
 
     def to_filter(self, up_to: int | None = None) -> LetterFilter:
@@ -119,13 +123,13 @@ class ChoiceOptions:
 
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ID", help="Numbers of letters, or ids of messages."),
+        typer.Argument(metavar="ID", help="Numbers of dead letters, or ids of messages."),
     ] = None
-    everything: Annotated[bool, typer.Option("--all", help="Take every letter.")] = False
+    everything: Annotated[bool, typer.Option("--all", help="Take every dead letter.")] = False
     filters: FilterOptions = _NO_FILTER
     up_to: Annotated[
         int | None,
-        typer.Option("--up-to", metavar="NUMBER", help="Only letters up to this number."),
+        typer.Option("--up-to", metavar="NUMBER", help="Only dead letters up to this number."),
     ] = None
 
     def choose(self) -> ChosenLetters:
@@ -137,15 +141,15 @@ class ChoiceOptions:
         is_filtered = filter != LetterFilter()
         if bool(self.ids) == (self.everything or is_filtered):
             raise typer.BadParameter(
-                "name letters by number or id, or say --all or a filter such as --vertex NAME, "
-                "not both.",
+                "name dead letters by number or id, or say --all or a filter such as --vertex "
+                "NAME, not both.",
                 param_hint="ID",
             )
         return ChosenLetters(tuple(map(read_which, self.ids or ())), filter)
 
 
 def read_which(text: str) -> Which:
-    """Reads digits as a number; every letter has one, so nobody needs an id of digits only."""
+    """Reads digits as a number; every letter has one, so no one needs an id of digits only."""
     return int(text) if text.isdecimal() else text
 
 
@@ -165,7 +169,7 @@ def parse_time(
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise typer.BadParameter(
-            f"{text!r} is no time; write for example 90m or 2h, which is how long ago, or "
+            f"{text!r} is not a time; write for example 90m or 2h, which is how long ago, or "
             "2026-11-16T15:00, which is in UTC.",
             param_hint=option,
         ) from error
@@ -179,7 +183,7 @@ def parse_rate(text: str | None) -> float | None:
     parts = _RATE.fullmatch(text.strip())
     if parts is None or not float(parts[1]):
         raise typer.BadParameter(
-            f"{text!r} is no rate; write for example 500, 500/s or 30/m.", param_hint="--rate"
+            f"{text!r} is not a rate; write for example 500, 500/s or 30/m.", param_hint="--rate"
         )
     return float(parts[1]) / _SECONDS[parts[2]]
 
@@ -198,17 +202,19 @@ def _open(pipeline: str, server: ServerOptions) -> AbstractContextManager[DeadLe
 def list_letters(
     pipeline: PipelineArgument,
     filters: FilterOptions,
-    limit: Annotated[int, typer.Option(min=1, help="List at most this many letters.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="List at most this many dead letters.")] = 50,
     count: Annotated[
-        bool, typer.Option("--count", help="Count letters by vertex and cause.")
+        bool, typer.Option("--count", help="Count dead letters by vertex and cause.")
     ] = False,
-    newest: Annotated[bool, typer.Option("--newest", help="List the newest letter first.")] = False,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="List the newest dead letter first.")
+    ] = False,
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:
     """List dead letters, oldest first or newest first, or count them by their causes."""
     from ebbflow.cli import dlq_letters
-    from ebbflow.deadletters import describe_letter
+    from ebbflow.deadletters.filters import describe_letter
 
     chosen = filters.to_filter()
     with _open(pipeline, server) as letters:
@@ -273,13 +279,13 @@ def _footer(counts: dict[str, int], chosen: LetterFilter, shown: int, is_cut: bo
 @expand_options
 def show(
     pipeline: PipelineArgument,
-    id: Annotated[str, typer.Argument(help="Number of a letter, or id of a message.")],
+    id: Annotated[str, typer.Argument(help="Number of a dead letter, or id of a message.")],
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:
-    """Show everything about one dead letter, or about all letters of one message."""
+    """Show everything about one dead letter, or about all of one message."""
     from ebbflow.cli import dlq_letters
-    from ebbflow.deadletters import describe_letter
+    from ebbflow.deadletters.filters import describe_letter
 
     with _open(pipeline, server) as letters:
         chosen = letters.get(read_which(id))
@@ -297,9 +303,9 @@ def export(
     output: OutputOption = None,
     server: ServerOptions = HERE,
 ) -> None:
-    """Write dead letters with all their facts and values as JSON, one object a line."""
+    """Write dead letters with all their facts and values as JSON, one object per line."""
     from ebbflow.cli.dlq_letters import letters_text
-    from ebbflow.deadletters import describe_letter
+    from ebbflow.deadletters.filters import describe_letter
 
     chosen = filters.to_filter()
     count = 0
@@ -332,15 +338,18 @@ def replay(
         typer.Option(
             "--map",
             metavar="MODULE:FUNCTION",
-            help="Call this function for each letter; what it returns goes back.",
+            help="Call this function for each dead letter; what it returns goes back.",
         ),
     ] = None,
     edit: Annotated[
-        bool, typer.Option("--edit", help="Open the letter in your editor ($EDITOR) first.")
+        bool, typer.Option("--edit", help="Open the dead letter in your editor ($EDITOR) first.")
     ] = False,
     rate: Annotated[
         str | None,
-        typer.Option(metavar="N[/s|/m|/h]", help="Send back at most this many letters a second."),
+        typer.Option(
+            metavar="N[/s|/m|/h]",
+            help="Send back at most this many dead letters, per second by default.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -349,7 +358,7 @@ def replay(
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:
-    """Send messages back to the vertex where they died, as if they came for the first time.
+    """Send messages back to the vertex where they died, as if for the first time.
 
     Each goes back exactly once. Repeat a replay that was interrupted: it continues where it ended.
     """

@@ -1,4 +1,4 @@
-"""Dead letters on a terminal: a table that fits it, and everything about one letter."""
+"""Dead letters on a terminal: a table that fits it, and everything about one dead letter."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ebbflow.engine.dead_letter import describe_cause
 from ebbflow.status.terminal import console_for, one_line
 
 if TYPE_CHECKING:
-    from ebbflow.deadletters import DeadLetters, LetterFilter, ReplayResult, StoredLetter, Which
-    from ebbflow.deadletters.letters import Causes
+    from ebbflow.deadletters import DeadLetters, LetterFilter, ReplayResult, StoredLetter
+    from ebbflow.deadletters.letters import Causes, Which
     from ebbflow.engine.dead_letter import Letter
 
 _SHOWN_BYTES = 4096
@@ -142,7 +142,8 @@ def letter_to_text(stored: StoredLetter) -> str:
 
 def _history(letter: Letter) -> list[str]:
     return [
-        f"{time_text(death.died)}  died as letter {death.number} on delivery {death.deliveries}: "
+        f"{time_text(death.died)}  died as dead letter {death.number} "
+        f"on delivery {death.deliveries}: "
         f"{death.reason}; replayed {time_text(death.replayed)}"
         for death in letter.history
     ]

@@ -1,4 +1,4 @@
-"""``ebbflow dlq replay``: what the user sees of a replay, and a letter in the user's editor.
+"""``ebbflow dlq replay``: what the user sees of a replay, and a dead letter in the user's editor.
 
 In the editor, keys and headers are on top, then an empty line, then the value as it is. The line
 break that ends the file is not part of it. Values that are not text are refused: a transform can
@@ -39,7 +39,9 @@ from ebbflow.status.terminal import one_line
 from ebbflow.usercode.targets import resolve
 
 if TYPE_CHECKING:
-    from ebbflow.deadletters import Choice, DeadLetters, ReplayResult, StoredLetter, Transform
+    from ebbflow.deadletters import DeadLetters, ReplayResult, StoredLetter
+    from ebbflow.deadletters.letters import Choice
+    from ebbflow.deadletters.transforms import Transform
 
 _SAMPLES = 3
 
@@ -59,7 +61,7 @@ class ReplayCommand:
         """Replays and says what it has come to; ``None`` if the user has edited nothing."""
         if self.edit and self.function:
             raise typer.BadParameter(
-                "a letter is edited, or given to a function.", param_hint="--edit"
+                "a dead letter is edited, or given to a function.", param_hint="--edit"
             )
         choice, total = self._choose(letters, chosen)
         transform = self._edit(letters, choice) if self.edit else self._resolve()
@@ -79,7 +81,7 @@ class ReplayCommand:
         if chosen.which:
             numbers = chosen.find_numbers(letters)
             return numbers, len(numbers)
-        # The last number bounds the replay: what dies again is no part of it when it is resumed.
+        # The last number bounds the replay: what dies again is not a part of it when it is resumed.
         filter = replace(chosen.filter, up_to=letters.last_number(chosen.filter))
         counts = letters.counts()
         total = counts.get(filter.vertex, 0) if filter.vertex else sum(counts.values())
@@ -99,7 +101,7 @@ class ReplayCommand:
     def _edit(self, letters: DeadLetters, choice: Choice) -> Transform | None:
         numbers = choice if isinstance(choice, list) else []
         if len(numbers) != 1:
-            raise typer.BadParameter("name one letter by its number or id.", param_hint="--edit")
+            raise typer.BadParameter("name one by its number or id.", param_hint="--edit")
         (stored,) = letters.get(*numbers)
         return edit_letter(stored, self.pipeline)
 
@@ -171,7 +173,7 @@ class ReplayCommand:
 def _resume(choice: Any) -> str:
     end = getattr(choice, "up_to", None)
     bound = f" with --up-to {end}" if end is not None else ""
-    return f"go on with the same command{bound}: what was sent does not go twice."
+    return f"continue with the same command{bound}: what was sent does not go twice."
 
 
 class Samples:
@@ -246,19 +248,19 @@ def _call_editor(path: Path) -> None:
         ) from error
     if code:
         raise EbbflowError(
-            f"The editor {editor!r} ended with code {code}. Nothing was sent; the letter is in "
+            f"The editor {editor!r} ended with code {code}. Nothing was sent; your edit is in "
             f"{path}."
         )
 
 
 def write_letter(stored: StoredLetter, pipeline: str) -> str:
-    """Returns the letter as the user gets it; ``EbbflowError`` if its value is no text."""
+    """Returns the letter as the user gets it; ``EbbflowError`` if its value is not text."""
     letter = stored.letter
     try:
         value = letter.value.decode()
     except UnicodeDecodeError as error:
         raise EbbflowError(
-            f"The value of dead letter {stored.number} is no text. "
+            f"The value of dead letter {stored.number} is not text. "
             "Change it with a function: --map module:function."
         ) from error
     lines = [
@@ -293,7 +295,7 @@ def _read_fact(name: str, text: str, line: int) -> Any:
     try:
         fact = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"Line {line}, {name}, is no JSON: {error}.") from error
+        raise ValueError(f"Line {line}, {name}, is not JSON: {error}.") from error
     texts = fact.values() if isinstance(fact, dict) and name == "headers" else fact
     right = isinstance(fact, list if name == "keys" else dict)
     if not right or not all(isinstance(one, str) for one in texts):

@@ -146,9 +146,7 @@ def _server(url: str) -> Checkup:
         server_version, tls = link.client.connected_server_version, link.client.uses_tls
         how = f"{'TLS' if tls else 'no TLS'}, {server.login.kind or 'no login'}"
         version = f"{server_version.major}.{server_version.minor}.{server_version.patch}"
-        step = (
-            "" if tls or server.is_loopback else "Others can read messages on their way; use TLS."
-        )
+        step = "" if tls or server.is_loopback else "Others can read messages in transit; use TLS."
         return Checkup(True, f"NATS server {version} at {server} ({how})", step)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -18,9 +19,11 @@ from typing_extensions import override
 
 from ebbflow.cli import (
     answer,
+    dev,
     dlq,
     doctor,
     pipeline_commands,
+    project_commands,
     run,
     send,
     serve_udf,
@@ -66,18 +69,22 @@ app = typer.Typer(
     epilog=EXIT_CODE_HELP,
 )
 _COMMANDS = (
-    demo, spec_commands.lint, run.run, pipeline_commands.pause, pipeline_commands.resume, tap.tap,
-    send.send, spec_commands.graph, spec_commands.echo, spec_commands.schema, doctor.doctor,
+    demo, project_commands.new, spec_commands.lint, project_commands.check_examples, dev.dev,
+    run.run, pipeline_commands.pause, pipeline_commands.resume, tap.tap, send.send,
+    spec_commands.graph, spec_commands.echo, spec_commands.schema,
+    spec_commands.connectors, doctor.doctor,
     spec_commands.permissions, serve_udf.serve_udf, trace.trace, pipeline_commands.ui, sql.sql,
     pipeline_commands.status, pipeline_commands.logs,
 )  # fmt: skip
 """In the order in which ``ebbflow --help`` lists them."""
 
-_RUNNING = {"cls": ListeningCommand, "epilog": EXIT_CODE_HELP}
+_OPTIONS: dict[Callable[..., Any], dict[str, Any]] = {
+    run.run: {"cls": ListeningCommand, "epilog": EXIT_CODE_HELP},
+    project_commands.check_examples: {"name": "test"},
+}
 
 for _command in _COMMANDS:
-    _options: dict[str, Any] = _RUNNING if _command is run.run else {}
-    app.command(**_options)(expand_options(_command))
+    app.command(**_OPTIONS.get(_command, {}))(expand_options(_command))
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(answer.app, name="answer")
 

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand
 from typing_extensions import override
 
-from ebbflow.domain.durations import milliseconds
+from ebbflow.domain.durations import to_seconds
 
 if TYPE_CHECKING:
     from ebbflow.nats.link import Link
@@ -56,7 +56,7 @@ EXIT_CODES = {
     ExitCode.USAGE: "wrong usage of the command",
     ExitCode.NOT_READY: "this machine is not ready, or something failed; the text says what to do",
     ExitCode.TIMEOUT: "--drain did not finish within --timeout",
-    ExitCode.ENGINE_LOST: "Spark's JVM kept dying; the next run goes on where this one ended",
+    ExitCode.ENGINE_LOST: "Spark's JVM kept dying; the next run continues where this one ended",
     ExitCode.DEAD_LETTERS: "there were more dead letters than --max-dead-letters allows",
     ExitCode.INTERRUPTED: "interrupted before the run began",
 }
@@ -265,7 +265,7 @@ MetricsOption = Annotated[
 def parse_seconds(text: str, option: str) -> float:
     """Returns the seconds of a time that the user has typed for an option."""
     try:
-        value = milliseconds(text) / 1000
+        value = to_seconds(text)
     except ValueError as error:
         raise typer.BadParameter(f"{error}.", param_hint=option) from error
     if not value:

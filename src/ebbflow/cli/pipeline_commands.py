@@ -1,8 +1,8 @@
 """``ebbflow status``, ``logs``, ``pause``, ``resume`` and ``ui``: look after a pipeline.
 
 They work from any machine, whether the pipeline runs or not. ``logs`` shows what user code has
-printed and logged, in this run or earlier. The messages of a ``log`` sink are no logs: they are the
-pipeline's output, which the run prints. ``pause`` has vertices take nothing for a while. ``ui``
+printed and logged, in this run or earlier. The messages of a ``log`` sink are not logs: they are
+the pipeline's output, which the run prints. ``pause`` has vertices take nothing for a while. ``ui``
 opens the web UI of all pipelines that a NATS server or a state folder knows.
 """
 
@@ -59,7 +59,7 @@ def status(
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:
-    """Show what each vertex does, what waits where and until when, and what needs attention."""
+    """Show what each vertex does, what waits where, until when, and what needs attention."""
     from ebbflow.status.stored import read_status
 
     with server.open(pipeline) as (link, names):
@@ -138,7 +138,7 @@ def logs(
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:
-    """Show what user code has printed and logged, with the time, the level and the vertex."""
+    """Show what user code has printed and logged, with time, level and vertex."""
     from ebbflow.streams.logs import read_logs
 
     with server.open(pipeline) as (link, names):
@@ -223,7 +223,7 @@ def pause(
         _echo_pauses(report)
         return
     typer.echo(f"Paused: {', '.join(report.vertices)}.{_describe_rest(report, 'begins paused')}")
-    typer.echo(f"Go on with: ebbflow resume {pipeline}{f' {vertex}' if vertex else ''}")
+    typer.echo(f"Continue with: ebbflow resume {pipeline}{f' {vertex}' if vertex else ''}")
 
 
 def resume(
@@ -234,7 +234,7 @@ def resume(
 ) -> None:
     """Resume paused vertices.
 
-    Also those that stopped because too many messages became dead letters.
+    Also resumes vertices that stopped because too many messages became dead letters.
     """
     from ebbflow.operations.pausing import resume_vertices as resume_vertices
     from ebbflow.operations.pausing import stopped_vertices
@@ -247,7 +247,7 @@ def resume(
         return
     resumed = [name for name in report.vertices if name in stopped]
     if resumed:
-        typer.echo(f"Resumed: {', '.join(resumed)}.{_describe_rest(report, 'goes on')}")
+        typer.echo(f"Resumed: {', '.join(resumed)}.{_describe_rest(report, 'continues')}")
     else:
         which = f"Vertex {vertex}" if vertex else "No vertex"
         typer.echo(f"{which} of {pipeline} is{' not' if vertex else ''} stopped.")
@@ -258,7 +258,7 @@ def _describe_rest(report: PauseReport, next_run: str) -> str:
     if not report.runs:
         return f" Nothing runs at the moment; the next run {next_run}."
     if report.unfinished:
-        return f" Still at work on what they have in hand: {', '.join(report.unfinished)}."
+        return f" Still finishing messages in flight: {', '.join(report.unfinished)}."
     return ""
 
 
@@ -279,7 +279,7 @@ def ui(
     pipelines: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PIPELINE]...",
+            metavar="PIPELINE",
             help="Show these pipelines; all of them by default.",
             show_default=False,
         ),

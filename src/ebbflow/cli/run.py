@@ -159,8 +159,8 @@ def run(flags: RunFlags) -> None:
     from ebbflow.status.terminal import open_display
 
     with open_display(flags.lines, flags.drain) as watcher:
-        beside = _attachments(flags)
-        result = run_pipeline(pipeline, watcher=watcher, beside=beside, **options)
+        attachments = _attachments(flags)
+        result = run_pipeline(pipeline, watcher=watcher, attachments=attachments, **options)
     _report(flags, watcher, result)
 
 
@@ -179,7 +179,7 @@ def _read_options(flags: RunFlags) -> RunOptionNames:
     return {
         "conf": flags.settings,
         "timeout": flags.limit,
-        "epoch": parse_seconds(flags.epoch, "--epoch"),
+        "epoch": timedelta(seconds=parse_seconds(flags.epoch, "--epoch")),
         "drain": flags.drain,
         "master": flags.master,
         "state": flags.server.state,
@@ -218,13 +218,13 @@ def _check_summary(file: Path | None) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Replaces the file as a whole, so that nobody ever reads a part of it."""
-    beside = file.with_name(f".{file.name}.{token_hex(4)}")
+    """Replaces the file as a whole, so that no one ever reads a part of it."""
+    draft = file.with_name(f".{file.name}.{token_hex(4)}")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(file)
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(file)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise EbbflowError(f"Cannot write the summary {file}: {error.strerror}.") from error
 
 

@@ -68,8 +68,8 @@ def send(
 ) -> None:
     """Send messages to a vertex.
 
-    Each is stored when the command says so, also while nothing runs. An id that was sent within
-    the last two minutes is stored once.
+    Each message is stored once the command confirms it, even while nothing runs. An id sent again
+    within two minutes is stored once.
     """
     from ebbflow.operations.sending import Sender
 
@@ -166,7 +166,7 @@ def _from_json(line: bytes, number: int) -> dict[str, Any]:
     try:
         data = json.loads(line)
         if not isinstance(data, dict) or "value" not in data:
-            raise ValueError("it is no object with a value")
+            raise ValueError("it is not an object with a value")
         if unknown := sorted(set(data) - _JSON_FIELDS):
             raise ValueError(f"it has the unknown field {unknown[0]!r}")
         made = data | {"value": _value(data["value"])}

@@ -11,7 +11,7 @@ import typer
 
 from ebbflow.cli.options import ExitCode
 from ebbflow.domain.code import CONTAINER_TYPE, Mode
-from ebbflow.domain.durations import milliseconds
+from ebbflow.domain.durations import to_seconds
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.user_source import Source
 from ebbflow.numaflow.services import SERVICES, Kind, Service, find_service
@@ -23,23 +23,23 @@ def serve_udf(
         str,
         typer.Argument(
             metavar="MODULE:ATTRIBUTE",
-            help="The function or class to serve; modules in the current folder are found first.",
+            help="Function or class to serve; modules in the current folder take precedence.",
             show_default=False,
         ),
     ],
     kind: Annotated[
         Kind | None,
         typer.Option(
-            help="Numaflow calls the function as this; without it, as what Numaflow says that the "
-            "container is for, else as a source if it is one, else as a map.",
+            help="Serve the function as this kind. Default: the kind that Numaflow sets for the "
+            "container; otherwise source for a source, map for anything else.",
             show_default=False,
         ),
     ] = None,
     mode: Annotated[
         Mode | None,
         typer.Option(
-            help="The function is given this at a time, as in a pipeline; "
-            "without it, what is usual for its kind.",
+            help="Pass the function this much at a time, as in a pipeline. "
+            "Default: the usual mode of its kind.",
             show_default=False,
         ),
     ] = None,
@@ -47,14 +47,14 @@ def serve_udf(
         Path,
         typer.Option(
             metavar="DIR",
-            help="Socket and server-info file are in this folder.",
+            help="Folder of the socket and the server-info file.",
             envvar="EBBFLOW_SOCKETS",
         ),
     ] = Path("/var/run/numaflow"),
     grace: Annotated[
         str,
         typer.Option(
-            metavar="TIME", help="After SIGTERM, open streams may go on for at most this time."
+            metavar="TIME", help="After SIGTERM, let open streams continue for at most this time."
         ),
     ] = "30s",
 ) -> None:
@@ -79,7 +79,7 @@ def serve_udf(
 
 def _seconds(grace: str) -> float:
     try:
-        return milliseconds(grace) / 1000
+        return to_seconds(grace)
     except ValueError as error:
         raise typer.BadParameter(f"{error}.", param_hint="--grace") from error
 
@@ -91,7 +91,7 @@ def _choose_kind(kind: Kind | None, code: Any) -> Service:
     own = find_service(container) if container else None
     if container and own is None:
         raise SetupError(
-            f"{CONTAINER_TYPE} is {container!r}, which is no function that can be served.",
+            f"{CONTAINER_TYPE} is {container!r}, which cannot be served.",
             f"Say what it is with --kind: {', '.join(SERVICES)}.",
         )
     is_source = inspect.isclass(code) and issubclass(code, Source)

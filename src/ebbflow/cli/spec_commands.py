@@ -1,4 +1,5 @@
-"""Commands about specs: ``ebbflow lint``, ``echo``, ``graph``, ``schema`` and ``permissions``.
+"""Commands about specs: ``ebbflow lint``, ``echo``, ``graph``, ``schema``, ``permissions`` and
+``connectors``.
 
 None of them runs a pipeline. ``lint`` prints every problem of every file as
 ``file:line:col: code message``. What is printed of a spec has everything secret hidden.
@@ -12,8 +13,9 @@ import shlex
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,9 +32,12 @@ from ebbflow.cli.options import (
     SpecOrName,
     echo_notes,
 )
+from ebbflow.cli.tables import print_table
 from ebbflow.domain.records import to_plain
+from ebbflow.domain.spelling import did_you_mean
 
 if TYPE_CHECKING:
+    from ebbflow.connectors.registry import Listed
     from ebbflow.domain.errors import Problem
     from ebbflow.runtime.run_setup import StoredSpec
     from ebbflow.spec.graph import PipelineShape
@@ -54,9 +59,9 @@ def lint(
 ) -> None:
     """Check pipelines without running them. Exits with 1 if there are problems.
 
-    It names all problems of a spec at once, and imports user code to check it. Ports, secrets and
-    what user code does in open() are checked when the pipeline runs. It also says which bindings of
-    images none of the pipelines uses.
+    Lists all problems of a spec at once, and imports user code to check it. Ports, secrets and
+    open() of user code are checked when the pipeline runs. Also lists the image bindings that no
+    pipeline uses.
     """
     # Imported here: the model takes a while to import, and other commands do without it.
     from ebbflow.spec.lint import read_specs
@@ -82,7 +87,7 @@ def _facts(problem: Problem) -> dict[str, object]:
 
 
 def _unused_bindings(read: list[SpecFile]) -> list[str]:
-    """Returns a line for each bindings file with names that stand for no image of these files."""
+    """Returns a line for each bindings file with names that no image of these files has."""
     used = {(file.binder.bindings.file, name) for file in read for name in file.binder.used}
     unused = {
         file.binder.bindings.file: [
@@ -132,6 +137,84 @@ def schema(
         output.write_text(f"{text}\n", encoding="utf-8")
 
 
+def connectors(
+    name: Annotated[
+        str | None, typer.Argument(help="Show the fields of this connector.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the connectors that pipelines can use here, including those of other packages.
+
+    With a name, show the fields of that connector. A connector that cannot be loaded is listed
+    with the reason and what to install.
+    """
+    from ebbflow.connectors.registry import list_connectors
+
+    found = [*list_connectors()]
+    if name is not None:
+        known = dict.fromkeys(each.name for each in found)
+        found = [each for each in found if each.name == name]
+        if not found:
+            step = did_you_mean(name, known, "there are")
+            raise typer.BadParameter(f"no connector is called {name}; {step}", param_hint="NAME")
+    if as_json:
+        for each in found:
+            typer.echo(json.dumps(_connector_facts(each)))
+        return
+    if name is None:
+        _print_connectors(found)
+    for each in found:
+        if name is not None and each.role is not None:
+            _print_fields(each)
+        if each.problem is not None:
+            typer.echo(f"✗ {each.problem.what}\n  → {each.problem.next_step}")
+
+
+def _print_connectors(found: Sequence[Listed]) -> None:
+    by_name: dict[str, list[Listed]] = {}
+    for each in found:
+        by_name.setdefault(each.name, []).append(each)
+    titles = ("connector", "use as", "package", "version")
+    rows = [
+        (
+            name,
+            " and ".join(r.role or "cannot be loaded" for r in roles),
+            roles[0].package,
+            roles[0].version,
+        )
+        for name, roles in by_name.items()
+    ]
+    print_table(titles, rows)
+
+
+def _print_fields(listed: Listed) -> None:
+    rows = [
+        (field["name"], "required" if field["required"] else "", field["meaning"])
+        for field in _fields_of(listed)
+    ]
+    typer.echo(f"{listed.role} {listed.name}, of {listed.package} {listed.version}")
+    print_table(("field", "", "meaning"), rows)
+
+
+def _connector_facts(listed: Listed) -> dict[str, Any]:
+    facts = {name: getattr(listed, name) for name in ("name", "role", "package", "version")}
+    return facts | {
+        "fields": _fields_of(listed),
+        "problem": None if listed.problem is None else str(listed.problem),
+    }
+
+
+def _fields_of(listed: Listed) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": field.alias or name,
+            "required": field.is_required(),
+            "meaning": (field.description or "").replace("`", ""),
+        }
+        for name, field in listed.fields.items()
+    ]
+
+
 def graph(
     pipeline: SpecOrName,
     format: Annotated[
@@ -142,7 +225,7 @@ def graph(
     ] = "text",
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print vertices, edges and their places as JSON."),
+        typer.Option("--json", help="Print vertices, edges and their positions as JSON."),
     ] = False,
     output: OutputOption = None,
     name: NameOption = None,
@@ -184,7 +267,7 @@ def permissions(
         bool, typer.Option("--json", help="Print JSON, grouped by what the permissions are for.")
     ] = False,
 ) -> None:
-    """Print the least that a pipeline's login needs, as configuration of a NATS server."""
+    """Print the permissions that a pipeline's login needs, as NATS server configuration."""
     from ebbflow.runtime.provision import permissions_of
     from ebbflow.spec.lint import load
 
@@ -240,7 +323,7 @@ def read_pipeline(
 
     if defaults:
         raise typer.BadParameter(
-            "needs the file of the pipeline: a run keeps what it was told.", param_hint="--defaults"
+            "needs the file of the pipeline: a run stores no defaults.", param_hint="--defaults"
         )
     with server.open(target) as (link, names):
         return link.run(read_spec(link.client, names))

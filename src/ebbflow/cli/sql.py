@@ -25,27 +25,27 @@ def sql(
         list[str],
         typer.Argument(
             metavar="[PIPELINE] QUERY",
-            help='A query such as "select vertex, outcome, count(*) from audit group by 1, 2"; '
-            "without a pipeline, over those of all.",
+            help='Query such as "select vertex, outcome, count(*) from audit group by 1, 2"; '
+            "covers all pipelines unless you name one.",
             show_default=False,
         ),
     ],
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="The command prints CSV.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="The printed table has at most so many rows.")
+        int, typer.Option("--limit", min=1, help="Print at most this many rows of the table.")
     ] = 200,
     spark: Annotated[
         bool,
-        typer.Option("--spark", help="Spark runs the query, whatever the tables are."),
+        typer.Option("--spark", help="Run the query on Spark, whatever the tables are."),
     ] = False,
     server: ServerOptions = HERE,
 ) -> None:
-    """Query what became of messages: Spark SQL over the audit table, as view audit.
+    """Query the outcomes of messages: Spark SQL over the audit table, as view audit.
 
-    The view dead_letters has the dead letters that there are now. While a pipeline runs, rows of a
-    Parquet table on this machine are there after an epoch, others after audit.interval. DuckDB runs
-    queries over Parquet on this machine, Spark all others.
+    The view dead_letters has the current dead letters. While a pipeline runs, new rows appear after
+    an epoch in a Parquet table on this machine, and after audit.interval in others. DuckDB runs
+    queries over Parquet on this machine; Spark runs all others.
     """
     from ebbflow.operations.audit_query import query_audit
 

@@ -40,7 +40,7 @@ def fit_lines(
     """Returns a line for each row, the titles first, none wider than ``width``.
 
     ``numbers`` are the titles of columns that are aligned on the right. The columns in ``least``
-    shrink to so many characters, in this order, until the last column has room for ``last``.
+    shrink to that many characters, in this order, until the last column has room for ``last``.
     """
     titles = table[0]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -31,7 +31,7 @@ def tap(
     pipeline: PipelineArgument,
     vertex: VertexArgument,
     id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only messages of this id, or made of it.")
+        str | None, typer.Option(metavar="ID", help="Only messages with this id, or made from it.")
     ] = None,
     key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Only messages with this key.")
@@ -56,7 +56,7 @@ def tap(
         float, typer.Option(min=0.0, max=1.0, help="Show this share of the messages.")
     ] = 1.0,
     rate: Annotated[
-        int, typer.Option(min=1, help="Show at most this many messages a second of each task.")
+        int, typer.Option(min=1, help="Show at most this many messages per second and task.")
     ] = 200,
     waiting: Annotated[
         bool,
@@ -128,7 +128,7 @@ def _print(rows: Iterator[Row], show: Show, limit: int | None) -> None:
 
 def _check_outcome(outcome: str | None) -> None:
     if outcome is not None and outcome not in _OUTCOMES.replace(" or ", ", ").split(", "):
-        raise typer.BadParameter(f"{outcome!r} is none of {_OUTCOMES}.", param_hint="--outcome")
+        raise typer.BadParameter(f"{outcome!r} is not one of {_OUTCOMES}.", param_hint="--outcome")
 
 
 # --- formats ------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def _choose_format(format: str) -> Show:
         raise typer.BadParameter(f"{error}.", param_hint="--format") from None
     unknown = sorted(named - set(_FIELDS))
     if unknown or not named:
-        what = f"there is no field {unknown[0]!r}" if unknown else f"{format!r} is no format"
+        what = f"there is no field {unknown[0]!r}" if unknown else f"{format!r} has no fields"
         fields = ", ".join(f"{{{name}}}" for name in _FIELDS)
         raise typer.BadParameter(f"{what}; text, json, or fields: {fields}.", param_hint="--format")
     return lambda row: format.format(**{name: _plain(row, name) for name in _FIELDS})
@@ -186,7 +186,7 @@ def _to_text(row: Row) -> str:
     for output in row["outputs"]:
         to = ", ".join(output["to"]) or "nowhere"
         tags = f" tags={','.join(output['tags'])}" if output["tags"] else ""
-        same = output["id"] == row["id"]  # it goes on as it came
+        same = output["id"] == row["id"]  # it is forwarded as it came
         what = "" if same else f" {output['id']}{tags}{_content(output)}"
         lines.append(one_line(f"  → {to}{what}"))
     if row["outputs_left_out"]:

@@ -29,7 +29,10 @@ def trace(
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:
-    """Show what each vertex did with a message and with those made of it, and where it is now."""
+    """Show what each vertex did with a message, and where it is now.
+
+    Includes the messages made from it.
+    """
     from ebbflow.operations.trace import trace_message
 
     found = trace_message(pipeline, id, state=server.state, nats=server.nats)
@@ -77,7 +80,7 @@ def _describe_places(found: MessageTrace) -> Iterator[str]:
     if len(found.now) > _SHOWN:
         yield f"and {len(found.now) - _SHOWN:,} more"
     if not found.now and found.steps:
-        yield "it has ended; nothing of it is on its way"
+        yield "it has ended; nothing of it is in flight"
 
 
 def _print_steps(found: MessageTrace) -> None:

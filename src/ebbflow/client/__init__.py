@@ -4,7 +4,7 @@
         price = client.ask({"order": 7}).json()
 
 A client names each request itself. So it never asks twice: after a lost connection it looks for the
-request by its id, and asks again only if nobody has taken it. Where it cannot know, the error names
+request by its id, and asks again only if no one has taken it. Where it cannot know, the error names
 the id. This package needs the extra ``client``, and neither Spark nor NATS. It exports the errors
 too. Programs import it, and nothing in Ebbflow does. Start with ``protocol``.
 """

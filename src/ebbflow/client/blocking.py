@@ -16,10 +16,10 @@ from ebbflow.client.protocol import (
     Emit,
     MoreEvents,
     NoReply,
-    Pause,
     RequestStatus,
     ServerCall,
     StepResult,
+    Wait,
 )
 from ebbflow.client.transport import (
     CONNECTIONS,
@@ -32,6 +32,7 @@ from ebbflow.client.transport import (
     reply_of,
 )
 from ebbflow.domain.durations import Duration
+from ebbflow.domain.spelling import named_options
 
 T = TypeVar("T")
 
@@ -46,10 +47,11 @@ class Client:
     have a connection.
 
     Calls that hand in a request take its ``id``, which the client makes if it is left out, and the
-    ``keys`` and ``headers`` that its message has in the pipeline. Every call takes a ``timeout`` of
-    its own. Errors are a ``RequestError``, which has the id.
+    ``keys`` and ``headers`` that its message has in the pipeline. Every call takes its own
+    ``timeout``. Errors are a ``RequestError``, which has the id.
     """
 
+    @named_options
     def __init__(
         self,
         url: str,
@@ -74,6 +76,7 @@ class Client:
         """Closes its connections."""
         self._http.close()
 
+    @named_options
     def ask(self, value: Any, **options: Unpack[AskOptions]) -> Answered:
         """Hands in a request and returns its answer.
 
@@ -83,10 +86,12 @@ class Client:
         """
         return self._run(self._conversations.ask(value, options))
 
+    @named_options
     def submit(self, value: Any, **options: Unpack[AskOptions]) -> str:
         """Hands in a request and returns its id; the pipeline has stored it then."""
         return self._run(self._conversations.submit(value, options))
 
+    @named_options
     def fetch(self, id: str, **options: Unpack[LookOptions]) -> Answered | None:
         """Returns the answer to a request, or ``None`` while there is none yet.
 
@@ -94,19 +99,22 @@ class Client:
         """
         return self._run(self._conversations.fetch(id, options))
 
+    @named_options
     def wait(self, id: str, **options: Unpack[LookOptions]) -> Answered:
         """Returns the answer to a request when it is there; ``AnswerPending`` if not in time."""
         return self._run(self._conversations.wait(id, options))
 
+    @named_options
     def status(self, id: str, **options: Unpack[LookOptions]) -> RequestStatus:
         """Returns how far a request is, and its way through the pipeline."""
         return self._run(self._conversations.status(id, options))
 
+    @named_options
     def stream(self, value: Any = None, **options: Unpack[AskOptions]) -> Iterator[bytes]:
         """Hands in a request and returns each result as soon as the pipeline has stored it.
 
         Without a value it follows the request ``id``. Results come in the order of their storing.
-        ``timeout`` is for each result anew. Errors are those of ``ask``, raised while iterating.
+        ``timeout`` is for each result again. Errors are those of ``ask``, raised while iterating.
         """
         return self._emit(self._conversations.follow(value, options))
 
@@ -146,7 +154,7 @@ class _Line:
     def carry_out(self, step: object) -> StepResult:
         try:
             match step:
-                case Pause(seconds):
+                case Wait(seconds):
                     time.sleep(seconds)
                 case ServerCall():
                     return self._call(step)

@@ -26,11 +26,11 @@ from ebbflow.client.protocol import (
     MoreEvents,
     NamedRequest,
     NoReply,
-    Pause,
     RequestStatus,
     ServerCall,
     ServerPaths,
     ServerReply,
+    Wait,
     calling,
     has_answer,
     is_busy,
@@ -42,10 +42,10 @@ from ebbflow.client.protocol import (
     read_results,
     says_nothing,
 )
-from ebbflow.domain.durations import Backoff, Duration, milliseconds
+from ebbflow.domain.durations import Backoff, Duration, to_seconds
 from ebbflow.domain.errors import AnswerPending, RequestInDoubt, RequestRefused, UnknownRequest
 
-_LOOKING = Backoff(interval=50, factor=1.6, cap=1_000)
+_LOOKING = Backoff("50ms", factor=1.6, cap="1s")
 _UNKNOWN = 404
 _DUPLICATE = 409
 _TIMEOUT = 408
@@ -60,7 +60,7 @@ class LookOptions(TypedDict, total=False):
 
 
 class AskOptions(LookOptions, total=False):
-    """What a request has beside its value.
+    """What a request has besides its value.
 
     ``id`` names it; left out, the client makes an id. ``keys`` and ``headers`` are those that its
     message has in the pipeline.
@@ -76,7 +76,7 @@ class Conversations:
 
     def __init__(self, id_header: str, timeout: Duration) -> None:
         self._at = ServerPaths(id_header)
-        self._timeout = timeout
+        self._timeout = to_seconds(timeout)
 
     def ask(self, value: Any, options: AskOptions) -> Conversation[Answered]:
         """Begins to hand in a request and to wait for its answer."""
@@ -111,7 +111,7 @@ class Conversations:
         return TimeLimit.of(self._seconds(options), time.monotonic)
 
     def _seconds(self, options: LookOptions) -> float:
-        return milliseconds(options.get("timeout", self._timeout)) / 1_000
+        return to_seconds(options["timeout"]) if "timeout" in options else self._timeout
 
 
 def _request_of(value: Any, options: AskOptions) -> NamedRequest:
@@ -202,7 +202,7 @@ def wait_for_room(
         if in_doubt:
             raise RequestInDoubt(id, in_doubt)
         raise_error(id, reply)
-    yield Pause(pause)
+    yield Wait(pause)
 
 
 def _is_known(at: ServerPaths, id: str, limit: TimeLimit, in_doubt: str) -> Conversation[bool]:
@@ -211,7 +211,7 @@ def _is_known(at: ServerPaths, id: str, limit: TimeLimit, in_doubt: str) -> Conv
         pause = limit.grow()
         if not limit.has(pause):
             raise RequestInDoubt(id, in_doubt)
-        yield Pause(pause)
+        yield Wait(pause)
         came = yield from calling(at.look(id, "status", limit.left))
         if isinstance(came, ServerReply) and not is_busy(came):
             if came.status not in (200, _UNKNOWN):
@@ -230,7 +230,7 @@ def await_answer(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[Ans
         pause = limit.grow()
         if not limit.has(pause):
             raise AnswerPending(id)
-        yield Pause(pause)
+        yield Wait(pause)
 
 
 def fetch(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[Answered | None]:
@@ -257,7 +257,7 @@ def _look(at: ServerPaths, id: str, what: str, limit: TimeLimit) -> Conversation
         pause = limit.grow() if isinstance(came, NoReply) else read_pause(came)
         if not limit.has(pause) or (isinstance(came, NoReply) and not came.sent):
             _give_up(id, came)
-        yield Pause(pause)
+        yield Wait(pause)
 
 
 def _give_up(id: str, came: ServerReply | NoReply) -> None:
@@ -271,7 +271,7 @@ def _give_up(id: str, came: ServerReply | NoReply) -> None:
 
 @dataclass(slots=True)
 class Following:
-    """One request that is followed. Each result has the time ``limit`` of ``seconds`` anew.
+    """One request that is followed. Each result has the time ``limit`` of ``seconds`` again.
 
     ``request`` is what to hand in, unless the request is there already. ``is_taken`` is true when
     the server is known to have it. ``last`` is the place of the last result that was handed over.
@@ -330,7 +330,7 @@ class Following:
             if self.is_taken:
                 raise AnswerPending(self.id)
             raise RequestInDoubt(self.id, self.in_doubt)
-        yield Pause(pause)
+        yield Wait(pause)
 
     def _read(self) -> Conversation[bool]:
         """Emits what the stream brings; returns whether it came to the request's end."""

@@ -59,7 +59,7 @@ class MoreEvents:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Wait:
     """A step: wait."""
 
     seconds: float
@@ -89,7 +89,7 @@ class NoReply:
     sent: bool
 
 
-Step = ServerCall | MoreEvents | Pause | Emit
+Step = ServerCall | MoreEvents | Wait | Emit
 StepResult = ServerReply | NoReply | bytes | None
 Conversation = Generator[Step, StepResult, T]
 
@@ -287,7 +287,7 @@ def read_request_status(id: str, reply: ServerReply) -> RequestStatus:
 
 
 def raise_error(id: str, reply: ServerReply) -> NoReturn:
-    """Raises what a reply that is no answer says about the request."""
+    """Raises what a reply that is not an answer says about the request."""
     facts = _facts_of(reply)
     if "vertex" in facts:
         reason, error = facts.get("reason") or "", facts.get("error") or ""
@@ -298,7 +298,7 @@ def raise_error(id: str, reply: ServerReply) -> NoReturn:
 
 
 def raise_not_found(id: str, reply: ServerReply) -> NoReturn:
-    """Raises what the reply to a look for a request says: nobody knows it, or an error."""
+    """Raises what the reply to a look for a request says: no one knows it, or an error."""
     if reply.status == 404:
         raise UnknownRequest(id)
     raise_error(id, reply)

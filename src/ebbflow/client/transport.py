@@ -32,11 +32,11 @@ def connection_options(
     """Returns what httpx makes its connections with; ``ValueError`` for a URL it cannot use."""
     scheme = urlsplit(url).scheme
     if scheme not in ("http", "https"):
-        raise ValueError(f"{url!r} is no URL of a server; write for example http://localhost:8080")
+        raise ValueError(f"{url!r} is not a server URL; write for example http://localhost:8080")
     return {
         "base_url": url,
         "headers": {"authorization": f"Bearer {token}"} if token else {},
-        # Without TLS nobody is to be trusted, and reading certificates takes its time.
+        # Without TLS no one is to be trusted, and reading certificates takes its time.
         "verify": _trusting(ca) if verify and scheme == "https" else False,
         "limits": httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
     }

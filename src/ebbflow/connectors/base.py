@@ -4,7 +4,7 @@ A connector is a class of fields, ``SourceSection`` or ``SinkSection``, with ``@
 ``@sink("name")`` above it. Lint reads the fields. The driver asks a section for its plan once, when
 a run begins. That is when ``freeze`` reads secrets and ``require_extra`` looks for optional
 packages, so whoever starts a pipeline learns of mistakes at once. A section imports its client only
-then: lint needs no clients. Workers get plans. Where the section has a module of its own, they need
+then: lint needs no clients. Workers get plans. Where the section has its own module, they need
 neither that nor pydantic.
 
 Lint, planner, provisioning, permissions, builders and reference pages read the tables ``SOURCES``
@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ebbflow.connectors.plans import Pulled, Settings, UserSink
-from ebbflow.connectors.schema.fields import Section, is_duration
+from ebbflow.connectors.schema.fields import Section, takes_duration
 from ebbflow.connectors.schema.secrets import SecretRef
 from ebbflow.domain.errors import SetupError
 
@@ -85,6 +85,11 @@ class SourceSection(ConnectorSection):
 class SinkSection(ConnectorSection):
     """The fields of one kind of sink."""
 
+    @property
+    def alone(self) -> str | None:
+        """The field, if any, with which it must be the one sink of a vertex with one partition."""
+        return None
+
     def plan(self) -> SinkPlan:
         """Returns what the vertex writes with. The driver calls it; ``SetupError`` ends the run."""
         raise NotImplementedError
@@ -107,7 +112,7 @@ def _freeze(value: Any, what: str, field: Any = None) -> Any:
         return tuple((key, _freeze(item, what)) for key, item in value.items())
     if isinstance(value, list | tuple):
         return tuple(_freeze(item, what) for item in value)
-    return value / 1000 if isinstance(value, int) and field and is_duration(field) else value
+    return value / 1000 if isinstance(value, int) and field and takes_duration(field) else value
 
 
 # --- kinds --------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class GeneratorSpec(SourceSection):
     msg_size: fields.Count = Field(
         default=8, description="8, and the bytes of padding in the payload"
     )
-    key_count: fields.Count = Field(default=0, description="so many different keys; 0 for none")
+    key_count: fields.Count = Field(default=0, description="this many different keys; 0 for none")
     value: StrictInt | None = Field(
         default=None, description="the number in every payload, in place of a count from 0"
     )
@@ -66,9 +66,9 @@ class GeneratorSpec(SourceSection):
         default=None, description="the whole payload of every message"
     )
     jitter: fields.Millis = Field(
-        default=0, description="event times lie up to so many whole seconds back, at random"
+        default=0, description="event times lie up to this many whole seconds back, at random"
     )
-    messages: fields.Positive | None = Field(default=None, description="end after so many")
+    messages: fields.Positive | None = Field(default=None, description="end after this many")
 
     @property
     def blob(self) -> bytes | None:
@@ -107,14 +107,14 @@ def _template(value: str) -> str:
             known = ", ".join(f"{{{place}}}" for place in PLACES)
             raise PydanticCustomError(
                 "EB104",
-                "{name} stands for nothing; there are {known}",
+                "{name} is not a placeholder; there are {known}",
                 {"name": shown(f"{{{name}}}"), "known": known},
             )
     return value
 
 
 Template = Annotated[StrictStr, AfterValidator(_template)]
-"""A path in which ``{pipeline}``, ``{vertex}`` and ``{partition}`` stand for what they name."""
+"""A path in which ``{pipeline}``, ``{vertex}`` and ``{partition}`` are placeholders."""
 
 
 @sink("file")
@@ -122,7 +122,7 @@ class FileSinkSpec(SinkSection):
     """Appends messages to a file: their values as lines, or all of each as a line of JSON."""
 
     path: Template = Field(
-        description="the file; `{pipeline}`, `{vertex}` and `{partition}` stand for what they name"
+        description="the file; `{pipeline}`, `{vertex}` and `{partition}` are placeholders"
     )
     format: Literal["lines", "json"] = Field(
         default="lines",

@@ -3,7 +3,7 @@
 A message is answered with OK when its line is on disk: written, flushed and synced, the file's
 entry in its folder as well. What a crash leaves of a line that was being written has no line end.
 The next call cuts it off before it writes, so a reader that goes by line ends never takes it for a
-message; that message was not answered with OK and comes again. Everything happens under a lock of
+message; that message had no OK and is redelivered. Everything happens under a lock of
 the file's, so that several processes can write to one.
 
 ``json_record`` is a message as one JSON object, which the HTTP sink posts as well.
@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.domain.errors import SetupError
-from ebbflow.domain.message import Datum, NackOptions, RowResponse
+from ebbflow.domain.message import Datum, Response
 from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
 
@@ -39,10 +39,8 @@ _VARIABLES = {
 }
 _LOOK_BACK = 64 * 1024
 # No retry could help, so there is none.
-_NO_LINE = RowResponse.nack(
-    NackOptions(
-        max_deliveries=0, reason="its value has a line break, which only format: json can keep"
-    )
+_NO_LINE = Response.nack(
+    reason="its value has a line break, which only format: json can keep", max_deliveries=0
 )
 
 
@@ -72,14 +70,14 @@ class FileSink:
         except OSError as error:
             raise SetupError(f"{self._path()} cannot be written: {error.strerror}.") from None
 
-    def __call__(self, batch: pa.RecordBatch) -> dict[int, RowResponse]:
+    def __call__(self, batch: pa.RecordBatch) -> dict[int, Response]:
         """Appends what can be a line; all of it is on disk, or nothing is."""
         refused, lines = self._lines(batch)
         try:
             self._append(lines)
         except OSError as error:
             why = f"{self._path()}: {error.strerror}"
-            answer = RowResponse.unavailable(why)
+            answer = Response.unavailable(what=why)
             return dict.fromkeys(range(batch.num_rows), answer)
         return dict.fromkeys(refused, _NO_LINE)
 
@@ -199,7 +197,7 @@ def json_record(datum: Datum) -> bytes:
     It has ``id``, ``value``, ``keys``, ``headers`` and ``eventTime``, in milliseconds since 1970. A
     value that is not UTF-8 is in ``valueBase64`` instead of ``value``.
     """
-    time = datum.event_time
+    time = datum._get("event_time")  # a message without one is written without one
     fields: dict[str, Any] = {
         "id": datum.id,
         **_json_value(datum.value),

@@ -9,8 +9,10 @@ id, so a replay after a crash is recognised.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from random import Random
 
 import pyarrow as pa
@@ -20,6 +22,7 @@ from ebbflow.engine.inlet import NEVER, Inlet
 from ebbflow.engine.position import Mark
 
 _OVERHEAD = 8
+_now = partial(datetime.now, UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,16 @@ class GeneratorInlet(Inlet):
     """One partition of a generator. It keeps nothing: a number is all it takes to make a row."""
 
     def __init__(
-        self, plan: GeneratorPlan, vertex: str, partition: int, partitions: int, start: Mark
+        self,
+        plan: GeneratorPlan,
+        vertex: str,
+        partition: int,
+        partitions: int,
+        start: Mark,
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = _now,
     ) -> None:
+        self._monotonic, self._now = monotonic, now
         self.mark = start
         self._plan = plan
         self._vertex = vertex
@@ -52,7 +63,7 @@ class GeneratorInlet(Inlet):
         self._partitions = partitions
         self._rate = plan.rate
         self._last = None if plan.messages is None else self._share(plan.messages)
-        self._began = time.monotonic()
+        self._began = monotonic()
         self._first = start.seq
         self._random = Random(partition)  # noqa: S311 - not for secrets
         padding = self._random.randbytes(max(0, plan.size - _OVERHEAD))
@@ -71,7 +82,7 @@ class GeneratorInlet(Inlet):
         """Returns how many messages may exist by now."""
         if self._rate is None:
             return 2**62
-        return self._first + int((time.monotonic() - self._began) * self._rate)
+        return self._first + int(self._elapsed() * self._rate)
 
     def ready_in(self) -> float:
         """Returns the seconds until the next message is to be made."""
@@ -82,7 +93,7 @@ class GeneratorInlet(Inlet):
         return max(0.0, (self.mark.seq + 1 - self._first) / self._rate - self._elapsed())
 
     def _elapsed(self) -> float:
-        return time.monotonic() - self._began
+        return self._monotonic() - self._began
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
         """Returns the messages that are due, at most ``limit``."""
@@ -104,11 +115,11 @@ class GeneratorInlet(Inlet):
         return [self._batch(numbers)]
 
     def _batch(self, numbers: range) -> pa.RecordBatch:
-        now = datetime.now(UTC)
+        now = self._now()
         times = pa.repeat(pa.scalar(now, frames.TIME), len(numbers))
         columns = {
             "id": [f"{self._vertex}-{number}" for number in numbers],
-            "value": self._values(numbers, time.time_ns()),
+            "value": self._values(numbers, round(now.timestamp() * 1e6) * 1_000),
             "event_time": self._event_times(now, len(numbers)) if self._plan.jitter > 1 else times,
             "first_seen": times,
         }

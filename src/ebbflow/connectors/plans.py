@@ -160,7 +160,7 @@ class BlackholeSink:
     """Forget every message."""
 
     def write(self, verdict: Verdict) -> None:
-        """Leaves the verdict as it is: what has no outcome of its own is done."""
+        """Leaves the verdict as it is: what has no outcome itself is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def runs_inline(sink: SinkPlan) -> bool:
 
 
 def log_line(place: str, datum: Datum) -> str:
-    """One message on one line; bytes that are no text are shown escaped."""
+    """One message on one line; bytes that are not text are shown escaped."""
     payload = datum.value.decode("utf-8", "backslashreplace").replace("\n", "\\n")
     facts = [f"({place})", f"id={datum.id}", f"payload={payload}"]
     if datum.keys:

@@ -5,9 +5,9 @@ entry point is that of the connector in a spec. It leads to the module that has 
 ``@source`` or ``@sink``.
 
 The names are known without importing anything. A module is imported when a spec uses its connector,
-when ``ebbflow doctor`` looks at all of them, and for what has to list them: the JSON schema, the
-reference, the message about a name that does not exist. A package that cannot be imported is named
-by the error of the spec that uses it, and harms no other.
+when ``ebbflow doctor`` looks at all of them, and for what has to list them: ``ebbflow connectors``,
+the JSON schema, the reference, the message about a name that does not exist. A package that cannot
+be imported is named by the error of the spec that uses it, and harms no other.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ebbflow.connectors.base import SINKS, SOURCES, SinkKind, SourceKind
 from ebbflow.connectors.schema.fields import Section
+from ebbflow.domain import __version__
 from ebbflow.domain.errors import SetupError
 
 _BUILT_IN = tuple(
@@ -37,6 +38,10 @@ _BUILT_IN = tuple(
         "http.spec",
         "nats.spec",
         "kafka.spec",
+        "postgres.spec",
+        "pulsar.spec",
+        "sqs.spec",
+        "pubsub.spec",
         "spark.spec",
         "serving.spec",
     )
@@ -80,6 +85,12 @@ class Shipped:
         """The packages that ship it, as people know them."""
         return " and ".join(point.dist.name if point.dist else point.value for point in self.points)
 
+    @property
+    def version(self) -> str:
+        """The version of the package."""
+        dist = self.points[0].dist
+        return dist.version if dist else ""
+
     def load(self) -> None:
         """Imports it, which registers it; ``SetupError`` names the package if that fails."""
         if len(self.points) > 1:
@@ -94,7 +105,7 @@ class Shipped:
             raise SetupError(
                 f"The connector {self.name} of the package {self.packages} cannot be loaded: "
                 f"{type(error).__name__}: {why}.",
-                "Correct, update or uninstall that package.",
+                f"{self._say_what_to_install(error)}or update or uninstall that package.",
             ) from error
         if self.name not in SOURCES and self.name not in SINKS:
             raise SetupError(
@@ -102,6 +113,14 @@ class Shipped:
                 "entry point says so.",
                 f'Its module needs @source("{self.name}") or @sink("{self.name}").',
             )
+
+    def _say_what_to_install(self, error: BaseException) -> str:
+        """Returns the beginning of a sentence; extras of the entry point say what is needed."""
+        if not isinstance(error, ModuleNotFoundError) or not error.name:
+            return "Correct, "
+        extras = ",".join(self.points[0].extras)
+        missing = f"{self.packages}[{extras}]" if extras else error.name.partition(".")[0]
+        return f"Install what it needs, as with: pip install '{missing}'; "
 
     def kind(self, role: Role) -> SourceKind | SinkKind:
         """Returns it as a source or as a sink; ``SetupError`` if it cannot be used as one."""
@@ -152,6 +171,46 @@ def find_problems() -> Iterator[SetupError]:
             shipped.load()
         except SetupError as error:
             yield error
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A connector in one role, and the package that it is of; ``fields`` are those of its section.
+
+    ``problem`` says why it cannot be used. Its role is unknown then.
+    """
+
+    name: str
+    role: Role | None
+    package: str
+    version: str
+    fields: Mapping[str, FieldInfo]
+    problem: SetupError | None = None
+
+
+def list_connectors() -> Iterator[Listed]:
+    """Yields all connectors, those of this package first; imports all of them."""
+    shipped = find_shipped()
+    problems = {}
+    for name, each in shipped.items():
+        try:
+            each.load()
+        except SetupError as error:
+            problems[name] = error
+    tables: dict[Role, Mapping[str, SourceKind | SinkKind]] = {"source": SOURCES, "sink": SINKS}
+    for name in dict.fromkeys([*SOURCES, *SINKS]):
+        for role, table in tables.items():
+            if name in table:
+                fields = table[name].section.model_fields
+                own = table[name].section.__module__.startswith("ebbflow.connectors.")
+                origin = ("ebbflow", __version__) if own else _origin(shipped.get(name))
+                yield Listed(name, role, *origin, fields)
+    for name, problem in problems.items():
+        yield Listed(name, None, *_origin(shipped[name]), {}, problem)
+
+
+def _origin(shipped: Shipped | None) -> tuple[str, str]:
+    return (shipped.packages, shipped.version) if shipped else ("", "")
 
 
 # --- in a spec ----------------------------------------------------------------------------------
@@ -214,16 +273,3 @@ def unusable(role: Role) -> frozenset[str]:
     """Returns the shipped connectors that cannot be used as a source, or as a sink."""
     kinds = {name: ShippedSection(shipped, role) for name, shipped in find_shipped().items()}
     return frozenset(name for name, kind in kinds.items() if kind.section is None)
-
-
-# --- what is missing ----------------------------------------------------------------------------
-
-_OWN_SOURCE = "write a udsource with a client of your choice"
-_OWN_SINK = "write a udsink with a client of your choice"
-_NUMAFLOW = ("pulsar", "sqs")
-
-SOURCES_NOT_YET = {name: _OWN_SOURCE for name in _NUMAFLOW if name not in find_shipped()}
-"""Numaflow's sources that are not here: a spec may name them, and lint says what to do instead."""
-
-SINKS_NOT_YET = {name: _OWN_SINK for name in _NUMAFLOW if name not in find_shipped()}
-"""Numaflow's sinks that are not here."""

@@ -22,7 +22,7 @@ from ebbflow.usercode import targets
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What runs in the place of a container: Python code, or a function in a process of its own.
+    """What runs in the place of a container: Python code, or a function in its own process.
 
     ``code`` is called in ``mode``, if it says one. ``programs`` have the variables; of two values
     for one name the later program's holds.
@@ -45,12 +45,12 @@ class CodeSection(Section):
 
     container: Container | None = Field(
         default=None,
-        description="the [function](../guides/functions.md) as a container; with `python` beside "
-        "it, only its variables count",
+        description="the [function](../guides/numaflow.md#functions-in-other-languages) as a "
+        "container; with `python` next to it, only its variables count",
     )
     python: fields.Code | None = Field(
         default=None,
-        description="the function or class, found beside the file or on the Python path",
+        description="the function or class, found next to the file or on the Python path",
     )
     _bound: Bound | None = PrivateAttr(default=None)
 
@@ -105,7 +105,7 @@ class CodeSection(Section):
         """Returns the function to start. The driver calls it, for it reads secrets."""
         function = self._bound.function if self._bound is not None else None
         assert function is not None, "lint refuses a container that nothing is bound to"
-        require_extra("A function in a process of its own", "grpc", "hpack", "google.protobuf")
+        require_extra("A function in its own process", "grpc", "hpack", "google.protobuf")
         if function.docker:
             check_docker()
         return replace(function, env=self._read_variables())

@@ -24,7 +24,8 @@ from pyspark.sql.types import (
 from ebbflow.datasource.options import ReadOptions, WriteOptions, check_names, locate_server
 from ebbflow.datasource.readers import BatchReader, StreamReader
 from ebbflow.datasource.writer import BatchWriter, StreamWriter
-from ebbflow.domain.errors import DataSourceError, did_you_mean
+from ebbflow.domain.errors import DataSourceError
+from ebbflow.domain.spelling import did_you_mean
 from ebbflow.nats.login import Login
 
 READ = StructType(
@@ -118,11 +119,11 @@ def check_written(schema: StructType, subject: str | None) -> None:
         _check_column(field.name, field.dataType)
     if "data" not in schema.names:
         raise DataSourceError(
-            "There is no column data.", "Name the column with what is to be published data."
+            "There is no column named data.", "Rename the column to publish to data."
         )
     if "subject" not in schema.names and subject is None:
         raise DataSourceError(
-            "It is not said which subject to publish to.",
+            "No subject to publish to is set.",
             "Set the option subject, or add a column subject.",
         )
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from ebbflow.domain.durations import milliseconds
-from ebbflow.domain.errors import DataSourceError, SetupError, did_you_mean
+from ebbflow.domain.durations import to_seconds
+from ebbflow.domain.errors import DataSourceError, SetupError
+from ebbflow.domain.spelling import did_you_mean
 from ebbflow.nats.bulk import WINDOW
 from ebbflow.nats.locate import NATS_URL, find_own_server
 from ebbflow.nats.login import Addresses, Login
@@ -78,7 +79,7 @@ def _to_moment(text: str) -> datetime:
 
 
 def _to_seconds(text: str) -> float:
-    if (seconds := milliseconds(text) / 1000) <= 0:
+    if (seconds := to_seconds(text)) <= 0:
         raise ValueError("it is not above 0")
     return seconds
 
@@ -99,7 +100,7 @@ _STARTING = Kind(
 _ENDING = Kind("latest or a whole number from 1", f"latest|{_POSITIVE}", _to_end)
 _MOMENT = Kind("a time with its zone, such as 2026-01-31T12:00:00Z", _ANY, _to_moment)
 _ATTEMPTS = Kind(
-    "a whole number from 0, or -1 to go on until ackWait is over", f"-1|{_NUMBER}", int
+    "a whole number from 0, or -1 to continue until ackWait is over", f"-1|{_NUMBER}", int
 )
 _DURATION = Kind("a duration above 0, such as 250ms, 5s or 1m30s", _ANY, _to_seconds)
 _FLAG = Kind("true or false", "(?i:true|false)", lambda text: text.lower() == "true")
@@ -149,7 +150,7 @@ READ_OPTIONS = (
     ),
     Option(
         "partitions", "whole number from 1", "1",
-        "so many tasks read at the same time, each a part of the sequences",
+        "this many tasks read at the same time, each a part of the sequences",
         _COUNT, "partitions",
     ),
     Option(
@@ -159,14 +160,14 @@ READ_OPTIONS = (
     ),
     Option(
         "failOnDataLoss", "`true` or `false`", "`true`",
-        "fail if messages are gone that were not read yet; `false` goes on with what is there",
+        "fail if messages are gone that were not read yet; `false` continues with what is there",
         _FLAG, "fail_on_loss",
     ),
 )  # fmt: skip
 WRITE_OPTIONS = (
     Option(
         "subject", "subject", "none",
-        "where rows go that have no `subject` of their own",
+        "where rows without a `subject` go",
         _SUBJECT, "subject",
     ),
     _URL,
@@ -192,7 +193,7 @@ WRITE_OPTIONS = (
     ),
     Option(
         "window", "whole number from 1", str(WINDOW),
-        "the most messages that a task has on their way; 1 keeps their order in any case",
+        "the most messages that a task has in flight; 1 keeps their order in any case",
         _COUNT, "window",
     ),
 )  # fmt: skip
@@ -322,7 +323,7 @@ def locate_server(url: str | None, login: Login | None) -> Addresses:
         raise DataSourceError(error.what, step) from None
     if server is None:
         raise DataSourceError(
-            "It is not said where NATS is.",
+            "The address of NATS is not set.",
             f"Set {NATS_URL} before register(spark) is called, or the option url.",
         )
     return server

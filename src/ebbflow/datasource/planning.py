@@ -5,7 +5,7 @@ often it is read, also for the first batch, whose start Spark does not keep: eve
 its query began. It also says when the stream was made, so that one which was deleted and made again
 is never taken for the one that the checkpoint is about.
 
-A micro-batch may hold only so many messages. Sequences are easy to count and messages are not: some
+A micro-batch has a limit of messages. Sequences are easy to count and messages are not: some
 are deleted, some have another subject. So the driver searches for its end with the leader's word,
 with few questions, and it is never too far.
 
@@ -189,7 +189,7 @@ def _check_same(created: str, now: Facts) -> None:
 def find_start(start: Offset, end: Offset) -> int:
     """Returns the sequence behind which a batch begins.
 
-    For a batch that is replayed from the beginning of a query Spark asks for a start anew. The end
+    For a batch that is replayed from the beginning of a query Spark asks for a start again. The end
     still knows the one that was meant.
     """
     return start.sequence if start.began == end.began else end.began
@@ -238,9 +238,9 @@ class Range:
         if self.fail_on_loss and now.first > seen + 1:
             raise DataLoss(
                 f"{self.stream}: messages from {seen + 1} to {min(now.first - 1, self.until)} are "
-                "no longer in the stream and were not read: limits of the stream or somebody "
-                "removed them.",
-                "Set failOnDataLoss to false to go on with what is there.",
+                "no longer in the stream and were not read: the limits of the stream removed "
+                "them, or a user did.",
+                "Set failOnDataLoss to false to continue with what is there.",
             )
 
 
@@ -276,7 +276,7 @@ def find_ending(options: ReadOptions, now: Facts) -> int:
 
 
 async def find_end_of_batch(leader: Leader, after: int, last: int, most: int) -> int:
-    """Returns the sequence with which a micro-batch of at most so many messages ends."""
+    """Returns the sequence with which a micro-batch of at most that many messages ends."""
     if last - after <= most:
         return last
     first = await leader.find_next_after(after)

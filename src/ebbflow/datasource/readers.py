@@ -69,7 +69,7 @@ class BatchReader(DataSourceReader):
         self._options = options.for_batch()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plans the range, in so many parts."""
+        """Plans the range, in that many parts."""
         with closing(open_data_link(self._server)) as link:
             leader = Leader(link.client, self._options.stream)
             wanted = link.run(self._plan(leader))
@@ -139,7 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._latest is None else self._latest.to_checkpoint()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plans the messages of a batch, in so many parts."""
+        """Plans the messages of a batch, in that many parts."""
         offsets = Offset.from_checkpoint(start), Offset.from_checkpoint(end)
         wanted = self._ask(lambda leader: self._plan(leader, *offsets))
         return [InputPartition(part) for part in wanted.split(self._options.partitions)]
@@ -178,7 +178,7 @@ _READ_ARROW = pa.schema(
         ("data", pa.binary()),
     ]
 )
-# A replica that lags is looked at again so often before another one may be chosen.
+# A replica that lags is looked at again this often before another one may be chosen.
 _LAG, _LOOKS = 0.05, 20
 _GOES_ON = (Word.DRY, Word.FULL, Word.TOO_LARGE)
 """The words after which the same consumer is asked again; after any other it is given up."""

@@ -49,7 +49,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Publishes micro-batches. It is made anew for each; the ids come from the checkpoint's."""
+    """Publishes micro-batches. It is made again for each; the ids come from the checkpoint's."""
 
     def __init__(self, server: Addresses, options: WriteOptions) -> None:
         self._server = server
@@ -62,7 +62,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             # Any other id would store everything twice after a crash.
-            raise DataSourceError("Spark does not tell which query and batch this task is of.")
+            raise DataSourceError("Spark does not say which query and batch this task belongs to.")
         return publish_rows(self._server, self._options, f"{query}-{batch}", iterator)
 
 

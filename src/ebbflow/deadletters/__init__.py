@@ -5,14 +5,13 @@ long it takes until it is continued. ``chain`` says how. Operations, the command
 import it. Start with ``letters``.
 """
 
-from ebbflow.deadletters.filters import LetterFilter, StoredLetter, describe_letter
-from ebbflow.deadletters.letters import Choice, DeadLetters, LetterPage, Which
+from ebbflow.deadletters.filters import LetterFilter, StoredLetter
+from ebbflow.deadletters.letters import DeadLetters, LetterPage
 from ebbflow.deadletters.replay import ReplayResult
-from ebbflow.deadletters.transforms import LetterEdit, Transform
+from ebbflow.deadletters.transforms import LetterEdit
 from ebbflow.engine.dead_letter import EarlierDeath, Letter
 
 __all__ = [
-    "Choice",
     "DeadLetters",
     "EarlierDeath",
     "Letter",
@@ -21,7 +20,4 @@ __all__ = [
     "LetterPage",
     "ReplayResult",
     "StoredLetter",
-    "Transform",
-    "Which",
-    "describe_letter",
 ]

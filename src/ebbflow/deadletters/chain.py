@@ -1,8 +1,8 @@
-"""The order in which letters are sent back, so that none is lost and none goes twice.
+"""The order in which dead letters are sent back, so that none is lost and none goes twice.
 
 The marks of a partition are a chain: each is stored only if the one that its writer has seen last
 is still the last. Three rules make a replay exact, whoever is killed when, however long it takes
-until somebody goes on, and however many replays run at once:
+until someone continues, and however many replays run at once:
 
 1. Before letters are read, this replay has written a mark, or has seen one, and has deleted the
    letters that the last mark names: they were sent, whoever sent them.
@@ -51,7 +51,7 @@ class ReplayStore(Protocol):
         """Deletes the marks of a partition up to a sequence."""
 
     def delete(self, numbers: Collection[int]) -> object:
-        """Deletes letters; those that are gone already are no error."""
+        """Deletes letters; those that are gone already are not an error."""
 
     def sweep(self, vertex: str, up_to: int) -> object:
         """Deletes every letter of a vertex up to a number."""
@@ -103,7 +103,7 @@ class Chain:
     ) -> set[int]:
         """Sends letters and deletes them; returns those that were sent.
 
-        If some were not, all that are left have to be read anew before they are sent.
+        If some were not, all that are left have to be read again before they are sent.
         ``swept`` says up to which number all letters of a vertex are sent with these parcels.
         """
         sent: dict[ReplayTarget, tuple[int, ...]] = {}
@@ -134,12 +134,12 @@ class Chain:
         return True
 
     def _join(self, target: ReplayTarget, mark: ReplayMark) -> bool:
-        """Goes on behind the mark that is the last one now; ``True`` if it is the one in doubt."""
+        """Continues after the mark that is now the last; ``True`` if it is the one in doubt."""
         last = self._store.read_last(target)
         if last is None:
             self._claim(target)
             return False
-        if last.seq == self._last[target]:  # nobody came between; the server did not take it
+        if last.seq == self._last[target]:  # no one came between; the server did not take it
             self._store.wait()
             return False
         self._finish(last)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ebbflow.domain.message import json_bytes
+from ebbflow.domain.spelling import named_fields
 from ebbflow.engine.causes import are_alike
 from ebbflow.engine.dead_letter import HISTORY, PREFIX, REPLAYS, Letter, describe_cause
 from ebbflow.nats.stored import StoredMessage, StoredPage
@@ -26,7 +27,7 @@ _FIRST = "\r\n" + PREFIX
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """A letter and its number in the dead-letter stream."""
+    """A dead letter and its number in the dead-letter stream."""
 
     number: int
     letter: Letter
@@ -56,7 +57,7 @@ class LetterRecord:
             return absent
 
     def to_letter(self) -> StoredLetter:
-        """Returns all of it; ``KeyError`` or ``ValueError`` if this is no letter."""
+        """Returns all of it; ``KeyError`` or ``ValueError`` if this is not a dead letter."""
         return StoredLetter(self.number, Letter.from_block(self.payload, self.block))
 
 
@@ -74,13 +75,14 @@ def record_of(message: StoredMessage) -> LetterRecord:
     return LetterRecord(message.seq, write_headers(message.headers), message.payload)
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterFilter:
-    """Chooses dead letters. What is left out matches all; a letter has to match all that is there.
+    """Chooses dead letters: those that match every field that is set.
 
     ``vertex`` and ``id`` have to be equal. ``reason``, ``error`` and ``key`` are looked for in the
-    letter's, whatever the case of their characters; ``key`` in each of its keys. ``cause`` is that
-    of letters alike: their reason and error are the same but for numbers, ids and quoted values.
+    dead letter's, ignoring case; ``key`` in each of its keys. ``cause`` is that of similar dead
+    letters: reason and error differ only in numbers, ids and quoted values.
     ``header`` is the name of a header, or ``name=value``. ``text`` is looked for in the value, and
     in id, reason, error, keys and headers. ``since`` and ``until`` bound the time when the message
     died: from ``since`` on, before ``until``. ``up_to`` is the last number that counts. A time
@@ -101,13 +103,13 @@ class LetterFilter:
 
     @property
     def is_everything(self) -> bool:
-        """``True`` if every letter of the vertex matches, or every one up to a number."""
+        """``True`` if every dead letter of the vertex matches, or every one up to a number."""
         plain = replace(self, vertex=None, up_to=None)
         return all(getattr(plain, field.name) is None for field in fields(plain))
 
     def matches(self, record: LetterRecord) -> bool:
-        """Returns whether a letter is meant."""
-        # The cheapest questions first, and none that nobody has asked.
+        """Returns whether a dead letter matches."""
+        # The cheapest questions first, and none that no one has asked.
         return (
             (self.up_to is None or record.number <= self.up_to)
             and (self.vertex is None or record.fact("Vertex") == self.vertex)
@@ -170,7 +172,7 @@ def _flatten(fact: str | list[str] | dict[str, str]) -> str:
 
 
 def describe_letter(stored: StoredLetter, whole: bool = True) -> dict[str, Any]:
-    """Returns the facts of a letter; bytes that are no text become ``{"base64": …}``.
+    """Returns the facts of a letter; bytes that are not text become ``{"base64": …}``.
 
     Without ``whole`` what may be large is left out: value, traceback, headers, metadata, history.
     """

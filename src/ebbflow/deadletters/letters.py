@@ -24,6 +24,7 @@ from ebbflow.deadletters.store import (
 )
 from ebbflow.deadletters.transforms import Transform
 from ebbflow.domain.errors import EbbflowError
+from ebbflow.domain.spelling import named_options
 from ebbflow.engine.causes import are_alike
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
@@ -32,29 +33,26 @@ from ebbflow.status.backlog import LetterCauses
 from ebbflow.streams.names import PREFIX, Names
 from ebbflow.streams.provision import explain_unknown
 
-_PAGE = 1_000
 _AT_A_TIME = 4_000
 _FEW = 20
-# A search that finds little goes through much: whoever waits gets what there is, and goes on.
-_SEARCH = 0.25
 
 Which = int | str
-"""A letter by its number, or all letters of a message by its id."""
+"""A dead letter by its number, or all dead letters of a message by its id."""
 
 Causes = dict[tuple[str, str], int]
-"""The number of letters by vertex and cause."""
+"""The number of dead letters by vertex and cause."""
 
 Choice = LetterFilter | Iterable[int | StoredLetter]
-"""Letters that match a filter, or some letters, or their numbers."""
+"""Dead letters that match a filter, or some dead letters, or their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterPage:
-    """Some letters of a search, in its order.
+    """Some dead letters of a search, in its order.
 
-    ``next`` is what to give as ``after`` to go on; ``None`` when there is nothing behind. A page
+    ``next`` is what to give as ``after`` to continue; ``None`` when there is nothing behind. A page
     may be shorter than its limit, even empty, and have a ``next``: then the search took its time.
-    ``total`` is how many letters match, where that is known without a look at each of them.
+    ``total`` is how many dead letters match, where that is known without reading each of them.
     """
 
     letters: tuple[StoredLetter, ...]
@@ -67,8 +65,12 @@ class DeadLetters:
 
     ``SetupError`` if there is no such pipeline.
 
-    Works beside a running pipeline as well as without one. Blocks; used by one thread at a time.
+    Works next to a running pipeline as well as without one. Blocks; used by one thread at a time.
     """
+
+    page_size = 1_000
+    search_time = 0.25
+    """A search that finds little reads much: after this many seconds it returns what it has."""
 
     def __init__(self, link: Link, pipeline: str) -> None:
         self._link = link
@@ -79,13 +81,14 @@ class DeadLetters:
         self._causes = LetterCauses(link.client, self._names)
 
     @classmethod
+    @named_options
     @contextmanager
     def open(
         cls, pipeline: str, *, state: str | Path = ".ebbflow", nats: str | None = None
     ) -> Iterator[Self]:
-        """Opens the letters of a pipeline where it runs: its state folder, or a server of yours.
+        """Opens the dead letters of a pipeline: in its state folder, or on your own server.
 
-        An embedded server that nobody runs is started for as long as the context lasts.
+        Starts an embedded server that is not running, for as long as the context lasts.
         """
         inbox = Names(pipeline).inbox
         with open_link_to_pipeline(Path(state), nats, inbox=inbox) as link:
@@ -94,20 +97,21 @@ class DeadLetters:
     # --- finding --------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
-        """Returns how many letters each vertex has; vertices without letters are left out."""
+        """Returns the number of dead letters by vertex, without vertices that have none."""
         subjects = self._read_info("*").get("subjects") or {}
         return {name.rpartition(".")[2]: count for name, count in sorted(subjects.items())}
 
     def causes(self) -> Causes:
-        """Returns how many letters there are for each vertex and cause, the most frequent first.
+        """Returns the number of dead letters by vertex and cause, the most frequent first.
 
-        A cause is the reason and the error of a letter. Many that differ only by numbers, ids or
-        quoted values are one cause, with ``…`` where they differ. The first call reads all letters,
-        later ones only those that are new.
+        A cause is its reason and error. Many that differ only by numbers, ids or quoted values are
+        one cause, with ``…`` where they differ. The first call reads all dead
+        letters, later ones only new ones.
         """
         self._link.run(self._causes.look())
         return {(str(c.group), c.text): c.count for c in self._causes.all_causes()}
 
+    @named_options
     def search(
         self,
         chosen: LetterFilter | None = None,
@@ -115,7 +119,7 @@ class DeadLetters:
         limit: int = 50,
         newest: bool = False,
     ) -> LetterPage:
-        """Returns the next letters behind a number that match, within a fraction of a second.
+        """Returns the next matching dead letters after a number, within a fraction of a second.
 
         With ``newest`` it begins with the newest one, and continues with those before ``after``.
         """
@@ -123,13 +127,13 @@ class DeadLetters:
         reading = self._read(chosen, newest)
         letters: list[StoredLetter] = []
         began, total = time.monotonic(), self._count_cheaply(chosen)
-        most = min(_PAGE, limit + 1) if chosen.is_everything else _PAGE
+        most = min(self.page_size, limit + 1) if chosen.is_everything else self.page_size
         while batch := reading.read(after, most):
             letters += batch.letters
             after = batch.end
             if len(letters) > limit:
                 return LetterPage(tuple(letters[:limit]), letters[limit - 1].number, total)
-            if time.monotonic() - began > _SEARCH:
+            if time.monotonic() - began > self.search_time:
                 return LetterPage(tuple(letters), after, total)
         return LetterPage(tuple(letters), None, total)
 
@@ -161,13 +165,13 @@ class DeadLetters:
         limit: int | None = None,
         newest: bool = False,
     ) -> Iterator[StoredLetter]:
-        """Yields the letters there are now that match, oldest first or ``newest`` first.
+        """Yields the current dead letters that match, oldest first or ``newest`` first.
 
         They are read page by page.
         """
         reading = self._read(chosen or LetterFilter(), newest, ahead=limit is None)
         after, left = 0, limit
-        most = _PAGE if left is None else min(_PAGE, max(1, left))
+        most = self.page_size if left is None else min(self.page_size, max(1, left))
         while (left is None or left > 0) and (batch := reading.read(after, most)):
             letters = batch.letters if left is None else batch.letters[:left]
             yield from letters
@@ -175,12 +179,12 @@ class DeadLetters:
             after = batch.end
 
     def last_number(self, chosen: LetterFilter | None = None) -> int:
-        """Returns the number of the last letter there is now, or that a filter ends with."""
+        """Returns the number of the last current dead letter, or that a filter ends with."""
         last = int(self._read_info("*")["last_seq"])
         return min(last, chosen.up_to) if chosen and chosen.up_to is not None else last
 
     def get(self, *which: Which) -> tuple[StoredLetter, ...]:
-        """Returns the letters meant, oldest first; ``EbbflowError`` if some do not exist."""
+        """Returns these dead letters, oldest first; ``EbbflowError`` if some do not exist."""
         numbers = {number for number in which if isinstance(number, int)}
         ids = {message_id for message_id in which if isinstance(message_id, str)}
         letters = {record.number: self._store.parse(record) for record in self._find_all(numbers)}
@@ -206,6 +210,7 @@ class DeadLetters:
 
     # --- sending back ---------------------------------------------------------------------------
 
+    @named_options
     def replay(
         self,
         chosen: Choice,
@@ -217,11 +222,11 @@ class DeadLetters:
     ) -> ReplayResult:
         """Sends messages back to their vertices as on their first delivery, in order of number.
 
-        ``transform`` decides about each letter, in this process: see ``deadletters.transforms``.
-        ``rate`` is the most letters a second. With ``dry_run`` transforms are called and nothing is
+        ``transform`` decides on each dead letter, in this process: see ``deadletters.transforms``.
+        ``rate`` is the most per second. With ``dry_run`` transforms are called and nothing is
         sent or deleted. ``progress`` is called after every step with what it has come to so far.
 
-        A letter that cannot be replayed stays where it is, keeps no other from being replayed, and
+        A dead letter that cannot be replayed stays, does not keep others from being replayed, and
         is in the result with the reason. Each letter goes back exactly once, also if this is killed
         and done again later, and if several replays run at once.
         """
@@ -266,7 +271,7 @@ class DeadLetters:
     # --- deleting -------------------------------------------------------------------------------
 
     def purge(self, chosen: Choice) -> int:
-        """Deletes the letters meant for good; returns how many were still there.
+        """Deletes these dead letters for good; returns how many were still there.
 
         By number also what is in the stream and no letter. A letter that does not exist is an
         ``EbbflowError``, and nothing is deleted then.

@@ -33,7 +33,7 @@ from ebbflow.streams.replays import PackedFrame, ReplayTarget
 STEP = 1_000
 """The most letters that are sent in one go."""
 _A_SECOND = 4
-"""So many steps a second are made at least when there is a rate, unless that is lower."""
+"""This many steps a second are made at least when there is a rate, unless that is lower."""
 
 
 _UNREAD = (
@@ -93,7 +93,7 @@ class Packing(Protocol):
         """Returns the letters as parcels, in their order within each."""
 
     def renew(self) -> None:
-        """Looks anew which partitions there are."""
+        """Looks again which partitions there are."""
 
     def explain_size(self, letter: Letter) -> str | None:
         """Returns why a letter is too large to be sent back."""
@@ -101,9 +101,9 @@ class Packing(Protocol):
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a replay has come to: letters sent back, letters deleted, and letters that stayed.
+    """The result of a replay: how many dead letters it sent back, deleted, and left.
 
-    ``stayed`` has the reasons with the numbers of the letters. After a dry run it is what a replay
+    ``stayed`` has the reasons and their numbers. After a dry run it is what a replay
     would have come to.
     """
 
@@ -113,7 +113,7 @@ class ReplayResult:
 
     @property
     def kept(self) -> int:
-        """The number of letters that stayed."""
+        """The number of dead letters that stayed."""
         return sum(map(len, self.stayed.values()))
 
     def to_json(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Replay:
     def _tell(self) -> None:
         try:
             self._progress(self.result)
-        except BaseException:  # somebody wants it to end here, where nothing is half done
+        except BaseException:  # someone wants it to end here, where nothing is half done
             self._chain.release()
             raise
 
@@ -234,7 +234,7 @@ class Replay:
         self._sleep(max(0.0, due - self._clock()))
 
     def _carry_out(self, step: _Step) -> bool:
-        """Returns ``False`` if letters are left that have to be read anew."""
+        """Returns ``False`` if letters are left that have to be read again."""
         parcels = self._packing.pack(step.sendable)
         sent = self._chain.send(parcels, self._find_swept(step.sendable))
         self.result.sent += len(sent)
@@ -256,7 +256,7 @@ class Replay:
         for number, why in step.stays:
             self.result.stayed[why].append(number)
         for number in batch.missing:
-            self.result.stayed["there is no such dead letter, or no more"].append(number)
+            self.result.stayed["it does not exist, or no longer"].append(number)
 
 
 # --- the way back to a vertex -------------------------------------------------------------------

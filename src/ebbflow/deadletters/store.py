@@ -127,7 +127,7 @@ class LetterStore(ReplayStore):
             await api.call(client, call, {"seq": number, "no_erase": True})
             return True
         except api.ApiError as error:
-            # The server has one answer for all reasons. Somebody else may have deleted it, or we
+            # The server has one answer for all reasons. Someone else may have deleted it, or we
             # have, and the answer got lost.
             if await read_one(client, stream, seq=number) is not None:
                 raise EbbflowError(f"Dead letter {number} was not deleted: {error}.") from error

@@ -1,4 +1,4 @@
-"""What becomes of a dead letter when it is replayed: as it is, changed, deleted, or it stays.
+"""The outcome of a dead letter when it is replayed: as it is, changed, deleted, or it stays.
 
 A transform is a function of the user's. It is called with the ``Letter`` in the process that
 replays, and says what goes back to the vertex:
@@ -63,7 +63,7 @@ class LetterEdit:
 
 
 def transform_letter(letter: Letter, transform: Transform | None) -> Fate:
-    """Returns what becomes of a letter; whatever the transform raises, the letter stays."""
+    """Returns the outcome of a letter; whatever the transform raises, the letter stays."""
     if transform is None:
         return letter
     try:
@@ -80,7 +80,7 @@ def _read(letter: Letter, result: Any) -> Fate:
         if len(result) != 1:
             return Stays(
                 f"the transform returned {len(result)} messages; return one, or Message.to_drop() "
-                "to delete the letter"
+                "to delete the dead letter"
             )
         (result,) = result
     if isinstance(result, Letter):
@@ -92,7 +92,7 @@ def _read(letter: Letter, result: Any) -> Fate:
     if result is None:
         return Stays(
             "the transform returned nothing; return what is to go back, or Message.to_drop() to "
-            "delete the letter"
+            "delete the dead letter"
         )
     return Stays(
         f"the transform returned {type(result).__name__}; return a Letter, bytes or a Message"

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ebbflow.domain.spelling import named_fields
+
 Code = str | Callable[..., Any]
 """User code: the function or class itself, or ``"module:attribute"``."""
 
@@ -34,13 +36,14 @@ Phase = Literal["Running", "Paused"]
 """What a pipeline is to do."""
 
 
+@named_fields
 @dataclass(frozen=True, slots=True)
 class Function:
     """A program that is built with one of Numaflow's SDKs, given wherever code can be given.
 
         Pipeline("orders").map("enrich", Function(["./enrich", "--fast"], env={"LEVEL": "high"}))
 
-    ``command`` is started beside each task of the vertex, in the folder ``working_dir``; it ends
+    ``command`` is started next to each task of the vertex, in the folder ``working_dir``; it ends
     with the run. ``env`` adds to its environment. ``$(NAME)`` in a command or a value is a
     variable. ``sockets`` is the folder of a function that is running already, in place of a
     command. If it does not come up, the vertex waits and tries again; nothing is raised.

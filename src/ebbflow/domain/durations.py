@@ -1,6 +1,7 @@
 """The arithmetic of waiting: durations as people write and read them, and waits that grow.
 
-Every option that waits is written the same way everywhere: in Python, in YAML and on the wire.
+Every option that waits is a text with a unit or a ``timedelta``, and YAML takes the text. A bare
+number is rejected: readers would take it for seconds in one place and milliseconds in another.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
-from numbers import Real
 
-Duration = timedelta | int | float | str
-"""A ``timedelta``, a number of milliseconds, or text such as ``"700ms"``, ``"5s"``, ``"1m30s"``."""
+from ebbflow.domain.spelling import named_options
+
+Duration = timedelta | str
+"""A ``timedelta``, or text such as ``"700ms"``, ``"5s"``, ``"1m30s"``."""
 
 _MS = timedelta(milliseconds=1)
 _NANOS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 _NANOS["h"] = 60 * _NANOS["m"]
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,12})?")
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
@@ -30,14 +33,29 @@ def milliseconds(duration: Duration) -> int:
     return math.ceil(value)
 
 
-def _exact(duration: Duration) -> Fraction | float | int:
+def is_duration(text: str) -> bool:
+    """Returns whether a text is a duration and nothing else."""
+    return text[:1].isdigit() and re.fullmatch(f"({_PART.pattern})+", text) is not None
+
+
+def to_seconds(duration: Duration) -> float:
+    """The duration in seconds, as ``milliseconds`` rounds it."""
+    return milliseconds(duration) / 1000
+
+
+def _exact(duration: Duration) -> Fraction | int:
     if isinstance(duration, timedelta):
         return -(-duration // _MS)
     if isinstance(duration, str):
         return _parse(duration)
-    if isinstance(duration, bool) or not isinstance(duration, Real):
-        raise ValueError(f"{duration!r} is not a duration")
-    return duration
+    raise ValueError(explain_unit(duration))
+
+
+def explain_unit(value: object) -> str:
+    """Returns why a value that is not text or a ``timedelta`` is rejected, and what to write."""
+    number = value if _NUMBER.fullmatch(str(value)) else 5
+    problem = "has no unit" if isinstance(value, int | float) else "is not a duration"
+    return f'{value!r:.60} {problem}; write "{number}s" or timedelta(seconds={number})'
 
 
 def _parse(text: str) -> Fraction:
@@ -60,18 +78,36 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Waits that grow: ``interval``, ``interval * factor``, … at most ``cap`` (milliseconds).
+_LONGEST_WAIT = timedelta(milliseconds=2**32 - 1)
 
-    ``steps`` is the number of retries after the first call: no end of them, if left out.
+
+@dataclass(frozen=True, slots=True, init=False)
+class Backoff:
+    """Waits that grow: ``interval``, ``interval * factor``, … at most ``cap``.
+
+    ``Backoff("1s", steps=3, factor=2.0, cap="1m")``. Both durations are kept in milliseconds.
+    ``steps`` is the number of retries after the first call. If it is left out, there is no limit.
+    ``jitter`` is the share by which a wait may be longer or shorter.
     """
 
     interval: int
-    steps: int = 2**31 - 1
-    factor: float = 1.0
-    cap: int = 2**32 - 1
-    jitter: float = 0.0
+    steps: int
+    factor: float
+    cap: int
+    jitter: float
+
+    @named_options
+    def __init__(
+        self,
+        interval: Duration,
+        steps: int = 2**31 - 1,
+        factor: float = 1.0,
+        cap: Duration = _LONGEST_WAIT,
+        jitter: float = 0.0,
+    ) -> None:
+        kept = (milliseconds(interval), steps, factor, milliseconds(cap), jitter)
+        for name, value in zip(self.__slots__, kept, strict=True):
+            object.__setattr__(self, name, value)
 
     def wait(self, retry: int, chance: float = 0.5) -> int:
         """Milliseconds before the given retry (1 is the first). ``chance`` is from [0, 1)."""
@@ -87,8 +123,8 @@ class Backoff:
         return self.wait(retry) / 1000
 
 
-DEFAULT_ON_ERROR = Backoff(interval=1_000, steps=5, factor=2.0, cap=60_000)
+DEFAULT_ON_ERROR = Backoff("1s", steps=5, factor=2.0, cap="60s")
 """For exceptions that user code did not mean: 1 s doubling to 60 s, at most 5 redeliveries."""
 
-SERVED_ON_ERROR = Backoff(interval=100, steps=1)
+SERVED_ON_ERROR = Backoff("100ms", steps=1)
 """The same where a caller waits for the answer: one quick redelivery."""

@@ -8,11 +8,12 @@
     ├── SpecError                a pipeline that does not lint; carries the problems
     ├── SourceError              a source that raised, or whose process has ended
     ├── TargetError              a ``module:attribute`` that cannot be used as user code
-    ├── Unavailable              user code says: a system that it needs is away
+    ├── Unavailable              user code says: a system that it needs is down
     ├── CallTimeout              user code did not return within ``limits.callTimeout``
-    ├── StreamBroken             a function in a process of its own failed, or its process is gone
+    ├── StreamBroken             a function in its own process failed, or its process is gone
     ├── ContractViolation        user code broke the rules of its role (see docs/guarantees.md)
     ├── SparkError               what Spark or a database said about rows or a query
+    ├── SimulationError          a pipeline under ``ebbflow.testing.simulate`` that would never end
     ├── MessageTooLarge          a message that no JetStream message can hold
     ├── Fenced                   another task owns this partition now
     ├── DataSourceError          the Spark data source: an option, a column, a stream
@@ -20,11 +21,11 @@
     ├── RequestError             a pipeline that serves has not answered a request; has its id
     │   ├── RequestRefused       the server did not take the request
     │   ├── RequestFailed        a message of the request became a dead letter
-    │   ├── AnswerPending        no answer yet; the request goes on
-    │   ├── RequestInDoubt       the connection was lost; nobody knows whether it was taken
+    │   ├── AnswerPending        no answer yet; the request continues
+    │   ├── RequestInDoubt       the connection was lost; no one knows whether it was taken
     │   └── UnknownRequest       the server has no request with this id
     └── PublishError             JetStream did not take a message
-        ├── NoStreamResponse     nobody listened on the subject
+        ├── NoStreamResponse     no one listened on the subject
         ├── PublishTimeout       no answer before the deadline
         ├── BufferFull           the stream is at its limit
         └── PermanentPublishError  the server refused the message for good
@@ -36,12 +37,29 @@ not an error (see ``nacks``). A ``Problem`` is what a ``SpecError`` carries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from ebbflow.domain.durations import Duration, milliseconds
 from ebbflow.domain.message import Ack
+from ebbflow.domain.spelling import named_options
+
+__all__ = [
+    "AccessError",
+    "CallTimeout",
+    "ContractViolation",
+    "EbbflowError",
+    "EngineLost",
+    "JetStreamUnavailable",
+    "MessageTooLarge",
+    "Problem",
+    "SetupError",
+    "SourceError",
+    "SpecError",
+    "TargetError",
+    "Unavailable",
+]
+"""The public ones, but for those that ``ebbflow.client`` and other public modules export."""
 
 
 class EbbflowError(Exception):
@@ -53,7 +71,7 @@ class EbbflowError(Exception):
 
 
 class SetupError(EbbflowError):
-    """Something about this machine stands in the way; the text ends with the next step."""
+    """This machine or its setup is not ready; the text ends with the next step."""
 
     def __init__(self, what: str, next_step: str = "") -> None:
         super().__init__(what, next_step)
@@ -78,7 +96,7 @@ class AccessError(SetupError):
 
 
 class JetStreamUnavailable(SetupError):
-    """JetStream did not carry out a ``call`` for as long as it was waited for: ``problem``."""
+    """JetStream did not carry out a ``call`` in time: ``problem``."""
 
     def __init__(self, call: str, seconds: float, problem: str) -> None:
         super().__init__(
@@ -91,20 +109,21 @@ class JetStreamUnavailable(SetupError):
 
 
 class Unavailable(EbbflowError):
-    """Raised by user code when a system that it needs is away.
+    """Raised by user code when a system that it needs is down.
 
     ``raise Unavailable("the database")`` blames no message. The vertex closes the user code, waits
-    and opens it anew; ``retry_after`` is the least time to wait (any ``Duration``; kept in
+    and opens it again; ``retry_after`` is the least time to wait (any ``Duration``; kept in
     milliseconds). ``what`` names the system: people read "waiting for the database". ``tried`` is
     false where user code could not even be opened: then no message can be to blame.
     """
 
     tried: bool = True
 
+    @named_options
     def __init__(self, what: str, retry_after: Duration | None = None) -> None:
         self.what = str(what)
         self.retry_after = None if retry_after is None else milliseconds(retry_after)
-        super().__init__(self.what, self.retry_after)
+        super().__init__(self.what, retry_after)
 
     def __str__(self) -> str:
         return self.what
@@ -123,7 +142,7 @@ class EngineLost(EbbflowError):
         often = f" {self.times} times within minutes" if self.times > 1 else ""
         return (
             f"Spark's JVM died{often} ({self.how}). {self.next_step}. "
-            "Nothing is lost: the next run goes on where this one ended."
+            "Nothing is lost: the next run continues where this one ended."
         )
 
 
@@ -184,10 +203,10 @@ class SourceError(EbbflowError):
 
 
 class CallTimeout(EbbflowError):
-    """User code did not return in time. The messages of that call are to blame, and no system.
+    """User code did not return in time. The messages of that call are to blame, not a system.
 
-    Raised in the call itself on a worker, so user code can clean up. The messages come again with
-    back-off, each alone, and then become dead letters. It is no ``TimeoutError``.
+    Raised in the call itself on a worker, so user code can clean up. The messages are redelivered
+    with     back-off, each alone, and then become dead letters. It is not a ``TimeoutError``.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -202,15 +221,15 @@ class CallTimeout(EbbflowError):
 
 
 class StreamBroken(EbbflowError):
-    """A function in a process of its own ended its stream of answers before the last one.
+    """A function in its own process ended its stream of answers before the last one.
 
     ``code`` is the status of gRPC if the function gave one, ``trace`` the function's own stack, and
-    ``wait`` the milliseconds after which it asks to be called again, if it does. The message during
+    ``wait`` the time after which it asks to be called again, if it does. The message during
     which it happened is to blame, and is redelivered with back-off.
     """
 
     def __init__(
-        self, what: str, code: int | None = None, trace: str = "", wait: int | None = None
+        self, what: str, code: int | None = None, trace: str = "", wait: Duration | None = None
     ) -> None:
         super().__init__(what, code, trace, wait)
         self.what = what
@@ -255,6 +274,19 @@ class SparkError(EbbflowError):
         return f"{self.kind}: {self.text}"
 
 
+class SimulationError(EbbflowError):
+    """A simulated pipeline that would never end because of a vertex; the text says what to do."""
+
+    def __init__(self, vertex: str, what: str, next_step: str) -> None:
+        super().__init__(vertex, what, next_step)
+        self.vertex = vertex
+        self.what = what
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"The vertex {self.vertex} {self.what}. {self.next_step}"
+
+
 class MessageTooLarge(EbbflowError):
     """A message over the server's limit. Its input is dead-lettered: a retry cannot help."""
 
@@ -283,7 +315,7 @@ class Fenced(EbbflowError):
 
 
 class DataSourceError(EbbflowError):
-    """A read or write of the Spark data source cannot go on; the text ends with the next step."""
+    """A read or write of the Spark data source cannot continue; its text names the next step."""
 
     def __init__(self, what: str, next_step: str = "") -> None:
         super().__init__(what, next_step)
@@ -334,14 +366,14 @@ class RequestFailed(RequestError):
 
 
 class AnswerPending(RequestError):
-    """There was no answer in time. The server has the request and goes on with it."""
+    """No answer came in time. The server has the request and continues with it."""
 
     def __str__(self) -> str:
         return f"request {self.id} has no answer yet; fetch it later by this id"
 
 
 class RequestInDoubt(RequestError):
-    """The connection was lost, as ``problem`` says, before it was known what became of it."""
+    """The connection was lost, as ``problem`` says, before its outcome was known."""
 
     def __init__(self, id: str, problem: str) -> None:
         super().__init__(id, problem)
@@ -385,7 +417,7 @@ class PublishError(EbbflowError):
 
 
 class NoStreamResponse(PublishError):
-    """The attempts are used up and the last found nobody: no stream has this subject."""
+    """The attempts are used up and the last got no response: no stream has this subject."""
 
     problem = "no response from stream"
 
@@ -413,19 +445,3 @@ class PermanentPublishError(PublishError):
         super().__init__(subject, attempts, seconds, detail)
         self.args = (subject, attempts, seconds, detail, code)
         self.code = code
-
-
-def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Returns the candidate most like ``name``, or ``None`` when none is close."""
-    by_lower = {candidate.lower(): candidate for candidate in candidates}
-    close = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[close[0]] if close else None
-
-
-def did_you_mean(name: str, candidates: Iterable[str], otherwise: str) -> str:
-    """Returns the end of an error message: the nearest name, or else every name there is."""
-    names = list(candidates)
-    close = nearest(name, names)
-    if close is not None:
-        return f"did you mean {close!r}?"
-    return f"{otherwise} {', '.join(names)}" if names else f"{otherwise} none"

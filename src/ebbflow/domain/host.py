@@ -7,7 +7,7 @@ seconds late. ``EBBFLOW_PORTABLE=1`` selects the portable variant on Linux as we
 | | Linux | portable |
 | --- | --- | --- |
 | the end of a process | a descriptor of the kernel | a thread looks, and writes to a pipe |
-| a child that ends with its parent | the kernel kills it | a thread of its own kills it |
+| a child that ends with its parent | the kernel kills it | its own thread kills it |
 | a file in memory | in memory | a temporary file without a name |
 | a preloaded daemon (``spark.daemon``) | yes | no: Spark's first worker starts later |
 | a function's own ``/var/run/numaflow`` (``numaflow.launcher``) | yes | no: another folder |
@@ -145,7 +145,7 @@ _UNTIL_THE_PIPE_ENDS = 'read -r _; kill "$1"'
 class Watch:
     """Ends the process ``pid`` when this one is gone; until ``stop``.
 
-    In a session of its own: what a terminal sends to everybody is not for it.
+    In its own session: what a terminal sends to everybody is not for it.
     """
 
     def __init__(self, pid: int) -> None:

@@ -7,22 +7,26 @@ handlers can be written and unit-tested with these alone.
 from __future__ import annotations
 
 import base64
+import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
-from typing import Any, NoReturn
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ebbflow.domain.durations import Duration, milliseconds
+from ebbflow.domain.durations import Duration, is_duration, milliseconds
+from ebbflow.domain.spelling import Gone, named_options, no_attribute
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class NackOptions:
-    """How a nacked message is to come back. All fields are optional and unset is not zero.
+    """How a nacked message is to be redelivered. All fields are optional and unset is not zero.
 
-    ``delay`` is kept in milliseconds (any ``Duration`` is accepted): the message is not
+    ``delay`` is in milliseconds, as in Numaflow's SDKs, or any ``Duration``: the message is not
     redelivered before it is over. ``max_deliveries`` is the number of *re*deliveries allowed, so
     ``2`` means at most three calls; after that the message goes to the fallback sink, if the
     vertex has one, else to the dead letters. ``reason`` is for people: logged, kept on the
@@ -33,9 +37,10 @@ class NackOptions:
     max_deliveries: int | None
     reason: str | None
 
+    @named_options
     def __init__(
         self,
-        delay: Duration | None = None,
+        delay: Duration | float | None = None,
         max_deliveries: int | None = None,
         reason: str | None = None,
     ) -> None:
@@ -49,49 +54,92 @@ class NackOptions:
             )
         if reason is not None and not isinstance(reason, str):
             raise ValueError(f"reason must be text, not {reason!r}")
-        object.__setattr__(self, "delay", None if delay is None else milliseconds(delay))
+        object.__setattr__(self, "delay", None if delay is None else _kept_delay(delay))
         object.__setattr__(self, "max_deliveries", max_deliveries)
         # A reason may come from anywhere; what cannot be written must not stop a redelivery.
-        text = None if reason is None else reason.encode("utf-8", "replace").decode()
-        object.__setattr__(self, "reason", text)
+        if reason is not None and (type(reason) is not str or not reason.isascii()):
+            reason = reason.encode("utf-8", "replace").decode()
+        object.__setattr__(self, "reason", reason)
+
+    @classmethod
+    def of(
+        cls, reason: str | NackOptions | None, delay: Duration | None, max_deliveries: int | None
+    ) -> NackOptions:
+        """Returns what the keywords of a nack say; options in place of the reason say it all.
+
+        A lone duration as the reason is refused: it once was the delay, and without one the message
+        would be redelivered at once, again and again.
+        """
+        if isinstance(reason, timedelta) or (isinstance(reason, str) and is_duration(reason)):
+            raise TypeError(f"the reason of a nack comes first; write delay={reason!r}")
+        if not isinstance(reason, NackOptions):
+            return cls(None if delay is None else milliseconds(delay), max_deliveries, reason)
+        if delay is not None or max_deliveries is not None:
+            raise TypeError("NackOptions have the delay and max_deliveries; give them there")
+        return reason
+
+
+def _kept_delay(delay: Duration | float) -> int:
+    if isinstance(delay, bool | timedelta | str) or not isinstance(delay, Real):
+        return milliseconds(delay)  # type: ignore[arg-type]
+    if not 0 <= delay < 2**53:
+        raise ValueError(f"{delay!r} is not a delay in milliseconds from 0 up")
+    return math.ceil(delay)
+
+
+def _asked(
+    reason: str | NackOptions | None, delay: Duration | None, max_deliveries: int | None
+) -> NackOptions | None:
+    """Returns what was asked for, ``None`` if nothing was: another nack may then say it."""
+    if reason is None and delay is None and max_deliveries is None:
+        return None
+    return NackOptions.of(reason, delay, max_deliveries)
 
 
 class Nack(Exception):
     """Raised by user code, at any depth, to have the message it is working on redelivered.
 
-    In a sink it nacks every message of the call; return ``Response.nack`` to nack only some.
+    ``raise Nack("customer not known yet", delay="5s", max_deliveries=3)``. The message is not
+    redelivered before the delay is over, and redelivered ``max_deliveries`` times at most. In a
+    sink it nacks every message of the call; return ``Response.nack`` to nack only some.
     """
 
+    @named_options
     def __init__(
         self,
+        reason: str | NackOptions | None = None,
+        *,
         delay: Duration | None = None,
         max_deliveries: int | None = None,
-        reason: str | None = None,
     ) -> None:
-        self.options = NackOptions(delay, max_deliveries, reason)
-        super().__init__(self.options.delay, max_deliveries, reason)
-
-    @classmethod
-    def of(cls, options: NackOptions | None) -> Nack:
-        """The exception that asks for what the options say."""
-        wish = options or NackOptions()
-        return cls(wish.delay, wish.max_deliveries, wish.reason)
+        self.options = NackOptions.of(reason, delay, max_deliveries)
+        super().__init__(self.options)
 
     def __str__(self) -> str:
         return self.options.reason or "nack"
 
+    of = Gone("Nack(options)")
 
+
+@named_options
 def nack(
+    reason: str | NackOptions | None = None,
+    *,
     delay: Duration | None = None,
     max_deliveries: int | None = None,
-    reason: str | None = None,
 ) -> NoReturn:
-    """Give the message at hand back for redelivery: ``raise Nack(...)`` as a call."""
-    raise Nack(delay, max_deliveries, reason)
+    """Has the current message redelivered: ``raise Nack(...)`` as a call, which never returns."""
+    raise Nack(reason, delay=delay, max_deliveries=max_deliveries)
 
 
 Metadata = Mapping[str, Mapping[str, bytes]]
 """Group → key → value, as Numaflow has it."""
+
+
+_FACTS = (
+    "value", "id", "keys", "event_time", "watermark", "headers", "metadata", "deliveries",
+    "nack_reason", "retries",
+)  # fmt: skip
 
 
 class Datum:
@@ -99,7 +147,8 @@ class Datum:
 
     ``deliveries`` is 1 on the first call and one more on each redelivery. ``nack_reason`` is the
     reason of the last nack. ``watermark`` is the event time up to which the vertex has seen
-    everything, or ``None`` while that is not known. In a unit test, make one yourself.
+    everything, or ``None`` while that is not known. In a unit test, make one yourself; without an
+    ``event_time`` it has the time at which you made it. Two are equal if all that you gave is.
     """
 
     __slots__ = ("_fields",)
@@ -120,9 +169,10 @@ class Datum:
         retries: int = 0,
     ) -> None:
         self._fields = {
+            "made": datetime.now(UTC),
             "value": value,
             "id": id,
-            "keys": list(keys),
+            "keys": tuple(keys),
             "event_time": event_time,
             "watermark": watermark,
             "headers": dict(headers or {}),
@@ -135,6 +185,12 @@ class Datum:
     def _get(self, name: str) -> Any:
         return self._fields[name]
 
+    if not TYPE_CHECKING:  # checkers know the names
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises for a name that does not exist; the text names no class of the engine."""
+            raise no_attribute(Datum, name)
+
     @property
     def id(self) -> str:
         """The id: unique in the pipeline, and the same on every delivery of this message."""
@@ -146,14 +202,23 @@ class Datum:
         return self._get("value")  # type: ignore[no-any-return]
 
     @property
-    def keys(self) -> list[str]:
+    def text(self) -> str:
+        """The payload as text. ``UnicodeDecodeError`` if it is not UTF-8."""
+        return self.value.decode()
+
+    def json(self) -> Any:
+        """Returns what the payload says in JSON. ``ValueError`` if it is not JSON."""
+        return json.loads(self.value)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
         """The keys, possibly none."""
-        return self._get("keys")  # type: ignore[no-any-return]
+        return tuple(self._get("keys"))
 
     @property
     def event_time(self) -> datetime:
         """The time when the event happened, in UTC."""
-        return self._get("event_time")  # type: ignore[no-any-return]
+        return self._get("event_time") or self._get("made")  # type: ignore[no-any-return]
 
     @property
     def watermark(self) -> datetime | None:
@@ -185,12 +250,28 @@ class Datum:
         """The reason of the last nack, if it had one."""
         return self._get("nack_reason")  # type: ignore[no-any-return]
 
+    @property
+    def retries(self) -> int:
+        """How often the ``retryStrategy`` has tried this delivery again: 0 on the first call."""
+        return self._get("retries")  # type: ignore[no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Datum):
+            return NotImplemented
+        return all(self._compared(name) == other._compared(name) for name in _FACTS)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.value))
+
+    def _compared(self, name: str) -> Any:
+        return self.keys if name == "keys" else self._get(name)
+
     def __repr__(self) -> str:
         return f"Datum(id={self.id!r}, value={self.value[:40]!r}, deliveries={self.deliveries})"
 
 
 class Signal(Enum):
-    """The meaning of a message that is no data to forward."""
+    """The meaning of a message that is not data to forward."""
 
     DROP = "drop"
     NACK = "nack"
@@ -207,8 +288,8 @@ class Message:
     """One output of a map or transformer.
 
     A message without ``keys``, ``event_time`` or ``metadata`` has those of its input. ``tags``
-    choose the edges that it follows. ``Message(value)`` forwards a value; the class methods say
-    that the input is dropped, redelivered or has failed.
+    choose the edges that it follows. ``Message(value)`` and ``Message.json(value)`` forward a
+    value; the other class methods say that the input is dropped, redelivered or has failed.
     """
 
     value: bytes
@@ -231,15 +312,37 @@ class Message:
         )
 
     @classmethod
+    def json(
+        cls,
+        value: Any,
+        keys: Sequence[str] | None = None,
+        tags: Sequence[str] = (),
+        event_time: datetime | None = None,
+        metadata: Metadata | None = None,
+    ) -> Message:
+        """Forwards a value as JSON: what ``json.dumps`` takes, or a pydantic model.
+
+        Raises ``TypeError`` or ``ValueError`` for a value that JSON cannot hold.
+        """
+        return cls(write_json(value), keys, tags, event_time, metadata=metadata)
+
+    @classmethod
     def to_drop(cls, event_time: datetime | None = None) -> Message:
         """Forwards nothing: the input is done and counted as dropped."""
         return cls(b"", event_time=event_time, signal=Signal.DROP)
 
     @classmethod
+    @named_options
     def to_nack(
-        cls, options: NackOptions | None = None, event_time: datetime | None = None
+        cls,
+        reason: str | NackOptions | None = None,
+        event_time: datetime | None = None,
+        *,
+        delay: Duration | None = None,
+        max_deliveries: int | None = None,
     ) -> Message:
-        """Redelivers the whole input; none of its other outputs is forwarded."""
+        """Redelivers the whole input, as ``Nack`` does; none of its other outputs is forwarded."""
+        options = _asked(reason, delay, max_deliveries)
         return cls(b"", event_time=event_time, signal=Signal.NACK, nack_options=options)
 
     @classmethod
@@ -253,7 +356,7 @@ class Message:
 
 
 class Status(Enum):
-    """The ways in which a sink can answer for one message."""
+    """The responses that a sink can give for one message."""
 
     OK = "ok"
     FAILURE = "failure"
@@ -264,70 +367,21 @@ class Status(Enum):
     UNAVAILABLE = "unavailable"
 
 
-@dataclass(frozen=True, slots=True)
-class RowResponse:
-    """A columnar sink's answer for one row; make it with one of the class methods.
-
-    A columnar sink returns ``None`` when it has written all rows, or else a mapping from the
-    numbers of the other rows to their answers. One object may answer for many rows.
-    """
-
-    status: Status
-    error: str | None = None
-    payload: bytes | None = None
-    message: Message | None = None
-    nack_options: NackOptions | None = None
-    retry_after: int | None = None
-
-    @classmethod
-    def ok(cls) -> RowResponse:
-        """The sink has written the row: it is done, as if it were not in the mapping."""
-        return cls(Status.OK)
-
-    @classmethod
-    def failure(cls, error: str) -> RowResponse:
-        """The sink could not write it: its ``retryStrategy`` decides; without one, dead letter."""
-        if not isinstance(error, str) or not error.strip():
-            raise ValueError("a failure needs an error message that says what went wrong")
-        return cls(Status.FAILURE, error=error)
-
-    @classmethod
-    def fallback(cls) -> RowResponse:
-        """Sends the message to the fallback sink, without retries."""
-        return cls(Status.FALLBACK)
-
-    @classmethod
-    def serve(cls, payload: bytes) -> RowResponse:
-        """Stores the payload as the answer to the request that this message came from."""
-        return cls(Status.SERVE, payload=payload)
-
-    @classmethod
-    def on_success(cls, message: Message | None = None) -> RowResponse:
-        """The sink has written it; the on-success sink gets ``message``, or else the original."""
-        return cls(Status.ON_SUCCESS, message=message)
-
-    @classmethod
-    def nack(cls, options: NackOptions | None = None) -> RowResponse:
-        """Redelivers this message; the other rows keep their own answers."""
-        return cls(Status.NACK, nack_options=options)
-
-    @classmethod
-    def unavailable(cls, what: str, retry_after: Duration | None = None) -> RowResponse:
-        """The system ``what`` is away: no message is blamed, and this one comes again.
-
-        If the sink answers so for every row of a call, it is not called again before
-        ``retry_after``.
-        """
-        wait = None if retry_after is None else milliseconds(retry_after)
-        return cls(Status.UNAVAILABLE, error=what, retry_after=wait)
+_OK = Status.OK  # to look it up takes as long as to make the response
 
 
 @dataclass(slots=True)
 class Response:
-    """A sink's answer for one message; make it with one of the class methods.
+    """A sink's response to one message; make it with one of the class methods.
 
-    A sink returns one for each ``Datum`` of its call. A message without an answer, or with two, is
-    a broken contract and is redelivered like after an exception; the others keep their answers.
+    A sink of lists returns one for each ``Datum`` of its call, with its id. A message without an
+    answer, or with two, is a broken contract and is redelivered like after an exception; the others
+    keep their answers. A sink that is annotated ``-> None`` returns nothing: when it returns, it
+    has written everything.
+
+    A columnar sink returns ``None`` when it has written all rows, or else a mapping from the
+    numbers of the other rows to their answers. Those have no id, and the rest is given by name:
+    ``{3: Response.failure(error="no amount")}``. One object may answer for many rows.
     """
 
     id: str
@@ -339,51 +393,75 @@ class Response:
     retry_after: int | None = None
 
     @classmethod
-    def ok(cls, id: str) -> Response:
+    def ok(cls, id: str = "") -> Response:
         """The sink has written the message: it is done."""
-        return cls(id, Status.OK)
+        return cls(id, _OK)
 
     @classmethod
-    def failure(cls, id: str, error: str) -> Response:
+    def failure(cls, id: str = "", error: str = "") -> Response:
         """The sink could not write it: its ``retryStrategy`` decides; without one, dead letter."""
         if not isinstance(error, str) or not error.strip():
-            raise ValueError("a failure needs an error message that says what went wrong")
+            raise ValueError(
+                "a failure needs an error message that says what went wrong; write "
+                "Response.failure(datum.id, error), or Response.failure(error=...) for a row"
+            )
         return cls(id, Status.FAILURE, error=error)
 
     @classmethod
-    def fallback(cls, id: str) -> Response:
+    def fallback(cls, id: str = "") -> Response:
         """Sends the message to the fallback sink, without retries."""
         return cls(id, Status.FALLBACK)
 
     @classmethod
-    def serve(cls, id: str, payload: bytes) -> Response:
+    def serve(cls, id: str = "", payload: bytes | None = None) -> Response:
         """Stores the payload as the answer to the request that this message came from."""
+        if payload is None:
+            raise ValueError(
+                "serving needs a payload; write Response.serve(datum.id, payload), or "
+                "Response.serve(payload=...) for a row"
+            )
         return cls(id, Status.SERVE, payload=payload)
 
     @classmethod
-    def on_success(cls, id: str, message: Message | None = None) -> Response:
+    def on_success(cls, id: str = "", message: Message | None = None) -> Response:
         """The sink has written it; the on-success sink gets ``message``, or else the original."""
         return cls(id, Status.ON_SUCCESS, message=message)
 
     @classmethod
-    def nack(cls, id: str, options: NackOptions | None = None) -> Response:
-        """Redelivers this message; the others of the batch keep their own answers."""
+    @named_options
+    def nack(
+        cls,
+        id: str = "",
+        reason: str | NackOptions | None = None,
+        *,
+        delay: Duration | None = None,
+        max_deliveries: int | None = None,
+    ) -> Response:
+        """Redelivers this message, as ``Nack`` does; the others keep their own answers."""
+        options = _asked(reason, delay, max_deliveries)
         return cls(id, Status.NACK, nack_options=options)
 
     @classmethod
-    def unavailable(cls, id: str, what: str, retry_after: Duration | None = None) -> Response:
-        """The system ``what`` is away: no message is blamed, and this one comes again.
+    def unavailable(
+        cls, id: str = "", what: str = "", retry_after: Duration | None = None
+    ) -> Response:
+        """The system ``what`` is unavailable: the message is redelivered and not counted as failed.
 
         Does for one message of a batch what ``raise Unavailable(...)`` does for all. If the sink
         answers so for every message of a call, it is not called again before ``retry_after``.
         """
+        if not what:
+            raise ValueError(
+                "name the system that is unavailable; write Response.unavailable(datum.id, what), "
+                "or Response.unavailable(what=...) for a row"
+            )
         wait = None if retry_after is None else milliseconds(retry_after)
         return cls(id, Status.UNAVAILABLE, error=what, retry_after=wait)
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The server's word that a message is stored.
+    """The server's confirmation that a message is stored.
 
     ``duplicate`` says that the stream had its id before, be it from an earlier attempt of the same
     call; ``seq`` is the place of the copy that is stored. ``attempts`` is how often it was sent.
@@ -409,6 +487,13 @@ def format_request_id(milliseconds: int, random: bytes) -> str:
     value = milliseconds << 80 | int.from_bytes(random, "big")
     digits = f"{value & _RANDOM | _VERSION_7:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def write_json(value: Any) -> bytes:
+    """Returns a value as JSON; a pydantic model in its own words."""
+    if hasattr(value, "model_dump_json"):
+        return str(value.model_dump_json()).encode()
+    return json.dumps(value, allow_nan=False).encode()
 
 
 def json_bytes(value: bytes) -> str | dict[str, str]:

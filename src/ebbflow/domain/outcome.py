@@ -24,7 +24,7 @@ class Dropped:
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # to freeze each of them takes longer than all else
 class Redeliver:
     """Comes back to this vertex after ``delay`` milliseconds; ``options`` if it was nacked."""
 
@@ -112,7 +112,7 @@ class Counts:
 
     @property
     def ended(self) -> int:
-        """Inputs that have come to an end; equal to ``read`` when nothing is in hand."""
+        """Inputs that have come to an end; equal to ``read`` when nothing is in flight."""
         return self.done + self.redelivered + self.dead_lettered + self.dropped + self.fallback
 
     def as_dict(self) -> dict[str, int]:

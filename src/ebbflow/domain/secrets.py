@@ -40,7 +40,7 @@ def trusting(ca: str | None) -> ssl.SSLContext:
 
 
 def identify(context: ssl.SSLContext, cert: str, key: str) -> None:
-    """Have the client show a certificate of its own."""
+    """Have the client show its own certificate."""
     if "ENCRYPTED" in key:
         raise ValueError("the key has a passphrase; give one without")
     # OpenSSL takes a key from a file only: one of our own that is gone again at once.

@@ -1,6 +1,6 @@
-"""User-defined sources: a ``Source`` gives messages, and hears what became of them.
+"""User-defined sources: a ``Source`` gives messages, and hears their outcomes.
 
-A source lives in a process of its own beside its vertex's task, one for each partition of the
+A source lives in its own process next to its vertex's task, one for each partition of the
 vertex, for as long as the pipeline runs. One thread of that process calls all its methods, one at a
 time; each may be ``async``. Nothing here imports Spark or NATS.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 from ebbflow.domain.message import Metadata, NackOptions
@@ -30,7 +30,7 @@ class SourceMessage:
     """One message of a source.
 
     ``offset`` is the source's own name for it, unique in its process. It comes back with the
-    acknowledgement or the nack, and a message that is given again has the same one.
+    acknowledgement or the nack, and a redelivered message has the same one.
     ``partition`` is the partition of the outside system that it is from, if that is not the
     vertex's own. ``deliveries`` is how often the source has given it, 1 at first, if the source
     counts that itself; otherwise Ebbflow counts. ``metadata`` is carried along by group and key,
@@ -125,8 +125,8 @@ class Source(ABC):
     """
 
     @abstractmethod
-    def read(self, limit: int, timeout: float) -> Messages | Awaitable[Messages]:
-        """Returns up to ``limit`` messages; waits at most about ``timeout`` seconds for the first.
+    def read(self, limit: int, timeout: timedelta) -> Messages | Awaitable[Messages]:
+        """Returns up to ``limit`` messages; waits at most about ``timeout`` for the first.
 
         Ebbflow calls it again and again, and ``ack`` and ``nack`` in between. In place of
         ``SourceMessage`` objects it may return a ``pyarrow.RecordBatch`` with a row for each
@@ -136,10 +136,10 @@ class Source(ABC):
 
     @abstractmethod
     def ack(self, offsets: Sequence[bytes]) -> Awaitable[None] | None:
-        """Hears of settled messages, which must not be given again; some may be named twice."""
+        """Receives settled messages: do not redeliver them. The same offset may arrive twice."""
 
     def ack_columns(self, offsets: pa.BinaryArray) -> Awaitable[None] | None:
-        """Hears of settled messages as one Arrow column, which is what Ebbflow has.
+        """Receives settled messages as one Arrow column, which is what Ebbflow has.
 
         Calls ``ack``. A source that works on columns overrides it, and spares a Python object for
         each message.
@@ -147,7 +147,7 @@ class Source(ABC):
         return self.ack(offsets.to_pylist())
 
     def nack(self, nacks: Sequence[NackOffset]) -> Awaitable[None] | None:
-        """Hears of messages to be given again, each not before its delay is over.
+        """Receives messages to redeliver, each not before its delay is over.
 
         ``max_deliveries`` and ``reason`` need no attention: Ebbflow counts, takes messages that
         were nacked too often to the fallback or the dead letters, and acknowledges them.
@@ -167,7 +167,7 @@ class Source(ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Whether no message will ever come again; ``ebbflow run --drain`` then ends.
+        """Whether no further message will ever arrive; ``ebbflow run --drain`` then ends.
 
         ``False`` while a nacked message is still to be given.
         """

@@ -2,10 +2,10 @@
 
 An account is made when a chunk is decided about and routed. Whoever only reports on chunks is an
 ``ChunkObserver`` of it: the loop knows them as a tuple, and knows none of them by name. No observer
-changes what becomes of a message.
+changes the outcome of a message.
 
-What became of a row is worked out here, once and when it is first asked for: a chunk on which
-nobody reports costs nothing.
+The outcome of a row is worked out here, once and when it is first asked for: a chunk on which
+no one reports costs nothing.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def gather_late(observers: Iterable[ChunkObserver], account: Account) -> Iterato
 
 
 def describe_outcome(outcome: Outcome, now: datetime) -> dict[str, Any]:
-    """Returns what is said of an outcome: its name, why, and when the message comes again."""
+    """Returns what is said of an outcome: its name, why, and when the message is redelivered."""
     match outcome:
         case Done():
             return _DONE

@@ -112,7 +112,7 @@ def read_answer(
 ) -> Answer | None:
     """Returns the answer that an entry of a bucket holds.
 
-    ``None`` for an entry that is no answer: a mark that one was deleted, or somebody else's.
+    ``None`` for an entry that is not an answer: a mark that one was deleted, or someone else's.
     """
     if MESSAGE_ID not in headers:
         return None

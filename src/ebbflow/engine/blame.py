@@ -6,7 +6,7 @@ system's, and so is any other when ``ENOUGH`` different messages have failed one
 user code has answered for none. While a system is unavailable, no exception is counted.
 
 **Any answer shows that user code and its systems work**: a result, a drop, a nack, each response of
-a sink, FAILURE too. Only an exception, an unusable result and ``Unavailable`` are no answers.
+a sink, FAILURE too. Only an exception, an unusable result and ``Unavailable`` are not answers.
 **Others decide**: a message that fails again although user code has answered for others since is to
 blame, whatever it raised, unless others fail at that time as well; and one that was to blame before
 remains so as long as no other message fails as well.
@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING
 from ebbflow.domain.errors import MessageTooLarge, Unavailable
 from ebbflow.domain.message import Nack
 from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
-from ebbflow.engine.redelivery import describe
+from ebbflow.engine.redelivery import describe_error
 from ebbflow.engine.system_errors import LISTED, SystemErrors, retry_after
 
 if TYPE_CHECKING:  # limits and errors are part of specs, which are checked without Arrow
     from ebbflow.engine.verdict import Verdict
 
 # SystemExit too: a handler that calls sys.exit() has failed on its message, nothing more. So has
-# one that waits for a task of its own that was cancelled; nobody else cancels anything here.
+# one that waits for its own task that was cancelled; no one else cancels anything here.
 USER_ERRORS = (Exception, SystemExit, CancelledError)
 """What user code may raise about a message or a system; anything else ends its worker."""
 
@@ -63,8 +63,8 @@ _MOST_SUSPECTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
-    """A system is away, or user code fails on everything. ``retry_after`` is in milliseconds.
+class SystemOutage:
+    """A system is down, or user code fails on everything. ``retry_after`` is in milliseconds.
 
     ``what`` is the system's name if it is ``named``, or else the error. ``certain`` when an error
     said so; otherwise messages have only failed alike.
@@ -76,10 +76,10 @@ class Outage:
     retry_after: int | None = None
 
     @classmethod
-    def of(cls, error: BaseException) -> Outage:
+    def of(cls, error: BaseException) -> SystemOutage:
         """Returns the outage that an error shows."""
         named = isinstance(error, Unavailable)
-        what = error.what if isinstance(error, Unavailable) else describe(error)
+        what = error.what if isinstance(error, Unavailable) else describe_error(error)
         return cls(what, True, named, retry_after(error))
 
 
@@ -92,7 +92,7 @@ class Blame:
 
     def __init__(self, systems: SystemErrors = LISTED, enough: int = ENOUGH) -> None:
         self._systems = systems
-        self._outage: Outage | None = None
+        self._outage: SystemOutage | None = None
         self._passes = 0
         self._suspects: dict[str, int] = {}
         self._failing: set[str] = set()
@@ -105,7 +105,7 @@ class Blame:
         self._healthy = 0
 
     @property
-    def outage(self) -> Outage | None:
+    def outage(self) -> SystemOutage | None:
         """The outage, once enough calls in a row have met it."""
         outage = self._outage
         shown = outage is not None and (not outage.certain or self._calls >= self._doubt)
@@ -147,19 +147,19 @@ class Blame:
         self._doubt = min(2 * self._doubt, _MOST_DOUBT)
 
     def acquit(self) -> None:
-        """Notes that the system works: user code answered for messages beside those that failed."""
+        """Notes that the system works: user code answered for other messages."""
         self._outage = None
         self._calls = self._probes = self._streak_calls = 0
         self._failing.clear()
         self.streak.clear()
 
     def is_the_systems(
-        self, error: BaseException, ids: Sequence[str], blamed: bool, beside: bool = False
+        self, error: BaseException, ids: Sequence[str], blamed: bool, others_passed: bool = False
     ) -> bool:
         """Returns whether a system is to blame for a call that failed on these messages.
 
-        ``blamed`` if one of them has failed on its own account before, ``beside`` if others passed
-        at the same time.
+        ``blamed`` if one of them has failed on its own account before, ``others_passed`` if others
+        passed at the same time.
         """
         if isinstance(error, MessageTooLarge):
             return False
@@ -167,32 +167,32 @@ class Blame:
         if isinstance(error, Unavailable) and not error.tried:
             # Nor does it make a suspect: the messages were not given to user code.
             self._calls = max(self._calls + 1, self._doubt)
-            self._outage = Outage.of(error)
+            self._outage = SystemOutage.of(error)
             return True
-        away = self.means_away(error)
+        down = self.means_down(error)
         # While others fail as well they decide nothing: this may be another outage.
         if not self._failing.difference(ids) and self._others_decided(ids):
             return False
-        if away:
-            blames_system = self._is_away(ids, blamed)
+        if down:
+            blames_system = self._is_down(ids, blamed)
         else:
-            blames_system = self._fails_in_a_row(ids, blamed, beside)
+            blames_system = self._fails_in_a_row(ids, blamed, others_passed)
         if blames_system:
             self._suspect(ids)
             self._calls += 1
-            self._note_outage(error, away)
+            self._note_outage(error, down)
         return blames_system
 
-    def _note_outage(self, error: BaseException, away: bool) -> None:
+    def _note_outage(self, error: BaseException, down: bool) -> None:
         """Keeps what an error has said of the outage; one that says nothing changes nothing."""
-        if away:
-            self._outage = Outage.of(error)
+        if down:
+            self._outage = SystemOutage.of(error)
         elif self._outage is None:
-            self._outage = Outage(describe(error), certain=False)
+            self._outage = SystemOutage(describe_error(error), certain=False)
 
-    def means_away(self, error: BaseException) -> bool:
-        """Returns whether the error itself says that a system is away."""
-        return self._systems.means_away(error)
+    def means_down(self, error: BaseException) -> bool:
+        """Returns whether the error itself says that a system is down."""
+        return self._systems.means_down(error)
 
     def _others_decided(self, ids: Sequence[str]) -> bool:
         """Returns whether one of the messages failed before and others were answered since."""
@@ -203,15 +203,15 @@ class Blame:
             self._suspects.pop(row_id, None)
         return True
 
-    def _is_away(self, ids: Sequence[str], blamed: bool) -> bool:
+    def _is_down(self, ids: Sequence[str], blamed: bool) -> bool:
         others_fail = bool(self._failing.difference(ids))
         return others_fail or not blamed
 
-    def _fails_in_a_row(self, ids: Sequence[str], blamed: bool, beside: bool) -> bool:
+    def _fails_in_a_row(self, ids: Sequence[str], blamed: bool, others_passed: bool) -> bool:
         """Returns whether enough have failed, and in enough calls: one may fail for one message."""
         if self._outage is not None:
             return True
-        if beside or blamed:
+        if others_passed or blamed:
             return False
         self.streak.update(ids)
         self._streak_calls += 1
@@ -236,7 +236,7 @@ def is_answer(outcome: Outcome | None) -> bool:
             return nacked
         case Retry():
             return False
-        case _:  # done, or user code has asked for a sink beside it, or reported a failure
+        case _:  # done, or user code has asked for a sink next to it, or reported a failure
             return True
 
 
@@ -250,19 +250,21 @@ class Trial:
         self._streak: list[int] = []
         blame.begin_trial()
 
-    def failed(self, start: int, end: int, error: BaseException, beside: bool = False) -> None:
+    def failed(
+        self, start: int, end: int, error: BaseException, others_passed: bool = False
+    ) -> None:
         """Decides about a call on the rows from ``start`` to ``end`` that has raised.
 
-        The rows before it are decided already; ``beside`` if some of the same call have passed.
+        The rows before it are decided already; ``others_passed`` if some of the same call have.
         """
         if isinstance(error, Nack):
             self._verdict.record_errors(range(start, end), error)
             return
         self._note_passes(start)
         self._noted = end
-        self._decide(range(start, end), error, beside)
+        self._decide(range(start, end), error, others_passed)
 
-    def failed_beside(
+    def failed_among_others(
         self, failures: Sequence[tuple[int, BaseException]], end: int, cut_short: bool = False
     ) -> None:
         """Decides about those of the rows up to ``end`` that failed while others were tried.
@@ -296,9 +298,9 @@ class Trial:
         """Whether the rows that are left would fail, too."""
         return self._blame.stops
 
-    def means_away(self, error: BaseException) -> bool:
-        """Returns whether the error itself says that a system is away."""
-        return self._blame.means_away(error)
+    def means_down(self, error: BaseException) -> bool:
+        """Returns whether the error itself says that a system is down."""
+        return self._blame.means_down(error)
 
     def leave(self, start: int, end: int | None = None) -> None:
         """Leaves the rows from ``start`` to ``end``, or to the last one, untried."""
@@ -314,14 +316,14 @@ class Trial:
         """Notes that all rows are decided."""
         self._note_passes(len(self._verdict.rows))
 
-    def _decide(self, rows: range, error: BaseException, beside: bool = False) -> None:
+    def _decide(self, rows: range, error: BaseException, others_passed: bool = False) -> None:
         verdict = self._verdict
         ids = verdict.rows.column("id")[rows.start : rows.stop]
         blamed = any(verdict.failures_of(index) for index in rows)
-        if self._blame.is_the_systems(error, ids, blamed, beside):
+        if self._blame.is_the_systems(error, ids, blamed, others_passed):
             for index in rows:
                 verdict.note_error(index, error)
-            self._postpone(rows, describe(error))
+            self._postpone(rows, describe_error(error))
             self._acquit_streak()
             return
         verdict.record_errors(rows, error)
@@ -342,14 +344,8 @@ class Trial:
     def _note_passes(self, end: int, without: Collection[int] = ()) -> bool:
         """Notes for how many rows up to ``end`` that were not noted yet user code has answered."""
         start, self._noted = self._noted, end
-        outcomes = self._verdict.outcomes
-        if outcomes or without:
-            answered = sum(
-                index not in without and is_answer(outcomes.get(index))
-                for index in range(start, end)
-            )
-        else:
-            answered = end - start
+        unanswered = {i for i, o in self._verdict.outcomes.items() if not is_answer(o)}
+        answered = end - start - sum(start <= i < end for i in unanswered.union(without))
         if answered > 0:
             self._blame.passed(answered)
             self._streak = []

@@ -19,7 +19,7 @@ from pathlib import PurePath
 from types import TracebackType
 
 from ebbflow.domain.errors import SparkError, StreamBroken
-from ebbflow.engine.redelivery import describe, format_traceback
+from ebbflow.engine.redelivery import describe_error, format_traceback, is_own
 
 MOST_SHOWN = 20
 """The most causes of a list; its rest is counted together."""
@@ -78,7 +78,8 @@ class _Alike:
 class CauseGroups:
     """Gives each text a code: its own, or that of all texts alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MOST_GROUPS) -> None:
+        self._most = most
         self._alike: dict[tuple[Hashable, str], _Alike] = {}
         self._known: dict[tuple[Hashable, str], int] = {}
         self._codes = 0
@@ -90,7 +91,7 @@ class CauseGroups:
             return known
         key = group, normalise(text)
         if key not in self._alike:
-            if len(self._alike) >= _MOST_GROUPS and text != _OTHERS:
+            if len(self._alike) >= self._most and text != _OTHERS:
                 return self.code(group, _OTHERS)
             self._alike[key] = _Alike(self._next())
         return self._code_among(self._alike[key], group, text)
@@ -129,8 +130,8 @@ def _describe(group: Hashable, alike: _Alike, counts: Counter[int]) -> Iterator[
 class CauseCounter:
     """Counts texts by their causes."""
 
-    def __init__(self) -> None:
-        self._groups = CauseGroups()
+    def __init__(self, most: int = _MOST_GROUPS) -> None:
+        self._groups = CauseGroups(most)
         self._counts: Counter[int] = Counter()
 
     def add(self, text: str, count: int = 1, group: Hashable = None) -> None:
@@ -153,7 +154,6 @@ class CauseCounter:
 
 
 MOST_GROUPS = 20
-_OWN = str(PurePath(__file__).parent.parent)
 _FOREIGN = ("site-packages", "dist-packages", "/lib/python")
 _FILE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _LONGEST_TRACEBACK = 500
@@ -281,7 +281,7 @@ class RaisedErrors:
 
 
 def _split(error: BaseException) -> tuple[str, str]:
-    described = describe(error)
+    described = describe_error(error)
     kind = error.kind if isinstance(error, SparkError) else type(error).__name__
     for separator in (": ", "("):
         head, found, rest = described.partition(separator)
@@ -327,7 +327,7 @@ def find_line_in(trace: str) -> str | None:
 
 
 def _choose(lines: list[tuple[str, int]]) -> str | None:
-    theirs = [(name, line) for name, line in lines if not name.startswith((_OWN, "<"))]
+    theirs = [(name, line) for name, line in lines if not is_own(name)]
     own = [(name, line) for name, line in theirs if not any(part in name for part in _FOREIGN)]
     for name, line in reversed(own or theirs):
         return f"{PurePath(name).name}:{line}"

@@ -27,10 +27,10 @@ class Rules:
     """The rules for one chunk of a vertex.
 
     ``policy`` says how often an input comes back after an exception, ``largest`` is the most bytes
-    of a message. ``allowed`` are the statuses that the sink at hand may answer with beside OK,
+    of a message. ``allowed`` are the statuses that the sink at hand may answer with besides OK,
     FAILURE and NACK. With ``has_fallback`` an input that is out of deliveries or retries goes to
     the fallback sink in place of the dead letters. In an ``ordered`` vertex nothing overtakes an
-    input that has to come back. ``beside`` names the sink at hand, unless it is the primary.
+    input that has to come back. ``secondary`` names the sink at hand, unless it is the primary.
     """
 
     vertex: str
@@ -39,7 +39,7 @@ class Rules:
     allowed: frozenset[Status] = frozenset()
     has_fallback: bool = False
     ordered: bool = False
-    beside: str | None = None
+    secondary: str | None = None
 
 
 def check_message(message: Message, rules: Rules) -> None:
@@ -139,7 +139,7 @@ def _check_texts(what: str, texts: Sequence[str], vertex: str) -> int:
         try:
             return len("".join(texts).encode())
         except TypeError:
-            pass  # one of them is no text
+            pass  # one of them is not text
     # A collection, because what can be gone through only once would be empty afterwards.
     if (
         isinstance(texts, str)

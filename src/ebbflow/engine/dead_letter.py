@@ -105,7 +105,7 @@ class Letter:
         return {REPLAYS: str(self.replays + 1), HISTORY: text}
 
     def fitting(self, limit: int) -> Letter:
-        """Returns this letter, cut if it would not fit into a message of ``limit`` bytes.
+        """Returns this dead letter, cut if it does not fit into a message of ``limit`` bytes.
 
         The value is cut first. Where the facts alone are too much, those that help least go; of
         the id nothing is ever cut, so a letter fits whenever its id leaves room for it. ``size`` is
@@ -125,7 +125,7 @@ class Letter:
 
     def _without(self, name: str, nothing: Any) -> Letter:
         """Returns the letter without one of its facts, which the error then names."""
-        text = f"{self.error or self.reason}; the letter has no room for its {name}"
+        text = f"{self.error or self.reason}; the dead letter has no room for its {name}"
         return replace(self, error=text, **{name: nothing})
 
     def _header_size(self) -> int:
@@ -159,15 +159,15 @@ class Letter:
 
     @classmethod
     def from_message(cls, value: bytes, headers: Mapping[str, str]) -> Letter:
-        """Returns the letter that a message of the dead-letter stream holds."""
+        """Returns the dead letter in a message of the dead-letter stream."""
         lines = [f"\r\n{name}: {text}" for name, text in headers.items()]
         return cls.from_block(value, "".join(lines).encode())
 
     @classmethod
     def from_block(cls, value: bytes, block: bytes) -> Letter:
-        """Returns the letter of a message whose headers are as they came from the server.
+        """Returns the dead letter of a message with headers as the server sent them.
 
-        ``KeyError`` or ``ValueError`` if it is no letter.
+        ``KeyError`` or ``ValueError`` if it is not a dead letter.
         """
         facts = _read_facts(block)
         last_seen = _parse_time(facts["Last-Seen"])
@@ -198,7 +198,7 @@ _FACT = re.compile(rb"\r\n" + PREFIX.encode() + rb"([A-Za-z-]+): ([^\r]*)")
 
 
 def _read_facts(block: bytes) -> dict[str, Any]:
-    # Read as one text: to begin a text of its own for each fact takes three times as long.
+    # Read as one text: to begin a text for each fact takes three times as long.
     texts = [b'"%b":%b' % fact for fact in _FACT.findall(block)]
     facts: dict[str, Any] = json.loads((b"{%b}" % b",".join(texts)).decode())
     return facts

@@ -13,8 +13,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,12 +26,12 @@ MAX_ROWS = 2_000
 MAX_BYTES = 256 * 1024
 MAX_VALUE = 2**31 - 2**20
 """The most bytes of a message that a batch can hold: Arrow's offsets have 32 bits."""
-# What a row takes beside its texts and values, at the least: times, counts, and where texts begin.
+# What a row takes besides its texts and values, at the least: times, counts, and where texts begin.
 _ROW_BYTES = 48
 TRACEPARENT = "traceparent"
 """The header that says which trace a message belongs to."""
 FEW = 32
-"""Up to so many rows Python is faster than a call into Arrow, which costs as much for one row."""
+"""Up to that many rows Python is faster than a call into Arrow, which costs as much for one row."""
 
 TIME = pa.timestamp("us", tz="UTC")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -90,7 +92,7 @@ def _stays_large(batch: pa.RecordBatch, size: int) -> bool:
 
 
 def decode(payload: bytes | memoryview) -> pa.RecordBatch:
-    """Returns the batch of an encoded frame; ``ValueError`` if it is no frame of this version."""
+    """Returns the batch of an encoded frame; ``ValueError`` if this version cannot read it."""
     kind = bytes(payload[:8])
     if kind not in (_PLAIN, _PACKED):
         raise ValueError(f"not an Ebbflow frame of version 1: starts with {kind!r}")
@@ -153,7 +155,17 @@ def with_columns(batch: pa.RecordBatch, **columns: Any) -> pa.RecordBatch:
 
 def take_rows(batch: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
     """Returns the rows at the indexes, in their order."""
-    return batch.take(pa.array(indexes, pa.int64()))  # typed: an empty list would have no type
+    chosen = pa.array(indexes, pa.int64())  # typed: an empty list would have no type
+    if len(chosen) <= FEW:
+        return batch.take(chosen)
+    # To gather a column of maps takes as long as all others together, and mostly it says nothing.
+    said = [name for name in batch.schema.names if batch.column(name).null_count < batch.num_rows]
+    taken = batch.select(said).take(chosen)
+    columns = [
+        taken.column(name) if name in said else pa.nulls(len(chosen), batch.schema.field(name).type)
+        for name in batch.schema.names
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -191,8 +203,8 @@ def _halve_if_large(frame: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch
 def _measure(batch: pa.RecordBatch, limit: int) -> int:
     """Returns a size that is over the limit or not for the same rows, wherever they come from.
 
-    What Arrow keeps of a column beside its content, say of one in which nothing is set, depends on
-    who has made it. So a size over the limit is counted anew, by what is in the rows.
+    What Arrow keeps of a column besides its content, say of one in which nothing is set, depends on
+    who has made it. So a size over the limit is counted again, by what is in the rows.
     """
     size = size_of(batch)
     if size <= limit:
@@ -213,6 +225,8 @@ def _count_traces(headers: pa.MapArray) -> int:
 
 def count_content(column: pa.Array) -> int:
     """Returns the bytes of the texts and values in a column."""
+    if column.null_count == len(column):
+        return 0
     if pa.types.is_list(column.type):
         return count_content(column.flatten())
     if pa.types.is_map(column.type):
@@ -220,6 +234,8 @@ def count_content(column: pa.Array) -> int:
         parts = (column.keys, column.items)
         return sum(count_content(part.slice(start, end - start)) for part in parts)
     if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+        if not column.null_count:
+            return len(join_bytes(column))
         return int(pc.sum(pc.binary_length(column)).as_py() or 0)
     return 0
 
@@ -282,14 +298,19 @@ def to_time(scalar: pa.Scalar) -> datetime | None:
 
 
 class Rows:
-    """A batch with its columns as Python lists, converted once and only when asked for."""
+    """A batch with its columns as Python lists, converted once and only when asked for.
+
+    ``values`` are its values, if they are a list already.
+    """
 
     __slots__ = ("_columns", "batch", "watermark")
 
-    def __init__(self, batch: pa.RecordBatch, watermark: Any = None) -> None:
+    def __init__(
+        self, batch: pa.RecordBatch, watermark: Any = None, values: list[bytes] | None = None
+    ) -> None:
         self.batch = batch
         self.watermark = watermark
-        self._columns: dict[str, list[Any]] = {}
+        self._columns: dict[str, list[Any]] = {} if values is None else {"value": values}
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -313,8 +334,17 @@ class Rows:
             return [row or [] for row in values]
         return values
 
+    def count_failed(self) -> int:
+        """Returns how many rows user code has raised on before."""
+        if len(self) <= FEW:
+            return len(self) - self.column("failures").count(0)
+        return int(np.count_nonzero(self.batch.column("failures").to_numpy()))
+
     def nacked_before(self) -> set[int]:
         """Returns the rows that user code has nacked on an earlier delivery."""
+        if len(self) <= FEW:
+            calls = zip(self.column("deliveries"), self.column("failures"), strict=True)
+            return {index for index, (number, failed) in enumerate(calls) if number > failed + 1}
         deliveries, failures = self.batch.column("deliveries"), self.batch.column("failures")
         if not len(self) or pc.max(deliveries).as_py() == 1:
             return set()
@@ -323,35 +353,53 @@ class Rows:
 
     def data(self) -> list[Datum]:
         """Returns every row as user code sees it."""
-        return [RowDatum(self, index) for index in range(len(self))]
+        return [RowDatum(self, index, value) for index, value in enumerate(self.column("value"))]
 
 
 class RowDatum(Datum):
-    """A ``Datum`` that looks into its row only for what user code asks for."""
+    """A ``Datum`` that looks into its row only for what user code asks for.
 
-    __slots__ = ("_index", "_rows")
+    Nearly all of it asks for the value, so that is at hand.
+    """
 
-    def __init__(self, rows: Rows, index: int) -> None:
+    __slots__ = ("_index", "_rows", "_value")
+
+    def __init__(self, rows: Rows, index: int, value: bytes) -> None:
         self._rows = rows
         self._index = index
+        self._value = value
+
+    value = property(attrgetter("_value"), doc="What the message says.")  # without a call in Python
 
     def _get(self, name: str) -> Any:
         return self._rows.column(name)[self._index]
 
-    # The two that nearly all user code asks for, without a detour.
+    # Those that user code asks for next, without a detour.
     @property
     def id(self) -> str:
-        """As in ``Datum``."""
-        return self._rows.column("id")[self._index]  # type: ignore[no-any-return]
+        """The id of the message."""
+        try:
+            return self._rows._columns["id"][self._index]  # type: ignore[no-any-return]
+        except KeyError:
+            return self._get("id")  # type: ignore[no-any-return]
 
     @property
-    def value(self) -> bytes:
-        """As in ``Datum``."""
-        return self._rows.column("value")[self._index]  # type: ignore[no-any-return]
+    def deliveries(self) -> int:
+        """How many times the message was delivered, this time included."""
+        try:
+            return self._rows._columns["deliveries"][self._index]  # type: ignore[no-any-return]
+        except KeyError:
+            return self._get("deliveries")  # type: ignore[no-any-return]
+
+    @property
+    def event_time(self) -> datetime:
+        """When it happened; the time of an empty field in Numaflow if the message has none."""
+        return self._get("event_time") or _EPOCH
 
     def __reduce__(self) -> Any:
-        names = ("id", "keys", "event_time", "watermark", "headers", "metadata")
-        state = {name: self._get(name) for name in (*names, "deliveries", "nack_reason", "retries")}
+        names = ("id", "keys", "watermark", "headers", "metadata", "deliveries")
+        state = {name: self._get(name) for name in (*names, "nack_reason", "retries")}
+        state["event_time"] = self.event_time
         return _rebuild, (self.value, state)
 
 

@@ -58,7 +58,7 @@ NACKS = pa.schema(
         ("reason", pa.string()),
     ]
 )
-"""Rows that a source is to give again: their offsets, and the options of their nacks."""
+"""Rows that a source is to redeliver: their offsets, and the options of their nacks."""
 
 NO_NACKS = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in NACKS.types], schema=NACKS)
 
@@ -101,14 +101,14 @@ class Inlet(ABC):
     """The mark behind which there were only copies so far, if there were any."""
 
     origins: Sequence[Origin] = ()
-    """The writers of the frames that were taken last; nobody, unless tasks write the stream."""
+    """The writers of the frames that were taken last; no one, unless tasks write the stream."""
 
     takes_back: bool = False
     """Whether the source takes nacked rows back and gives them again by itself."""
 
     @property
     def waiting(self) -> Waiting | None:
-        """The system that is away, if the inlet waits for one."""
+        """The system that is down, if the inlet waits for one."""
         return None
 
     @property
@@ -150,7 +150,7 @@ class Inlet(ABC):
         return NO_OFFSETS
 
     def hand_back(self, ends: HandedBack) -> None:  # noqa: B027 - nothing to do
-        """Has the source told, soon, what became of rows that are recorded; from any thread."""
+        """Has the source told, soon, the outcomes of rows that are recorded; from any thread."""
 
     def forget(self, done: Mark) -> None:  # noqa: B027 - nothing to do
         """Has everything up to ``done`` deleted, which is recorded as settled."""
@@ -377,7 +377,7 @@ class Intake:
         self.redeliveries.known = without_awaited(self.redeliveries.known, tokens)
 
     def take_again(self, intent: Span) -> Taken | None:
-        """Returns exactly the rows up to ``intent``; ``None`` if all come again from a source."""
+        """Returns exactly the rows up to ``intent``; ``None`` if a source redelivers all."""
         redelivered = self.redeliveries.take_until(intent.redelivery)
         batches = [*redelivered, *self.inlet.take_until(intent.inlet)]
         return Taken.of(batches, in_order=self._ordered and not redelivered)

@@ -3,7 +3,7 @@
 A vertex waits for an unavailable system, longer each time and visibly, until a call succeeds. Its
 ``Breaker`` stops it when too large a share of its messages ends as dead letters: that is a bug in
 the code or its settings, and no message is to pay for it. The ``OutageGate`` is what both close,
-and where user code is opened, and opened anew after an outage.
+and where user code is opened, and opened again after an outage.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
-from ebbflow.engine.blame import POSTPONED, USER_ERRORS, Outage, is_answer
+from ebbflow.engine.blame import POSTPONED, USER_ERRORS, SystemOutage, is_answer
 from ebbflow.engine.causes import RaisedErrors
 
 if TYPE_CHECKING:
     from ebbflow.engine.verdict import Operator, Verdict
 
-DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, factor=2.0, cap=1_000)
+DEFAULT_ON_UNAVAILABLE = Backoff("100ms", factor=2.0, cap="1s")
 """Soon there again when the system is: the longest wait is a second."""
 
 
@@ -31,7 +31,7 @@ DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, factor=2.0, cap=1_000)
 class Waiting:
     """The wait for a system: for what, how many seconds already, and until the next try.
 
-    ``certain`` and ``named`` are those of the ``Outage``.
+    ``certain`` and ``named`` are those of the ``SystemOutage``.
     """
 
     what: str
@@ -51,16 +51,16 @@ class Patience:
     ) -> None:
         self._backoff = backoff
         self._clock = clock
-        self._outage: Outage | None = None
+        self._outage: SystemOutage | None = None
         self._tries = 0
         self._since = self._next = 0.0
 
     @property
-    def away(self) -> bool:
+    def down(self) -> bool:
         """Whether there is an outage, as far as the last try has shown."""
         return self._outage is not None
 
-    def meet(self, outage: Outage) -> None:
+    def meet(self, outage: SystemOutage) -> None:
         """Notes that a try has met with an outage; the next is due after a longer wait."""
         now = self._clock()
         if self._outage is None:
@@ -124,6 +124,9 @@ class Breaker:
         """Counts what was decided; letters over the limit trip it and come back as they were."""
         outcomes = verdict.outcomes
         counted = verdict.rows.nacked_before()
+        if not outcomes:
+            self.note_answered(len(verdict.rows) - len(counted))
+            return
         uncounted = sorted(counted | {i for i, o in outcomes.items() if _is_unanswered(o)})
         for index in sorted(i for i, o in outcomes.items() if isinstance(o, DeadLetter)):
             letter = outcomes[index]
@@ -164,7 +167,7 @@ class Breaker:
         )
 
     def reset(self) -> None:
-        """Begins anew: people have resumed the vertex."""
+        """Begins again: people have resumed the vertex."""
         self.tripped = None
         self._letters.clear()
 
@@ -176,7 +179,7 @@ class MeetsOutages(Protocol):
     """Whoever calls user code, and learns from its errors whether a system is unavailable."""
 
     @property
-    def outage(self) -> Outage | None:
+    def outage(self) -> SystemOutage | None:
         """The system that is unavailable, as far as the last call has shown."""
 
 
@@ -188,7 +191,7 @@ class OpenCode:
     callers: Sequence[MeetsOutages]
 
     @property
-    def outage(self) -> Outage | None:
+    def outage(self) -> SystemOutage | None:
         """The system that is unavailable, as far as the last call has shown."""
         for caller in self.callers:
             if (outage := caller.outage) is not None:
@@ -200,7 +203,7 @@ class VertexCode(Protocol):
     """The user code of a vertex, as the gate opens it."""
 
     def open(self) -> OpenCode:
-        """Has it ready, anew after an outage; raises what user code raises when it opens."""
+        """Has it ready, again after an outage; raises what user code raises when it opens."""
 
 
 class OutageGate:
@@ -222,7 +225,7 @@ class OutageGate:
         """Whether people have paused the vertex."""
 
     def restore(self, halted: str | None, paused: bool = False) -> None:
-        """Takes over from the position what keeps the vertex from going on."""
+        """Takes over from the position what keeps the vertex from continuing."""
         self._breaker.tripped = halted
         self.paused = paused
 
@@ -233,16 +236,16 @@ class OutageGate:
 
     @property
     def probing(self) -> bool:
-        """Whether a system is away, so that messages are tried one by one."""
-        return self._patience.away
+        """Whether a system is down, so that messages are tried one by one."""
+        return self._patience.down
 
     @property
     def waiting(self) -> Waiting | None:
-        """The system that is waited for, if one is away."""
+        """The system that is waited for, if one is down."""
         return self._patience.waiting
 
     @property
-    def outage(self) -> Outage | None:
+    def outage(self) -> SystemOutage | None:
         """The outage that the last call met, if it met one."""
         return self._open.outage if self._open is not None else None
 
@@ -265,7 +268,7 @@ class OutageGate:
         try:
             self._open = self._code.open()
         except USER_ERRORS as error:
-            self._patience.meet(Outage.of(error))
+            self._patience.meet(SystemOutage.of(error))
             self._raised.note(error, None)
             return False
         return True
@@ -276,7 +279,7 @@ class OutageGate:
         return raised
 
     def decide(self, verdict: Verdict) -> None:
-        """Has user code decide about a chunk, and learns from it what is away."""
+        """Has user code decide about a chunk, and learns from it what is down."""
         if self.probing:
             verdict.disregard_time()
         assert self._open is not None
@@ -289,5 +292,5 @@ class OutageGate:
         self._breaker.check(verdict)
 
     def resume(self) -> None:
-        """Lets the vertex go on: people have looked at the dead letters."""
+        """Lets the vertex continue: people have looked at the dead letters."""
         self._breaker.reset()

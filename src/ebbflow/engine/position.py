@@ -22,7 +22,7 @@ from typing import Any
 from ebbflow.domain.outcome import Counts
 
 MOST = 256
-"""So many frames of a chunk are known; of a larger one the last so many."""
+"""This many frames of a chunk are known; of a larger one the last that many."""
 
 MOVED = "due"
 """The writer of redeliveries that were parked: the server, which moves them when they are due."""
@@ -38,7 +38,7 @@ AWAITED = "awaited"
 """The redeliveries that the vertex has published and not read, by the number of their chunk."""
 
 MOST_AWAITED = 4_096
-"""So many of those are known at most; copies of older ones are known by when they were moved."""
+"""This many of those are known at most; copies of older ones are known by when they were moved."""
 
 _LENGTH = 16
 _MARK = r"(\d+)(?:\.(\d+))?"
@@ -119,7 +119,8 @@ def is_copy(known: Known, stamp: Stamp) -> bool:
 def with_frame(known: Known, stamp: Stamp) -> Known:
     """Returns what is known when the last row of a frame is read, too.
 
-    Not before the last row: a frame of which some rows are unread is no copy when it comes again.
+    Not before the last row: a frame of which some rows are unread is no longer a copy when read
+    again.
     """
     if stamp.writer == MOVED and _is_tracked(known, stamp):
         return _without_read(known, stamp)
@@ -328,10 +329,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The record of one partition. ``lineage`` tells apart pipelines that were started anew.
+    """The record of one partition. ``lineage`` tells apart pipelines that were started again.
 
     ``halted`` says why the breaker has stopped it, if it has. ``paused`` says that people have
-    paused it: its task has settled what it had in hand, and takes nothing more. ``chunks`` is how
+    paused it: its task has settled what it had in flight, and takes nothing more. ``chunks`` is how
     many chunks are done: each has a number, by which what is told of it is known (``audit``).
     ``owner`` is the task that claimed it, ``attempts`` counts the tasks that have taken up the
     present intent, and ``exhausted`` is set when a source has nothing more to give, for good.

@@ -1,4 +1,4 @@
-"""The publications of a chunk, each kind by itself: redeliveries, letters, answers, outputs.
+"""The publications of a chunk, each kind by itself: redeliveries, dead letters, answers, outputs.
 
 What is published last comes from the observers of a chunk (``account``).
 
@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,7 +52,7 @@ WATERMARK = "Ebbflow-Watermark"
 ROWS = "Ebbflow-Rows"
 """The header that says how many rows a frame holds, for those who only count them."""
 REASONS = "Ebbflow-Reasons"
-"""The header that says why the rows of a frame come again: texts and how many rows had them."""
+"""The header with the reasons of a frame's redeliveries: texts and how many rows had them."""
 
 # Room for the headers of a message; those of frames have a known length.
 _HEADERS = 32 * 1024
@@ -69,7 +69,7 @@ _UNKNOWN: dict[str, Any] = {"value": b"", "event_time": None, "first_seen": None
 class Stage(IntEnum):
     """The order of publishing: everything of a stage is confirmed before the next one begins.
 
-    Redeliveries come before outputs as a second safeguard beside the hash in the ids, for those
+    Redeliveries come before outputs as a second safeguard besides the hash in the ids, for those
     that are not listed as awaited: user code that only improves from one try to the next would lose
     nothing of these even without the hash.
     """
@@ -81,7 +81,7 @@ class Stage(IntEnum):
     ANSWER = 4
     OUTPUT = 5
     TRAIL = 6
-    """What became of the rows: late, so that all it names is stored."""
+    """The outcomes of the rows: late, so that all it names is stored."""
     AUDIT = 7
     """The same for the audit table; counts when the chunk is recorded as done."""
 
@@ -122,11 +122,14 @@ class Publication:
 
     def check_size(self, max_payload: int) -> None:
         """Raises ``MessageTooLarge`` if the server would not take it; letters are cut to fit."""
-        if self.stage is Stage.DEAD_LETTER:
-            return
-        limit = max_payload - min(_HEADERS, max_payload // 4)
-        if len(self.payload) > limit:
-            raise MessageTooLarge(len(self.payload), limit)
+        if self.stage is not Stage.DEAD_LETTER:
+            _check_payload(self.payload, max_payload)
+
+
+def _check_payload(payload: bytes, max_payload: int) -> None:
+    limit = max_payload - min(_HEADERS, max_payload // 4)
+    if len(payload) > limit:
+        raise MessageTooLarge(len(payload), limit)
 
 
 def redelivery_token(headers: Mapping[str, str]) -> str | None:
@@ -204,16 +207,32 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class EdgeRows:
-    """The outputs that one edge has taken, and the inputs that they came from."""
+    """The outputs that one edge has taken, and the inputs that they came from.
+
+    ``values`` are their values, if they are at hand as a list.
+    """
 
     to: str
     parents: Sequence[int]
     batch: pa.RecordBatch
+    values: list[bytes] | None = None
 
     @property
     def ids(self) -> pa.StringArray:
         """The ids of the outputs."""
         return self.batch.column("id")
+
+
+class Finished(Protocol):
+    """The inputs of a chunk that were processed."""
+
+    @property
+    def number_finished(self) -> int:
+        """How many they are."""
+
+    @property
+    def finished(self) -> Sequence[int]:
+        """Which ones, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +259,8 @@ def build_redeliveries(
     groups: dict[int, list[int]] = defaultdict(list)
     for index in sorted(again):
         # By the delay, never by the due time: a replay comes later and would group other rows.
-        groups[round_delay(again[index].delay)].append(index)
+        delay = again[index].delay
+        groups[round_delay(delay) if delay else 0].append(index)
     now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
     for delay, indexes in sorted(groups.items()):
         start = 0
@@ -335,7 +355,7 @@ def _frame_bytes(max_payload: int) -> int:
 
 
 def _fit_reasons(frame: pa.RecordBatch, most: int) -> pa.RecordBatch:
-    """Returns the rows with reasons that take no more than so many bytes, cut alike if need be."""
+    """Returns the rows with reasons that take at most this many bytes, cut alike if need be."""
     reasons = frame.column("nack_reason")
     if (pc.sum(pc.binary_length(reasons)).as_py() or 0) <= most:
         return frame
@@ -344,8 +364,11 @@ def _fit_reasons(frame: pa.RecordBatch, most: int) -> pa.RecordBatch:
 
 
 def list_reasons(frame: pa.RecordBatch) -> str:
-    """Returns what a header says of why the rows of a frame come again."""
-    texts = Counter(text or "nacked" for text in frame.column("nack_reason").to_pylist())
+    """Returns what a header says of why the rows of a frame are redelivered."""
+    found = pc.value_counts(frame.column("nack_reason"))
+    texts: Counter[str] = Counter()
+    for text, count in zip(*(part.to_pylist() for part in found.flatten()), strict=True):
+        texts[text or "nacked"] += count
     # JSON keeps a header on one line of plain ASCII, which is all that NATS carries.
     shown = texts.most_common(_MOST_REASONS)
     return json.dumps([[text[:_LONGEST_REASON], count] for text, count in shown])
@@ -356,14 +379,20 @@ def again_rows(
 ) -> pa.RecordBatch:
     """Returns the rows as they come back: a redelivery counts as a delivery, a retry does not."""
     taken = frames.take_rows(batch, indexes)
-    retries = [h.retries if isinstance(h, Retry) else 0 for h in how]
-    more = pa.array([0 if isinstance(h, Retry) else 1 for h in how], pa.uint32())
+    deliveries = taken.column("deliveries")
+    if any(type(h) is Retry for h in how):
+        more = pa.array([0 if isinstance(h, Retry) else 1 for h in how], pa.uint32())
+        retries: Any = [h.retries if isinstance(h, Retry) else 0 for h in how]
+        reasons = [h.error if isinstance(h, Retry) else h.reason for h in how]
+    else:
+        more, retries = pa.scalar(1, pa.uint32()), None  # no retries, as of a first delivery
+        reasons = [h.reason for h in how]  # type: ignore[union-attr]
     return frames.with_columns(
         taken,
-        deliveries=pc.add(taken.column("deliveries"), more),
+        deliveries=pc.add(deliveries, more),
         failures=[h.failures for h in how],
         retries=retries,
-        nack_reason=[h.error if isinstance(h, Retry) else h.reason for h in how],
+        nack_reason=reasons,
     )
 
 
@@ -393,7 +422,7 @@ def _build_letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: dat
     facts["metadata"].pop(MARK, None)
     error = why.error
     if unread:
-        error = f"{error or why.reason}; the letter is incomplete, as it cannot be read: {unread}"
+        error = f"{error or why.reason}; it is incomplete, as it cannot be read: {unread}"
     return Letter(
         vertex=vertex,
         reason=why.reason,
@@ -451,7 +480,7 @@ def build_answers(
 def build_outputs(
     chunk: Chunk,
     verdict: Verdict,
-    finished: Sequence[int],
+    inputs: Finished,
     place: Place,
     now: datetime,
     watermark: datetime | None,
@@ -459,16 +488,19 @@ def build_outputs(
 ) -> Routed:
     """Returns the outputs, routed by their tags, without frames for vertices in ``inline``."""
     if not place.edges:
-        return Routed([], written=len(finished))
+        return Routed([], written=inputs.number_finished)
+    values = None
     if verdict.outputs is None:
+        finished = inputs.finished
         everything = len(finished) == len(chunk.rows)
         batch = chunk.rows.batch if everything else frames.take_rows(chunk.rows.batch, finished)
         parents, tags = finished, [()] * len(finished)
     else:
         batch = verdict.outputs.batch(chunk.rows, place.vertex, now)
         parents, tags = verdict.outputs.parents, verdict.outputs.tags  # type: ignore[assignment]
+        values = verdict.outputs.value_list
     headers = _origin_headers(chunk, place, watermark)
-    return _route_outputs(chunk, batch, parents, tags, place, headers, inline)
+    return _route_outputs(chunk, batch, parents, tags, place, headers, inline, values)
 
 
 def _origin_headers(chunk: Chunk, place: Place, watermark: datetime | None) -> dict[str, str]:
@@ -484,6 +516,7 @@ def _route_outputs(
     place: Place,
     headers: dict[str, str],
     inline: Collection[str],
+    values: list[bytes] | None = None,
 ) -> Routed:
     publications: list[Publication] = []
     edges: list[EdgeRows] = []
@@ -493,13 +526,12 @@ def _route_outputs(
         everything = len(indexes) == batch.num_rows
         chosen = batch if everything else frames.take_rows(batch, indexes)
         own = parents if everything else [parents[i] for i in indexes]
-        most = _frame_bytes(place.max_payload)
-        built = _build_frames(chunk, edge, chosen, headers, own, most)
         if edge.to in inline:
-            _check_inline(chosen, built, place.max_payload)
+            _check_inline(chosen, place.max_payload)
         else:
-            publications += built
-        edges.append(EdgeRows(edge.to, own, chosen))
+            most = _frame_bytes(place.max_payload)
+            publications += _build_frames(chunk, edge, chosen, headers, own, most)
+        edges.append(EdgeRows(edge.to, own, chosen, values if everything else None))
         if unreached is None:
             unreached = set() if everything else set(parents) - {NOBODY}
         unreached.difference_update(own if unreached else ())
@@ -508,14 +540,18 @@ def _route_outputs(
     return Routed(publications, written, unrouted, edges, batch, parents, tags)
 
 
-def _check_inline(batch: pa.RecordBatch, built: Iterable[Publication], max_payload: int) -> None:
+def _check_inline(batch: pa.RecordBatch, max_payload: int) -> None:
     """Raises for outputs that are too large for a frame, though none is published.
 
-    What becomes of a message must not depend on whether its edge is inline at the moment.
+    The outcome of a message must not depend on whether its edge is inline at the moment.
     """
-    if batch.nbytes > _frame_bytes(max_payload):
-        for publication in built:
-            publication.check_size(max_payload)
+    # Only a row that fills a frame by itself can be too large: frames of several rows are cut to
+    # fit. To encode all of them only to measure them costs as much as to publish them.
+    half = max_payload // 2
+    if frames.size_of(batch) > half:
+        for frame in frames.split(batch, _frame_bytes(max_payload)):
+            if frame.num_rows == 1 and frames.size_of(frame) > half:
+                _check_payload(frames.encode(frame), max_payload)
 
 
 def _build_frames(
@@ -550,7 +586,7 @@ def _build_frames(
 
 
 def _split_by_partition(batch: pa.RecordBatch, edge: Edge) -> dict[int | None, list[int] | None]:
-    """Returns the rows for each partition; ``None`` stands for any partition, and for all rows."""
+    """Returns the rows for each partition; ``None`` means any partition, or all rows."""
     if not edge.keyed:
         return {None: None}
     rows: dict[int | None, list[int] | None] = defaultdict(list)

@@ -9,9 +9,16 @@ from __future__ import annotations
 import hashlib
 import re
 import traceback
+from pathlib import PurePath
 
 from ebbflow.domain.durations import Backoff
-from ebbflow.domain.errors import ContractViolation, MessageTooLarge, SparkError, StreamBroken
+from ebbflow.domain.errors import (
+    ContractViolation,
+    EbbflowError,
+    MessageTooLarge,
+    SparkError,
+    StreamBroken,
+)
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver
 
@@ -22,6 +29,11 @@ MAX_TRACEBACK = 8_000
 _GRID = ((1_000, 10), (60_000, 100))
 _COARSE = 1_000
 
+_NO_WISH = NackOptions()
+
+_OWN = str(PurePath(__file__).parent.parent)
+_DEMO = str(PurePath(_OWN, "cli", "demo", "steps.py"))
+
 # The name of an exception at the beginning of what a function said: ``ValueError: …`` as Ebbflow
 # serves it, ``ValueError('…')`` as Numaflow's SDK for Python does.
 _ERROR_NAME = re.compile(r"([A-Za-z_][\w.]*)[:(]")
@@ -29,17 +41,22 @@ _ERROR_NAME = re.compile(r"([A-Za-z_][\w.]*)[:(]")
 
 def decide_nack(options: NackOptions | None, deliveries: int, failures: int) -> Outcome:
     """Returns the outcome of a nack of a message that has been delivered ``deliveries`` times."""
-    wish = options or NackOptions()
+    wish = _NO_WISH if options is None else options
     reason = wish.reason
     if reason is not None and len(reason) > MAX_ERROR:
         reason = shorten(reason)
     if wish.max_deliveries is not None and deliveries > wish.max_deliveries:
         return DeadLetter(
             reason or "nacked",
-            error=f"nacked on delivery {deliveries}; max_deliveries is {wish.max_deliveries}",
+            error=_used_up(deliveries - 1, wish.max_deliveries),
             nacked=True,
         )
     return Redeliver(wish.delay or 0, reason, failures, wish)
+
+
+def _used_up(redeliveries: int, allowed: int) -> str:
+    times = "once" if redeliveries == 1 else f"{redeliveries} times"
+    return f"redelivered {times}, max_deliveries is {allowed}"
 
 
 def decide_error(
@@ -47,9 +64,9 @@ def decide_error(
 ) -> Outcome:
     """Returns the outcome of an exception: back-off, or a dead letter when that is used up.
 
-    A ``Nack`` is no error; whoever catches one asks ``decide_nack``.
+    A ``Nack`` is not an error; whoever catches one asks ``decide_nack``.
     """
-    text = describe(error)
+    text = describe_error(error)
     if isinstance(error, MessageTooLarge) or failures >= policy.steps:
         return DeadLetter(_reason(error), error=text, traceback=_trace(error))
     return Redeliver(policy.wait(failures + 1, chance), text, failures + 1)
@@ -72,7 +89,7 @@ def _reason(error: BaseException) -> str:
     return "message too large" if isinstance(error, MessageTooLarge) else type(error).__name__
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Returns type and text of an error on one line, cut to a length that fits a header."""
     try:
         text = str(error)
@@ -91,8 +108,35 @@ def shorten(text: str) -> str:
 
 
 def format_traceback(error: BaseException) -> str:
-    """Returns the traceback, its end kept when it is long: that is where the error is."""
-    return _keep_end("".join(traceback.format_exception(error)))
+    """Returns the traceback, its end kept when it is long: that is where the error is.
+
+    It has the frames of user code and of the libraries that it calls. Ebbflow's own frames are left
+    out, unless the error has no others and is not one that Ebbflow raises on purpose.
+    """
+    shown = traceback.TracebackException.from_exception(error)
+    _leave_out_own(shown)
+    if isinstance(error, EbbflowError) and all(is_own(frame.filename) for frame in shown.stack):
+        return _keep_end("".join(shown.format_exception_only()))
+    return _keep_end("".join(shown.format()))
+
+
+def _leave_out_own(shown: traceback.TracebackException) -> None:
+    """Removes Ebbflow's frames from an error and from those that it was raised from."""
+    theirs = [frame for frame in shown.stack if not is_own(frame.filename)]
+    if theirs:
+        shown.stack[:] = theirs
+    for cause in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
+        if cause is not None:
+            _leave_out_own(cause)
+
+
+def is_own(filename: str) -> bool:
+    """Returns whether a frame of this file is Ebbflow's own, and no help to authors of user code.
+
+    The steps of the demo are shown: they are read as an example of user code.
+    """
+    made = (_OWN, "<frozen", "<string>")  # by Ebbflow, by the import system, by dataclasses
+    return filename.startswith(made) and not filename.startswith(_DEMO)
 
 
 def _keep_end(trace: str) -> str:

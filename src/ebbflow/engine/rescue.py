@@ -26,7 +26,7 @@ from ebbflow.engine.account import ChunkObserver, HeldRow
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.isolation import Trouble, isolate
 from ebbflow.engine.publications import Chunk, Place
-from ebbflow.engine.redelivery import describe
+from ebbflow.engine.redelivery import describe_error
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Operator, Verdict
 
@@ -66,26 +66,30 @@ def settle_or_refuse(
     place: Place,
     now: datetime,
     watermark: datetime | None = None,
+    returning: Collection[int] = (),
+    held: HeldRow | None = None,
     observers: Sequence[ChunkObserver] = (),
+    inline: Collection[str] = (),
 ) -> Settlement:
     """Settles a chunk; the rows that cannot be settled as decided are dead-lettered instead."""
+    rest = (watermark, returning, held, observers, inline)
     try:
-        return settle(chunk, verdict, place, now, watermark, observers=observers)
+        return settle(chunk, verdict, place, now, *rest)
     except Exception as error:
-        return settle_in_pieces(error, chunk, verdict, place, now, watermark, observers=observers)
+        return _settle_in_pieces(error, chunk, verdict, place, now, *rest)
 
 
-def settle_in_pieces(
+def _settle_in_pieces(
     failure: Exception,
     chunk: Chunk,
     verdict: Verdict,
     place: Place,
     now: datetime,
-    watermark: datetime | None = None,
-    returning: Collection[int] = (),
-    held: HeldRow | None = None,
-    observers: Sequence[ChunkObserver] = (),
-    inline: Collection[str] = (),
+    watermark: datetime | None,
+    returning: Collection[int],
+    held: HeldRow | None,
+    observers: Sequence[ChunkObserver],
+    inline: Collection[str],
 ) -> Settlement:
     """Settles a chunk that ``settle`` has failed on as a whole.
 
@@ -126,7 +130,7 @@ def _find_culprits(
         except Exception as error:
             errors[start] = error
             of_data = isinstance(error, MessageTooLarge) and end > start
-            return Trouble(type(error).__name__, describe(error), of_data)
+            return Trouble(type(error).__name__, describe_error(error), of_data)
         return None
 
     isolated = isolate(0, rows, attempt, enough)

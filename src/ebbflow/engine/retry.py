@@ -32,7 +32,7 @@ class RetryStrategy:
     on_failure: Literal["retry", "fallback", "drop"] = "retry"
 
     def allows(self, retries: int) -> bool:
-        """Returns whether there may be another retry after so many."""
+        """Returns whether there may be another retry after that many."""
         return self.on_failure == "retry" or retries < self.backoff.steps
 
 

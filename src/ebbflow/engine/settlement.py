@@ -266,13 +266,25 @@ class SortedInputs:
         self.again: dict[int, Redeliver | Retry] = {}
         self.dead: dict[int, DeadLetter] = {}
         self.ends: Counter[str] = Counter()
-        self.finished: Sequence[int]
-        unfinished: set[int] = set()
+        self._every = range(len(rows))
+        self._unfinished: set[int] = set()
         for index, outcome in verdict.outcomes.items():
-            if not self._sort(index, outcome):
-                unfinished.add(index)
-        every = range(len(rows))
-        self.finished = [i for i in every if i not in unfinished] if unfinished else every
+            if type(outcome) is Redeliver:  # by far the most
+                self.again[index] = outcome
+                self._unfinished.add(index)
+            elif not self._sort(index, outcome):
+                self._unfinished.add(index)
+
+    @property
+    def number_finished(self) -> int:
+        """How many inputs were processed."""
+        return len(self._every) - len(self._unfinished)
+
+    @property
+    def finished(self) -> Sequence[int]:
+        """The inputs that were processed."""
+        unfinished = self._unfinished
+        return [i for i in self._every if i not in unfinished] if unfinished else self._every
 
     def _sort(self, index: int, outcome: object) -> bool:
         """Notes the outcome; returns whether the input was processed."""
@@ -312,7 +324,7 @@ def settle(
 ) -> Settlement:
     """Turns the verdict on a chunk into publications and counts. ``now`` starts every delay.
 
-    ``returning`` are the rows that, if they are to come again, come from their source. ``is_early``
+    ``returning`` are the rows that their source redelivers, if that is needed. ``is_early``
     says that these are outputs of rows that have not ended. ``held`` is the row right behind the
     chunk that an ordered vertex holds. Outputs for the vertices in ``inline`` are not published:
     the task runs these vertices itself. Raises if a row cannot be settled; ``engine.rescue`` then
@@ -321,7 +333,7 @@ def settle(
     ends = SortedInputs(chunk.rows, verdict)
     returned = {index: how for index, how in ends.again.items() if index in returning}
     kept = {index: how for index, how in ends.again.items() if index not in returned}
-    routed = build_outputs(chunk, verdict, ends.finished, place, now, watermark, inline)
+    routed = build_outputs(chunk, verdict, ends, place, now, watermark, inline)
     # The order of the stages; see ``Stage`` for what is lost in any other.
     publications = [
         *build_redeliveries(chunk, kept, place, now),
@@ -353,7 +365,7 @@ def settle(
     counts = Counts(
         read=len(chunk.rows),
         written=_count_written(verdict, routed.written, ends),
-        done=len(ends.finished) - unrouted,
+        done=ends.number_finished - unrouted,
         redelivered=len(ends.again),
         dead_lettered=len(ends.dead),
         dropped=ends.ends["dropped"] + unrouted,
@@ -363,7 +375,7 @@ def settle(
     )
     histories = None
     # What goes back to its source is not published here as well: it would come twice. How often it
-    # was delivered is kept beside it, because its source does not know.
+    # was delivered is kept next to it, because its source does not know.
     if returned:
         histories = again_rows(chunk.rows.batch, [*returned], [*returned.values()])
     return Settlement(publications, counts, reasons, returned, histories, account, chunk=chunk)
@@ -377,5 +389,7 @@ def _count_written(verdict: Verdict, outputs: int, ends: SortedInputs) -> int:
 
 
 def _count_reasons(again: dict[int, Redeliver | Retry]) -> dict[str, int]:
-    texts = (o.error if isinstance(o, Retry) else o.reason or "nacked" for o in again.values())
+    if not again:
+        return {}
+    texts = [o.error if isinstance(o, Retry) else o.reason or "nacked" for o in again.values()]
     return dict(Counter(texts))

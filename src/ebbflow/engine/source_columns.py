@@ -49,7 +49,7 @@ ROWS = pa.schema(
         pa.field("deliveries", pa.uint32()),
     ]
 )
-"""A source's messages on their way to the task; deliveries are null unless the source counts."""
+"""A source's messages in flight to the task; deliveries are null unless the source counts."""
 
 NO_OFFSETS = pa.nulls(0, OFFSETS)  # to make an array from a list, Arrow imports pandas
 

@@ -1,4 +1,4 @@
-"""The exceptions that say that a system is away, and not that a message is bad.
+"""The exceptions that say that a system is down, and not that a message is bad.
 
 ``Unavailable`` says so itself. So do the connection and time-out errors of the standard library and
 of well-known clients, PEP 249's ``OperationalError`` and ``InterfaceError``, and the errors that
@@ -82,13 +82,13 @@ class SystemErrors:
 
     more: frozenset[str] = frozenset()
 
-    def means_away(self, error: BaseException) -> bool:
-        """Returns whether the error, or one that it was raised from, says that a system is away."""
+    def means_down(self, error: BaseException) -> bool:
+        """Returns whether the error, or one that it was raised from, says that a system is down."""
         return any(self._is_listed(cause) for cause in _causes(error))
 
     def _is_listed(self, error: BaseException) -> bool:
         if isinstance(error, BaseExceptionGroup):
-            return all(self.means_away(member) for member in error.exceptions)
+            return all(self.means_down(member) for member in error.exceptions)
         if isinstance(error, _TYPES) or _is_network(error) or _is_pep_249(type(error)):
             return True
         return _is_refused_request(error) or any(map(self._is_named, _names(type(error))))
@@ -137,7 +137,7 @@ def _names(kind: type) -> Iterator[str]:
 
 
 def _is_refused_request(error: BaseException) -> bool:
-    """Returns whether it is the error of an HTTP or gRPC answer that says the server is away."""
+    """Returns whether it is the error of an HTTP or gRPC answer that says the server is down."""
     response = getattr(error, "response", None)
     status: Any = getattr(error, "code", None)
     statuses = [getattr(error, "status", None), getattr(response, "status_code", None), status]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import NoneType
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -289,7 +290,7 @@ class Decisions:
 
 
 class Emitter(Protocol):
-    """Forwards outputs of a stream map while it goes on, before its chunk is settled."""
+    """Forwards outputs of a stream map while it runs, before its chunk is settled."""
 
     def is_due(self) -> bool:
         """Returns whether it has been long enough since the last time."""
@@ -326,17 +327,17 @@ class Verdict:
 
     @property
     def outcomes(self) -> Mapping[int, Outcome]:
-        """As in ``Decisions``."""
+        """The outcomes decided so far, by row."""
         return self.decisions.outcomes
 
     @property
     def outputs(self) -> AnyOutputs | None:
-        """As in ``Decisions``."""
+        """The messages that user code made."""
         return self.decisions.outputs
 
     @property
     def answers(self) -> Mapping[int, Sequence[bytes]]:
-        """As in ``Decisions``."""
+        """The answers to requests, by row."""
         return self.decisions.answers
 
     @property
@@ -356,7 +357,7 @@ class Verdict:
         return int(self.rows.column("failures")[index])
 
     def chance_of(self, index: int, tries: int) -> float:
-        """Returns by how much the input's next wait differs from others', after so many tries."""
+        """Returns by how much the input's next wait differs from others', after that many tries."""
         return draw_chance(self.rows.column("id")[index], tries)
 
     def holds_up(self, start: int, end: int) -> bool:
@@ -431,17 +432,23 @@ class Verdict:
         """Records what a map or transformer returned for the input; raises if it may not."""
         if type(result) is Message:
             value, keys = result.value, result.keys
-            # Nearly every message is just a value of a size that is allowed: no further checks.
+            # Nearly every message is just a value of a size that is allowed: no further checks, and
+            # no call that can be spared.
             if (
-                result.is_plain
+                result.signal is None
                 and type(value) is bytes
+                and not result.tags
+                and result.event_time is None
+                and result.metadata is None
                 and len(value) + (0 if keys is None else check_keys(keys, self.rules))
                 <= self.rules.largest
             ):
-                self.decisions.forward_plain(index, value, keys)
+                self.decisions.outputs.add_plain(index, value, keys)  # type: ignore[union-attr]
             elif result.signal is None:
                 check_message(result, self.rules)
                 self.decisions.forward(index, 0, result)
+            elif _is_plain_nack(result):
+                self.nack(index, result.nack_options)
             else:
                 self._record_message(index, result)
         elif result is None:
@@ -455,8 +462,12 @@ class Verdict:
         else:
             check_message(result, self.rules)
 
+    def record_run(self, start: int, values: list[bytes]) -> None:
+        """Records that each of some inputs in a row has one output, which is just a value."""
+        self.decisions.outputs.add_run(start, values)  # type: ignore[union-attr]
+
     def record_interpreted(self, index: int, result: Any) -> None:
-        """Records what an interpreter returned: bytes stand for a message that is just a value.
+        """Records what an interpreter returned: bytes mean a message that is just a value.
 
         Making such a message takes longer than all of its checks.
         """
@@ -505,9 +516,11 @@ class Verdict:
 
     def nack(self, index: int, options: NackOptions | None) -> None:
         """Has the input redelivered, as far as its options allow."""
-        deliveries = int(self.rows.column("deliveries")[index])
-        outcome = decide_nack(options, deliveries, self.failures_of(index))
-        if isinstance(outcome, DeadLetter) and self.rules.has_fallback:
+        rows = self.rows
+        outcome = decide_nack(
+            options, rows.column("deliveries")[index], rows.column("failures")[index]
+        )
+        if type(outcome) is DeadLetter and self.rules.has_fallback:
             self.decisions.fall_back(index, outcome)
         else:
             self.decisions.finish(index, outcome)
@@ -552,6 +565,20 @@ class Verdict:
         """Has the input come back as it is, with nothing counted on it."""
         retries = int(self.rows.column("retries")[index])
         self.decisions.finish(index, Retry(delay, why, retries, self.failures_of(index)))
+
+
+def _is_plain_nack(message: Message) -> bool:
+    """Returns whether there is nothing to check: it says no more than user code's shortest nack."""
+    return (
+        message.signal is Signal.NACK
+        and message.value == b""
+        and type(message.nack_options) in (NoneType, NackOptions)
+        and message.event_time is None
+        and message.keys is None
+        and not message.tags
+        and message.metadata is None
+        and message.error is None
+    )
 
 
 Operator = Callable[[Verdict], None]

@@ -20,7 +20,7 @@ from ebbflow.domain.errors import JetStreamUnavailable
 
 NOT_FOUND = 10059
 _NO_LEADER = 10008
-# Leaderless, not the leader, or all that hold it are away: over by itself after a while.
+# Leaderless, not the leader, or all that hold it are down: over by itself after a while.
 _TEMPORARY = frozenset({_NO_LEADER, 10009, 10118, 10119})
 PATIENCE = 30.0
 # For an answer. Short for as long as an election takes: an answer that got lost in it never comes,
@@ -54,7 +54,7 @@ class ApiError(Exception):
 async def call(
     client: Client, name: str, body: dict[str, Any] | None = None, patience: float = PATIENCE
 ) -> dict[str, Any]:
-    """Makes one call of JetStream's management interface, again while nobody leads or answers.
+    """Makes one call of JetStream's management interface, again while no one leads or answers.
 
     A call whose answer got lost is carried out again. ``JetStreamUnavailable`` when patience is
     at its end.
@@ -72,7 +72,7 @@ async def call(
                 raise refusal
             problem = refusal.text
         except nats.errors.NoRespondersError:
-            problem = "nobody listens"
+            problem = "no server responds"
         except (nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError):
             problem = "no answer"
         await asyncio.sleep(_PAUSE)
@@ -91,7 +91,7 @@ def _find_refusal(result: dict[str, Any]) -> ApiError | None:
 
 
 def _leads(cluster: dict[str, Any]) -> bool:
-    """``True`` if who answered leads and is in touch with a majority: nobody else can lead then."""
+    """``True`` if who answered leads and is in touch with a majority: no one else can lead then."""
     others = cluster.get("replicas") or ()
     if not cluster.get("leader") or cluster["leader"] in (other["name"] for other in others):
         return False

@@ -1,7 +1,7 @@
-"""Publishing many messages with a bounded number of them on their way.
+"""Publishing many messages with a bounded number of them in flight.
 
 Messages are sent first in the order in which they are given, many in one buffer, and most are
-confirmed at once. What is not goes on by itself, message by message, with the same id and by the
+confirmed at once. The rest continues by itself, message by message, with the same id and by the
 rules of ``publish``.
 
 ``publish_atomically`` stores several messages in one stream together, or not at all. The server
@@ -68,7 +68,7 @@ async def publish_all(
 ) -> dict[int, PublishError]:
     """Publishes all rows; returns those that are not confirmed, each with the reason.
 
-    Each row is on its own: others go on when one fails. Only with ``WaitForRoom.FOREVER`` the first
+    Rows are independent: one may fail. Only with ``WaitForRoom.FOREVER`` the first
     error is raised at once, because others may wait for ever. ``find_copy`` is asked about a
     row that got no answer, before it is sent again.
     """
@@ -122,7 +122,7 @@ async def _run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
 async def publish_lanes(
     lanes: Iterable[Iterable[T]], publish: Callable[[T], Coroutine[Any, Any, None]], most: int
 ) -> None:
-    """Publishes lanes side by side, at most so many messages at a time.
+    """Publishes lanes side by side, at most that many messages at a time.
 
     The next message of a lane is published only when the one before it is confirmed: otherwise one
     that had to be sent again would come behind it. The first error ends all lanes.
@@ -135,7 +135,7 @@ async def publish_lanes(
                 await publish(message)
 
     separate = [*lanes]
-    if len(separate) == 1:  # as a small chunk has it: without a task of its own
+    if len(separate) == 1:  # as a small chunk has it: without its own task
         await publish_lane(separate[0])
     else:
         await _run_all(map(publish_lane, separate))
@@ -152,13 +152,13 @@ def _rows_of(sendings: Sequence[Sending]) -> Publishes:
 
 
 def check_window(window: object) -> None:
-    """Refuses what is no number of messages."""
+    """Refuses what is not a number of messages."""
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise ValueError(f"window must be a whole number from 1, not {window!r}")
 
 
 class Bulk:
-    """Messages that are published one behind the other, and what has become of each.
+    """Messages that are published one behind the other, and the outcome of each.
 
     Those that are there at the same time leave in one buffer. Used once, on the client's loop.
     """
@@ -247,7 +247,7 @@ class Bulk:
         self._volley.tell()  # there is another time to wait until
 
     async def _make_room(self, most: int) -> None:
-        """Waits until at most so many are under way."""
+        """Waits until at most that many are under way."""
         while self._under_way > most:
             self._send()
             self._change.clear()
@@ -263,7 +263,7 @@ class Bulk:
             await self._volley.wait(None if wait == math.inf else max(0.0, wait))
 
     def _judge(self) -> None:
-        """Looks at the answers; what is not simply stored goes on by itself."""
+        """Looks at the answers; what is not simply stored continues by itself."""
         now = time.monotonic()
         for row, (place, until) in list(self._sent.items()):
             answer = self._volley.answers[place]
@@ -371,7 +371,7 @@ class Handover(AsyncIterator[T]):
 async def publish_atomically(client: SecuredClient, messages: Sequence[Addressed]) -> int | None:
     """Stores all messages in one stream and returns the sequence of the last one.
 
-    ``None`` if they were not stored, or nobody can tell: whoever asks looks into the stream.
+    ``None`` if they were not stored, or no one can tell: whoever asks looks into the stream.
     ``MessageTooLarge`` before anything is sent, ``EbbflowError`` for what no other attempt mends.
     """
     batch = secrets.token_hex(16)

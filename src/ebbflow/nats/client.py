@@ -47,11 +47,11 @@ from ebbflow.nats.wire import (
 OnDenial = Callable[[AccessError], None]
 
 WINDOW = 4096
-"""The most requests of a volley that are on their way at once."""
+"""The most requests of a volley that are in flight at once."""
 
 _WINDOW_BYTES = 4 * 1024 * 1024
 NO_RESPONDERS = 503
-"""The status of a request that nobody listens for."""
+"""The status of a request that no one listens for."""
 
 Answer = bytes | int | None
 """The payload of an answer, or the status that the server has answered with, or none at all."""
@@ -144,7 +144,7 @@ class SecuredClient(Client):
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection:
-            # Another server may allow what the last one did not; subscriptions are made anew.
+            # Another server may allow what the last one did not; subscriptions are made again.
             self.denied = None
             self._agree_on_tls(info)
         await super()._process_info(info, initial_connection)
@@ -172,7 +172,7 @@ class SecuredClient(Client):
     def ended(self) -> str | None:
         """The reason why there will be no connection any more, if that is so.
 
-        A server that lets nobody in may be one of several, so it takes a while to be sure.
+        A server that lets no one in may be one of several, so it takes a while to be sure.
         """
         since = self._refused_since
         if self.is_closed or (since is not None and time.monotonic() - since > _REFUSED):
@@ -393,7 +393,7 @@ class Volley:
         return rows.encode(self._inbox, len(self.answers))
 
     def send_encoded(self, buffer: memoryview, size: int) -> None:
-        """Sends so many requests that were encoded, in their order."""
+        """Sends that many requests that were encoded, in their order."""
         self.answers += [None] * size
         self._client.send(buffer)
 
@@ -409,7 +409,7 @@ class Volley:
         self._news.set()
 
     async def wait(self, silence: float | None) -> bool:
-        """Returns when answers have come; ``False`` if none has for so many seconds."""
+        """Returns when answers have come; ``False`` if none has for that many seconds."""
         self._news.clear()
         try:
             async with asyncio.timeout(silence):
@@ -447,7 +447,7 @@ class Requests:
     async def ask(self, subject: str, headers: bytes, payload: bytes, timeout: float) -> Reply:
         """Sends one request, with headers as ``write_headers`` makes them; returns its answer.
 
-        ``NoRespondersError`` when nobody listens, ``TimeoutError`` of nats-py when no answer comes
+        ``NoRespondersError`` when no one listens, ``TimeoutError`` of nats-py when no answer comes
         in time, ``AccessError`` when the login may not ask.
         """
         if not self._inbox:
@@ -477,7 +477,7 @@ class Requests:
         for waiting in self._waiting.values():
             if waiting.until <= when and not waiting.answer.done():
                 waiting.answer.set_exception(nats.errors.TimeoutError())
-        if when == self._next_look:  # else an earlier look has been set since, and goes on
+        if when == self._next_look:  # else an earlier look has been set since, and continues
             later = [waiting.until for waiting in self._waiting.values() if waiting.until > when]
             self._next_look = math.inf
             if later and (soonest := min(later)) < math.inf:
@@ -485,7 +485,7 @@ class Requests:
 
     @contextmanager
     def begin_volley(self) -> Iterator[Volley]:
-        """Opens a volley; answers that come after its end are nobody's. ``open`` comes first."""
+        """Opens a volley; answers that come after its end are ignored. ``open`` comes first."""
         number = self._next_number()
         volley = self._volleys[number] = Volley(self._client, self._inbox + number + b"-")
         try:

@@ -1,13 +1,13 @@
 """Watching whether a server can store: the disk of an embedded one, the answers of the user's own.
 
-A nats-server that could not write a message answers nobody, and goes on doing so for that stream
-when there is room again: it keeps the error until it is started anew. Whoever publishes meets with
-silence and tries again, so nothing is lost meanwhile, but nobody would know, and nothing would ever
-go on. So the disk and the server's log are looked at every second. That the disk is full is told
+A nats-server that could not write a message answers no one, and keeps doing so for that stream
+when there is room again: it keeps the error until it is started again. Whoever publishes meets with
+silence and tries again, so nothing is lost meanwhile, but no one would know, and nothing would ever
+continue. So the disk and the server's log are looked at every second. That the disk is full is told
 with its path and what is left; once there is room, a server that has complained is restarted.
 
 The run cannot see the disk of a server of the user's own. From its tasks' counts the driver sees
-that such a server confirms nothing any more, and warns: somebody has to look after the server.
+that such a server confirms nothing any more, and warns: someone has to look after the server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MIB = 1024 * 1024
 _LOW = 16 * _MIB
 _FULL = 1 * _MIB
 _ROOM = 32 * _MIB
-_RESTART_WAITS = Backoff(interval=5_000, factor=2.0, cap=60_000)
+_RESTART_WAITS = Backoff("5s", factor=2.0, cap="60s")
 # Restarts that are closer together than this are one trouble.
 _RECENT = 120.0
 _COMPLAINTS = (b"no space left on device", b"disk quota exceeded")
@@ -72,7 +72,7 @@ class DiskWatch:
         self._restarted_at = -math.inf
 
     def look(self) -> None:
-        """Tells what has changed, and restarts the server if that is what it takes to go on."""
+        """Tells what has changed, and restarts the server if that is what it takes to continue."""
         try:
             left = self._left(self._folder)
         except FileNotFoundError:  # it was deleted, which ends a run (``FolderWitness``)
@@ -108,7 +108,7 @@ class DiskWatch:
         self._tell_change(
             "",
             f"has {_format(left)} left, but NATS could not write to it; NATS was "
-            "restarted, and the pipeline goes on",
+            "restarted, and the pipeline continues",
         )
 
     def _tell_change(self, state: str, what: str) -> None:
@@ -119,7 +119,7 @@ class DiskWatch:
 
 @contextmanager
 def watch_disk(folder: Path, server: Restartable, tell: Tell) -> Iterator[None]:
-    """Watches the disk of a server's folder, on a thread of its own, while the context lasts."""
+    """Watches the disk of a server's folder, on its own thread, while the context lasts."""
     ended = threading.Event()
     watch = DiskWatch(folder, server, tell)
 
@@ -155,7 +155,7 @@ class _Log:
         self.skip()
 
     def skip(self) -> None:
-        """Goes on at its end."""
+        """Continues at its end."""
         self._which, self._read = self._look()
 
     def complains(self) -> bool:
@@ -211,7 +211,7 @@ class Unconfirmed:
                 waited = f"for {self._clock() - since:.0f} s: {_problem(before, tally)}"
                 self._tell(
                     f"NATS at {self._server} has confirmed nothing that {vertex} wrote {waited}; "
-                    "nothing is lost, and it is tried again until it works"
+                    "nothing is lost, and the vertex retries until it works"
                 )
 
     def _resume(self, vertex: str) -> None:

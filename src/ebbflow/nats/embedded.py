@@ -39,8 +39,8 @@ _PASSWORD = re.compile(rb"[A-Za-z0-9_-]{32}")
 
 def find_binary() -> str:
     """Returns the nats-server that was installed with Ebbflow, or else the one on the path."""
-    beside = Path(sys.executable).parent / "nats-server"
-    binary = str(beside) if beside.exists() else shutil.which("nats-server")
+    bundled = Path(sys.executable).parent / "nats-server"
+    binary = str(bundled) if bundled.exists() else shutil.which("nats-server")
     if binary is None:
         raise SetupError(
             "The embedded NATS server is not installed.",
@@ -64,7 +64,7 @@ class StateFolder:
     def acquire(self, *, yields: bool = False) -> None:
         """Owns the folder until ``release``; refused while another process owns it.
 
-        Who ``yields`` gives it up when somebody else wants it; whoever wants it waits for that.
+        Who ``yields`` gives it up when someone else wants it; whoever wants it waits for that.
         """
         try:
             self.nats.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -107,7 +107,7 @@ class StateFolder:
 
     @property
     def is_wanted(self) -> bool:
-        """True while somebody waits for the owner to give the folder up."""
+        """True while someone waits for the owner to give the folder up."""
         try:
             return time.time() - self._wanted.stat().st_mtime < _YIELD_WAIT
         except OSError:
@@ -163,7 +163,7 @@ class FolderWitness:
             f"The state folder {self._folder.path} was deleted while the pipeline ran. "
             "The messages that waited in it are lost, with the dead letters and how far each "
             "vertex was.",
-            "Restore it from a copy, or start again: sources then begin anew as they do in a "
+            "Restore it from a copy, or start again: sources then begin again as they do in a "
             "first run.",
         )
 
@@ -281,10 +281,10 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
                 if connection.recv(4) == b"INFO":
                     return
             time.sleep(0.02)
-        raise SetupError("The embedded NATS server did not get ready within 30 s.")
+        raise SetupError("The embedded NATS server was not ready within 30 s.")
 
     def _check_streams(self, before: int) -> None:
-        """Refuses to go on without a stream that the server could not read.
+        """Refuses to continue without a stream that the server could not read.
 
         It leaves such a stream out and says so in its log only; the run would make a new one in
         its place, and the messages in it would be lost without a word.

@@ -1,6 +1,6 @@
 """Connecting to NATS: one connection per process, used from ordinary blocking code.
 
-nats-py lives on an event loop. A ``LoopThread`` runs that loop on a thread of its own and hands
+nats-py lives on an event loop. A ``LoopThread`` runs that loop on its own thread and hands
 coroutines to it; a ``Link`` is one with a connection. Spark forks its Python workers, and neither a
 loop nor a socket survives a fork, so links are kept by process id. The client's own reconnecting
 never gives up: whoever waits decides for how long.
@@ -53,7 +53,7 @@ _OTHER_NAME = (62, 64)
 
 
 class LoopThread:
-    """An event loop on a thread of its own. ``process`` is the only one that it runs in."""
+    """An event loop on its own thread. ``process`` is the only one that it runs in."""
 
     def __init__(self, name: str) -> None:
         self.process = os.getpid()
@@ -106,7 +106,7 @@ class LoopThread:
 class Link(LoopThread):
     """A connection and the thread its event loop runs on.
 
-    ``advice`` ends the error when there is nobody to connect to.
+    ``advice`` ends the error when there is no one to connect to.
     """
 
     def __init__(self, server: Addresses, advice: str = _ADVICE) -> None:
@@ -176,7 +176,7 @@ def worker_link(server: Addresses) -> Link:
 
 
 def _close_lost_links() -> None:
-    # A worker runs one task at a time: nobody uses the others now.
+    # A worker runs one task at a time: no one uses the others now.
     lost = [key for key, link in _links.items() if not link.client.is_connected]
     for process, server in lost:
         link = _links.pop((process, server))
@@ -189,7 +189,7 @@ async def connect(
 ) -> SecuredClient:
     """Returns a connection that, once made, is made again whenever it is lost.
 
-    ``SetupError`` when it cannot be made; ``advice`` ends it when there is nobody at all.
+    ``SetupError`` when it cannot be made; ``advice`` ends it when there is no one at all.
     """
     errors: list[Exception] = []
 

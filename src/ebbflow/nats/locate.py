@@ -35,17 +35,17 @@ def find_own_server(nats: str | None, login: Login | None = None) -> Addresses |
         alone = Addresses.of(url)
     except ValueError as error:
         raise SetupError(f"{error}.", "Correct --nats or EBBFLOW_NATS_URL.") from None
-    beside = Login.from_environment() if login is None else login
-    if alone.login.kind is not None and beside.kind is not None:
+    separate = Login.from_environment() if login is None else login
+    if alone.login.kind is not None and separate.kind is not None:
         raise SetupError(
-            f"There are two logins for NATS: one in its URL, and beside it {beside.kind}.",
+            f"There are two logins for NATS: one in its URL, and next to it {separate.kind}.",
             "Take it out of --nats or EBBFLOW_NATS_URL, or leave the other one out.",
         )
-    return Addresses.of(url, beside)
+    return Addresses.of(url, separate)
 
 
 def _nobody(_text: str) -> None:
-    """Hears nothing, where nobody watches."""
+    """Hears nothing, where no one watches."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def start_embedded(
 ) -> Iterator[Addresses]:
     """Runs the embedded server in a state folder for as long as the context lasts.
 
-    ``tell`` hears of a disk that is full, and when there is room again. Who ``yields`` looks
+    ``tell`` learns of a disk that is full, and when there is room again. Who ``yields`` looks
     whether the folder ``is_wanted``, and ends the context then.
     """
     folder = StateFolder(state)
@@ -159,7 +159,7 @@ def _find_running_server(state: Path) -> Addresses | None:
             # The folder is owned, but its server is just being started or stopped.
             if time.monotonic() > deadline:
                 raise SetupError(
-                    f"The server of the state folder {state.resolve()} does not get ready.",
+                    f"The server of the state folder {state.resolve()} does not become ready.",
                     "Look at the run that owns the folder, then try again.",
                 ) from error
             time.sleep(0.2)

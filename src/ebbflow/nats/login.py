@@ -2,8 +2,8 @@
 
 A login holds the contents of files, not their paths: it is made on the driver and travels with the
 tasks to workers on other machines, where those files are not. No text shows what it holds. A login
-that cannot work is refused when it is made, so that nobody waits for a server to say so: nkeys and
-credentials are checked as text. The ``ValueError`` about one goes on from its name and does not
+that cannot work is refused when it is made, so that no one waits for a server to say so: nkeys and
+credentials are checked as text. The ``ValueError`` about one continues from its name and does not
 hold it.
 
 ``Addresses`` takes a login out of the URL and gives it to the client: servers of a cluster that the
@@ -80,7 +80,7 @@ SECRET_FILES = [
     for variable, name in VARIABLES.items()
     if variable.endswith("_FILE") and name not in ("ca", "cert")
 ]
-"""The variables that name files which nobody else should read."""
+"""The variables that name files which no one else should read."""
 
 _KINDS = {"user": "a user and password", "token": "a token", "nkey": "an nkey", "creds": "creds"}
 
@@ -160,7 +160,7 @@ class Login:
 
     @property
     def kind(self) -> str | None:
-        """Says in words what it logs in with; ``None`` if it says nobody."""
+        """Says in words what it logs in with; ``None`` if there is no login."""
         return next((_KINDS[name] for name in _KINDS if getattr(self, name) is not None), None)
 
     @property
@@ -262,7 +262,7 @@ class Addresses:
     def of(cls, url: str | Iterable[str], login: Login | None = None) -> Addresses:
         """Reads one URL, several with commas in between, or a list of them.
 
-        ``ValueError`` when there is a login in the URL and another one beside it.
+        ``ValueError`` when there is a login in the URL and another one next to it.
         """
         texts = [url] if isinstance(url, str) else list(url)
         if not texts or not all(isinstance(text, str) for text in texts):
@@ -315,6 +315,6 @@ def _split(url: str) -> SplitResult:
         if parts.scheme in ("nats", "tls") and parts.hostname and parts.port != 0:
             return parts
     except ValueError:
-        pass  # a port that is no number
+        pass  # a port that is not a number
     shown = text.rpartition("@")[2]
     raise ValueError(f"{shown!r} is not a NATS URL; write for example nats://localhost:4222")

@@ -1,9 +1,9 @@
 """Publishing to JetStream until it is confirmed: the one retry loop that everything uses.
 
-ADR-22 retries when nobody answers a subject ("no responders"). That alone does not survive a
-killed leader, where the request in flight meets silence, so each attempt also has a timeout of its
-own inside the total deadline. Every attempt carries the same message id: a copy that did arrive is
-answered with ``duplicate`` and counts once. A full stream is not a failure but back-pressure.
+ADR-22 retries when no one answers a subject ("no responders"). That alone does not survive a killed
+leader, where the request in flight meets silence, so each attempt also has its own timeout inside
+the total deadline. Every attempt carries the same message id: a copy that did arrive is answered
+with ``duplicate`` and counts once. A full stream is not a failure but back-pressure.
 
 An id is known only for the duplicate window, and after a restart of the server only if the message
 is still there. Who stores what the server moves or deletes by itself gives ``find_copy``: after
@@ -35,6 +35,7 @@ from uuid import uuid4
 
 import nats.errors
 
+from ebbflow.domain.durations import Duration, to_seconds
 from ebbflow.domain.errors import (
     AccessError,
     BufferFull,
@@ -46,6 +47,7 @@ from ebbflow.domain.errors import (
     PublishTimeout,
 )
 from ebbflow.domain.message import Ack
+from ebbflow.domain.spelling import named_fields
 from ebbflow.nats.api import ApiError
 from ebbflow.nats.client import NO_RESPONDERS, Answer, SecuredClient
 from ebbflow.nats.wire import write_headers
@@ -73,13 +75,13 @@ _UNANSWERED = "got no answer"
 _CLOSED = (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError)
 # The client's buffer counts as silence too: the message has not left.
 _SILENCE = (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError)
-# After these nobody knows what is stored.
+# After these no one knows what is stored.
 _UNKNOWN = (JetStreamUnavailable, ApiError, nats.errors.Error, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishRetry:
-    """The bounds of trying: how long and how often. ``attempts`` of -1 goes on until the deadline.
+    """The bounds of trying: how long and how often. ``attempts`` of -1 means until the deadline.
 
     They do not say whether a full stream is waited for: see ``WaitForRoom``.
     """
@@ -91,11 +93,11 @@ class PublishRetry:
 
 
 class WaitForRoom(Enum):
-    """How long a full stream is waited for. Finding it full uses up no attempts."""
+    """How long to wait for a full stream. Finding it full uses up no attempts."""
 
     NO = "not at all: it is a BufferFull"
     DEADLINE = "until the deadline, in which the time without room counts"
-    FOREVER = "for as long as it takes: the bounds begin anew whenever there may be room"
+    FOREVER = "for as long as it takes: the bounds begin again whenever there may be room"
 
 
 BUFFER = PublishRetry(wait=0.05, attempts=-1, ack_wait=float("inf"))
@@ -104,9 +106,9 @@ BUFFER = PublishRetry(wait=0.05, attempts=-1, ack_wait=float("inf"))
 
 @dataclass(slots=True)
 class Tally:
-    """What publishing has met with so far; counted while it goes on, for whoever watches.
+    """What publishing has met with so far; counted while it runs, for whoever watches.
 
-    ``attempts`` is how often a message was sent, ``no_responders`` how often nobody listened,
+    ``attempts`` is how often a message was sent, ``no_responders`` how often no one listened,
     ``unanswered`` how often there was silence, ``full`` how often the stream was at its limit.
     ``refused`` is how often the server could not take it for the moment, ``confirmed`` how often
     it did; ``refusal`` is what it said last when it could not.
@@ -122,7 +124,7 @@ class Tally:
 
     @property
     def failures(self) -> int:
-        """Attempts that came to nothing, but for those at a full stream, which is no failure."""
+        """Attempts that came to nothing, but for those at a full stream, which is not a failure."""
         return self.no_responders + self.unanswered + self.refused
 
     def __add__(self, other: Tally) -> Tally:
@@ -132,13 +134,13 @@ class Tally:
         return total
 
     def add(self, other: Tally) -> None:
-        """Counts what somebody else has met with as well."""
+        """Counts what someone else has met with as well."""
         for name, value in asdict(self + other).items():
             setattr(self, name, value)
 
 
 class Sending:
-    """One message on its way: what is sent, what has been tried so far and when to give up."""
+    """One message in flight: what is sent, what has been tried so far and when to give up."""
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ class Sending:
             self._tally.unanswered += 1
 
     async def go_on(self, answer: Answer) -> Ack:
-        """Goes on behind a first attempt, which was sent with others and got this answer."""
+        """Continues behind a first attempt, which was sent with others and got this answer."""
         self._count()
         return self._read_stored(answer) or await self._hear(answer) or await self.confirm()
 
@@ -508,13 +510,16 @@ class OptionNames(TypedDict, total=False):
     retry_attempts: int
     ack_wait: float | None
     deadline: datetime | None
-    attempt_timeout: float
+    attempt_timeout: Duration
     wait_for_room: bool
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOptions:
-    """When to send a message again and when to give up. Times are in seconds.
+    """When to send a message again and when to give up.
+
+    ``retry_wait`` and ``ack_wait`` are in seconds, as NATS clients have them.
 
     ``retry_attempts`` is how often a message is sent again: 2 means three times in all, 0 once,
     -1 until the deadline. ``retry_wait`` is the wait after "no responders". ``ack_wait`` bounds the
@@ -527,12 +532,13 @@ class PublishOptions:
     retry_attempts: int = 2
     ack_wait: float | None = None
     deadline: datetime | None = None
-    attempt_timeout: float = 1.0
+    attempt_timeout: Duration = "1s"
     wait_for_room: bool = False
 
     def __post_init__(self) -> None:
         _check_seconds("retry_wait", self.retry_wait)
-        _check_seconds("attempt_timeout", self.attempt_timeout)
+        if not to_seconds(self.attempt_timeout):
+            raise ValueError("attempt_timeout must be longer than 0")
         if self.ack_wait is not None:
             _check_seconds("ack_wait", self.ack_wait, most=math.inf)
         _check_attempts(self.retry_attempts)
@@ -543,7 +549,7 @@ class PublishOptions:
             raise ValueError(f"wait_for_room must be True or False, not {self.wait_for_room!r}")
 
     def with_changes(self, options: OptionNames) -> PublishOptions:
-        """Returns these options with others in their place; a new bound replaces the old one."""
+        """Returns these options with some replaced; a new bound replaces the old one."""
         if not options:
             return self
         bounded = "ack_wait" in options or "deadline" in options
@@ -561,12 +567,12 @@ class PublishOptions:
             wait=self.retry_wait,
             attempts=self.retry_attempts,
             ack_wait=ack_wait,
-            attempt_timeout=self.attempt_timeout,
+            attempt_timeout=to_seconds(self.attempt_timeout),
         )
 
     @property
     def room(self) -> WaitForRoom:
-        """How long a full stream is waited for."""
+        """How long to wait for a full stream."""
         return WaitForRoom.DEADLINE if self.wait_for_room else WaitForRoom.NO
 
 
@@ -579,7 +585,7 @@ def _check_seconds(name: str, value: object, most: float = sys.float_info.max) -
 def _check_attempts(value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < -1:
         raise ValueError(
-            "retry_attempts must be a whole number from 0, or -1 to go on until the deadline, "
+            "retry_attempts must be a whole number from 0, or -1 to continue until the deadline, "
             f"not {value!r}"
         )
 

@@ -61,7 +61,7 @@ MOST_MESSAGES = 1024
 _WINDOW, _WINDOW_BYTES = 64, 16 * 1024 * 1024
 _HEARTBEAT = 0.5
 _EXPIRES = 20.0
-# So many heartbeats in a row have to be missing before a consumer is given up.
+# This many heartbeats in a row have to be missing before a consumer is given up.
 _MISSED = 3
 _IDLE_CONSUMER = 15
 _PAUSE = 0.1
@@ -229,7 +229,7 @@ class Word(Enum):
     FULL = "the answer is as large as it may be"
     TOO_LARGE = "the next message alone is larger than the answer may be"
     GONE = "the consumer was deleted, moved or lost its server"
-    ABSENT = "nobody answers for the consumer"
+    ABSENT = "no server answers for the consumer"
     REFUSED = "the server does not take the request"
     GAP = "something was lost on the way"
     SILENCE = "nothing came in time"
@@ -263,7 +263,7 @@ class PullStatus:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> PullStatus:
-        """Reads the headers of a message that is no message of the stream."""
+        """Reads the headers of a message that is not a message of the stream."""
         code = headers.get("Status", "")
         text = f"{code} {headers.get('Description', '')}".strip()
         return cls(
@@ -291,7 +291,7 @@ Hear = Callable[[PullStatus], None]
 class PullConsumer:
     """Asks one consumer for messages. Everything happens on the client's loop.
 
-    ``take`` gets the messages, a batch at a time, and ``hear`` the words about requests that nobody
+    ``take`` gets the messages, a batch at a time, and ``hear`` the words about requests that no one
     waits for. A consumer that is ``in_step`` has one reader, so the numbers of its deliveries have
     no gap. After one that has, nothing more is taken, and the word is ``GAP``.
     """
@@ -328,7 +328,7 @@ class PullConsumer:
         self._subscription = await self._client.listen(f"{self._inbox}.*", self._receive)
 
     async def close(self) -> None:
-        """Listens no more; what is still on its way is not taken."""
+        """Listens no more; what is still in flight is not taken."""
         self._is_over = True
         if self._subscription is not None:
             await self._subscription.unsubscribe()
@@ -345,7 +345,7 @@ class PullConsumer:
         """Sends a request and returns with the word that ends it, when ``take`` has it all.
 
         The word is ``SILENCE`` when nothing came for ``silence`` seconds, or when the answer was
-        not complete ``within`` so many. ``AccessError`` when the login may not ask.
+        not complete ``within`` that many. ``AccessError`` when the login may not ask.
         """
         self._missing = request["batch"]
         self._answer = asyncio.get_running_loop().create_future()
@@ -439,7 +439,7 @@ class Follower:
 
     ``take`` gets the messages in batches, ``fail`` the error after which nothing more comes.
     ``waiting`` says how many messages the taker has not worked on yet: the follower asks for no
-    more than fit in its window beside them.
+    more than fit in its window next to them.
     """
 
     def __init__(
@@ -599,7 +599,7 @@ class Follower:
         pull = PullConsumer(client, self._stream, name, self._hand_on, self._hear)
         self._unwatch()
         self._unwatch = client.when_denied(pull.subject, self._fail)
-        # Listening comes first, so that nothing is delivered that nobody hears.
+        # Listening comes first, so that nothing is delivered that no one hears.
         await pull.open()
         self._pull = pull
         await self.consumer.make(client, self._subject, self.seen, _IDLE_CONSUMER)

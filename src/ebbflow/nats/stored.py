@@ -29,7 +29,7 @@ from ebbflow.nats.wire import Parcel, Publishes, read_headers, write_headers
 
 _NO_MESSAGE = 10037
 # A server that hangs may be the one that is asked; the next time it is another one, as a rule.
-_SILENCE = Backoff(interval=500, factor=2.0, cap=4_000)
+_SILENCE = Backoff("500ms", factor=2.0, cap="4s")
 _PAUSE = 0.05
 _SUBJECT, _SEQUENCE, _STORED_AT = "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp"
 _LOOKS = 10
@@ -93,7 +93,7 @@ class StoredPage(Sequence[StoredMessage]):
         return StoredMessage(self.seqs[row], subject, headers, self.parcel.payload(row), stored)
 
     def pick(self, there: StreamSnapshot) -> StoredPage:
-        """Returns the page without what is no part of the snapshot."""
+        """Returns the page without what is not a part of the snapshot."""
         rows = [row for row, seq in enumerate(self.seqs) if seq in there]
         return self if len(rows) == len(self) else StoredPage(self.parcel.pick(rows))
 
@@ -251,7 +251,7 @@ async def read_many(
 async def _direct_read(
     client: SecuredClient, stream: str, request: dict[str, Any]
 ) -> tuple[StoredPage, dict[str, str]]:
-    """Returns what a replica has and its closing words; asks again while nobody answers."""
+    """Returns what a replica has and its closing words; asks again while no one answers."""
     deadline = time.monotonic() + api.PATIENCE
     attempt = 0
     while True:
@@ -317,7 +317,7 @@ async def read_after(
         facts = await consumer.make(client, subject, after, _IDLE_CONSUMER, headers_only)
         left = int(facts["num_pending"])
         while left:
-            # No more than are there: the answer is complete then, and nobody waits for its end.
+            # No more than are there: the answer is complete then, and no one waits for its end.
             request = PullRequest(
                 batch=min(left, _AT_A_TIME),
                 max_bytes=_BYTES_AT_A_TIME,

@@ -182,7 +182,7 @@ class BulkParser:
         """Works on what can be handed on without waiting; returns the rest, which is for ``parse``.
 
         That is nothing, as a rule: messages in bulk are handed on, and the beginning of one is
-        kept. Anything else, and all behind it, is returned. So is what is no protocol.
+        kept. Anything else, and all behind it, is returned. So is what is not protocol.
         """
         if (buffer := self._put_together(data)) is None:
             return b""
@@ -226,7 +226,7 @@ class BulkParser:
     def _hand_on(self, sid: bytes, parcel: Parcel) -> None:
         take = self.in_bulk.get(sid)
         try:
-            if take is not None:  # nobody, when a parcel before this one has ended it
+            if take is not None:  # no one, when a parcel before this one has ended it
                 take(parcel)
         except Exception as error:
             # Raised any further it would end the reading, for everybody on this connection.
@@ -340,7 +340,7 @@ class Publishes:
         return memoryview(b"".join(lines)), list(accumulate(map(len, lines), initial=0))
 
     def encode_unanswered(self) -> bytes:
-        """Returns all as one buffer; nobody answers them."""
+        """Returns all as one buffer; no one answers them."""
         return b"".join(self._lines(repeat(b"")))
 
     def _lines(self, replies: Iterable[bytes]) -> list[bytes]:
@@ -360,7 +360,7 @@ def encode_publish(subject: bytes, reply: bytes, headers: bytes, payload: bytes)
 def write_headers(headers: Mapping[str, str]) -> bytes:
     """Returns headers as they are sent, with an empty line behind them; nothing for none.
 
-    A line break in a value becomes a space: it would begin a header of its own.
+    A line break in a value becomes a space: it would begin another header.
     """
     if not headers:
         return b""

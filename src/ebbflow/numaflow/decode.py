@@ -352,7 +352,7 @@ class _Matched:
         if streamed and (rows == _UNKNOWN).all() and not responses.have_ids:
             rows = _rows_in_turn(responses.last, asked)
         ends: Flags = responses.last if streamed else ~responses.last
-        # The mark at the end of a batch is no answer, and has no id.
+        # The mark at the end of a batch is not an answer, and has no id.
         self._strange: Flags = (rows == _UNKNOWN) & (ends | ~responses.last)
         self.counts = np.bincount(rows[ends & (rows != _UNKNOWN)], minlength=len(ids))
         self.result_rows: Numbers = rows[responses.owners]

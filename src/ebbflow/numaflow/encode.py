@@ -208,7 +208,7 @@ def _encode_watermark(shape: Shape, watermark: datetime) -> pa.BinaryScalar:
 
 
 def _encode_histories(rows: pa.RecordBatch, shape: Shape) -> pa.BinaryArray | pa.BinaryScalar:
-    """Returns the engine's metadata as a field of its own: readers merge it with the user's."""
+    """Returns the engine's metadata as its own field: readers merge it with the user's."""
 
     @cache
     def encode(history: History) -> bytes:

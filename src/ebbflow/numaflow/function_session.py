@@ -1,15 +1,15 @@
 """A session with a function: its process, a connection, and its streams after their handshake.
 
 A session that cannot be opened is an outage of the function, ``Unavailable``: no message is
-penalised. One that breaks is opened anew, with a new process: Numaflow's SDKs end theirs after any
+penalised. One that breaks is opened again, with a new process: Numaflow's SDKs end theirs after any
 failure, and whoever asks the old one meets it while it goes down.
 
-``ask_all`` decides what becomes of messages when the function breaks off in the middle of them.
-Messages that are answered keep their answers. The function is opened anew at once, and the others
+``ask_all`` decides the outcomes of messages when the function breaks off in the middle of them.
+Messages that are answered keep their answers. The function is opened again at once, and the others
 are given to it one at a time, so that the one during which it breaks again is known: it is to
 blame, and fails as if user code had raised. A function that is over its time is ended and opened
-anew in the same way. If it cannot be opened, no message is penalised. It always ends: every message
-is given twice at most, and a function that breaks again and again is left alone.
+again in the same way. If it cannot be opened, no message is penalised. It always ends: every
+message is given twice at most, and a function that breaks again and again is left alone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Session:
             self.renew_streams()
 
     def renew_streams(self) -> None:
-        """Opens the streams anew in the same process, after one has ended."""
+        """Opens the streams again in the same process, after one has ended."""
         self._disconnect()
         self._open(lambda: None)  # it is running
 

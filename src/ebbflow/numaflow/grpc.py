@@ -20,6 +20,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -134,7 +135,7 @@ class GrpcConnection:
             self._socket.connect(self._path)
         except OSError as error:
             self._socket.close()
-            raise StreamBroken(f"nobody listens at {self._path}: {error}") from error
+            raise StreamBroken(f"nothing listens at {self._path}: {error}") from error
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -355,7 +356,7 @@ def read_failure(headers: Mapping[str, str], trailers: Mapping[str, str]) -> Str
     return StreamBroken(f"{name}: {said}" if said else name, code, stack, wait)
 
 
-def read_details(details: str) -> tuple[str, int | None]:
+def read_details(details: str) -> tuple[str, timedelta | None]:
     """Returns the stack and the wait in the details of a status, as far as there are any."""
     try:
         raw = base64.b64decode(details + "=" * (-len(details) % 4), validate=True)
@@ -374,7 +375,7 @@ def _read_debug_info(detail: Any) -> list[str]:
     return [line.decode("utf-8", "replace") for line in lines]
 
 
-def _read_retry_info(detail: Any) -> int | None:
-    """Returns the milliseconds after which the function asks to be called again."""
+def _read_retry_info(detail: Any) -> timedelta | None:
+    """Returns the time after which the function asks to be called again."""
     info = rpc_status_pb2.RetryInfo()
-    return info.retry_delay.ToMilliseconds() if detail.Unpack(info) else None
+    return info.retry_delay.ToTimedelta() if detail.Unpack(info) else None

@@ -277,7 +277,7 @@ class Http2:
                 case FrameType.GOAWAY:
                     self._take_goaway(payload)
                 case FrameType.PUSH_PROMISE:
-                    self.lose("the function pushed a response that nobody asked for")
+                    self.lose("the function pushed a response without a request")
         except (struct.error, IndexError, HPACKError, UnicodeDecodeError) as error:
             self.lose(f"the function sent a frame that cannot be read: {error}")
 
@@ -294,7 +294,7 @@ class Http2:
 
     def _take_continuation(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None:
-            self.lose("the function went on with headers that it had not begun")
+            self.lose("the function continued headers that it had not begun")
             return
         self._block[2].extend(payload)
         if len(self._block[2]) > _LONGEST_BLOCK:

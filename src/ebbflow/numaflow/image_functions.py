@@ -7,9 +7,9 @@ An output of an image says all about itself: without keys it has none, without m
 Outputs of Ebbflow's own code would have those of their input, so they are told to have none.
 
 The lines that sinks print begin with the name of their vertex. Sources count, and keep in memory
-what they gave, as the images do: a process that takes the place of a lost one begins to count anew,
-under offsets of its own. They have no ``nack``, so Ebbflow keeps what is nacked and redelivers it
-itself, with its delay.
+what they gave, as the images do: a process that takes the place of a lost one begins to count
+again, under its own offsets. They have no ``nack``, so Ebbflow keeps what is nacked and redelivers
+it itself, with its delay.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.domain.message import Datum, Message, Metadata, RowResponse
+from ebbflow.domain.message import Datum, Message, Metadata, Response
 from ebbflow.domain.user_source import Source, SourceMessage
 from ebbflow.engine.frames import TIME
 from ebbflow.usercode.columns import TYPES
 
-RowResponses = dict[int, RowResponse]
+Responses = dict[int, Response]
 """The answers for the rows that are not simply written."""
 
 _PARITY_KEYS = pa.array([["even"], ["odd"]], TYPES["keys"])
 _PARITY_TAGS = pa.array([["even-tag"], ["odd-tag"]], TYPES["tags"])
 _WHOLE_NUMBER, _ODD_NUMBER = r"^[+-]?[0-9]+$", r"^[+-]?[0-9]*[13579]$"
 _ROUNDS = 3
-"""So many times ``RetryRounds`` sees a value before it lets it pass."""
+"""This many times ``RetryRounds`` sees a value before it lets it pass."""
 
 _BYPASS_WORDS = {
     "fallback": (b"fallback", b"Fallback"),
@@ -50,17 +50,17 @@ _BYPASS_WORDS = {
 _STARTS = pa.array([datetime(2022, 1, 1, tzinfo=UTC), datetime(2023, 1, 1, tzinfo=UTC)], TIME)
 _YEAR_TAGS = pa.array([["within_year_2022"], ["after_year_2022"]], TYPES["tags"])
 _NAMES = ("NUMAFLOW_VERTEX_NAME", "NUMAFLOW_MONO_VERTEX_NAME")
-_FALLBACK = RowResponse.fallback()
-_ON_SUCCESS = RowResponse.on_success(Message(b"on-success-message", keys=[], metadata={}))
-_SUCCESS = RowResponse.on_success()
-_FAILURE = RowResponse.failure("this sink fails for every message, so that retries can be seen")
+_FALLBACK = Response.fallback()
+_ON_SUCCESS = Response.on_success(message=Message(b"on-success-message", keys=[], metadata={}))
+_SUCCESS = Response.on_success()
+_FAILURE = Response.failure(error="this sink fails for every message, so that retries can be seen")
 
 
 # --- maps -----------------------------------------------------------------------------------------
 
 
 def without(rows: int, *names: str) -> dict[str, pa.Array]:
-    """Returns columns that say of so many outputs that they have no keys, or no metadata."""
+    """Returns columns that say of that many outputs that they have no keys, or no metadata."""
     return {name: pa.array([[]] * rows, TYPES[name]) for name in names}
 
 
@@ -85,7 +85,7 @@ def even_odd(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def even_odd_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Gives every message the key of its parity and no tag; what is no number counts as even."""
+    """Gives every message the key of its parity and no tag; what is not a number counts as even."""
     values = batch.column("value")
     parity = pc.match_substring_regex(values, _ODD_NUMBER).cast(pa.int8())
     columns = {"value": values, "keys": _PARITY_KEYS.take(parity)}
@@ -131,7 +131,7 @@ def is_good_greeting(value: bytes) -> bool:
 def _read_object(value: bytes) -> dict[str, Any]:
     record = json.loads(value)
     if not isinstance(record, dict):
-        raise ValueError(f"the payload is no JSON object but a {type(record).__name__}")
+        raise ValueError(f"the payload is not a JSON object but a {type(record).__name__}")
     return record
 
 
@@ -239,7 +239,7 @@ def tag_for_bypass_now(datum: Datum) -> Message:
 
 
 def log(batch: pa.RecordBatch) -> None:
-    """Prints every payload; bytes that are no text are shown escaped."""
+    """Prints every payload; bytes that are not text are shown escaped."""
     _print_payloads(batch)
 
 
@@ -253,31 +253,31 @@ def _write_metadata(groups: list[tuple[str, list[tuple[str, bytes]]]] | None) ->
     return str({group: dict(entries) for group, entries in groups or ()})
 
 
-def send_to_fallback(batch: pa.RecordBatch) -> RowResponses:
+def send_to_fallback(batch: pa.RecordBatch) -> Responses:
     """Prints every payload and sends the message to the fallback sink."""
     _print_payloads(batch, "to the fallback sink, ")
     return dict.fromkeys(range(batch.num_rows), _FALLBACK)
 
 
-def send_to_on_success(batch: pa.RecordBatch) -> RowResponses:
-    """Prints every payload and sends a message of its own to the on-success sink."""
+def send_to_on_success(batch: pa.RecordBatch) -> Responses:
+    """Prints every payload and sends its own message to the on-success sink."""
     _print_payloads(batch, "to the on-success sink, ")
     return dict.fromkeys(range(batch.num_rows), _ON_SUCCESS)
 
 
-def send_to_either(batch: pa.RecordBatch) -> RowResponses:
+def send_to_either(batch: pa.RecordBatch) -> Responses:
     """Sends every message, by chance, to the on-success sink or to the fallback sink."""
     written = (random.getrandbits(1) for _ in range(batch.num_rows))
     return {row: _SUCCESS if success else _FALLBACK for row, success in enumerate(written)}
 
 
-def serve_payloads(batch: pa.RecordBatch) -> RowResponses:
+def serve_payloads(batch: pa.RecordBatch) -> Responses:
     """Answers every request with the payload of its message."""
     payloads = batch.column("value").to_pylist()
-    return {row: RowResponse.serve(payload) for row, payload in enumerate(payloads)}
+    return {row: Response.serve(payload=payload) for row, payload in enumerate(payloads)}
 
 
-def fail(batch: pa.RecordBatch) -> RowResponses:
+def fail(batch: pa.RecordBatch) -> Responses:
     """Fails for every message, so that the sink's ``retryStrategy`` can be seen at work."""
     return dict.fromkeys(range(batch.num_rows), _FAILURE)
 
@@ -319,7 +319,7 @@ class CountingSource(Source):
         self._open: set[bytes] = set()
         self._start = time.time_ns()
 
-    def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+    def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
         """Returns the next numbers if all that were given are settled, else nothing."""
         if self._open:
             return []

@@ -1,6 +1,6 @@
 """Starts a function and stays next to it: when its owner is gone, the function ends.
 
-A program of its own that needs nothing but Python. The owner holds its standard input: the first
+A separate program that needs nothing but Python. The owner holds its standard input: the first
 line is an order, ``stop`` ends the function in good order, and so does the end of the pipe, which
 comes when the owner closes it or is killed. Whatever the function has started goes with it.
 

@@ -41,7 +41,7 @@ def write_nack_options(options: NackOptions) -> dict[str, Any]:
 
 
 class HeldNacks:
-    """The nacks of one source, by the time when the source is to hear of them."""
+    """The nacks of one source, by the time when the source is to learn of them."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, bytes]] = []
@@ -59,7 +59,7 @@ class HeldNacks:
         return due
 
     def forget(self) -> None:
-        """Forgets all: the source has been started anew and gives the messages again."""
+        """Forgets all: the source has been started again and gives the messages again."""
         self._waiting.clear()
 
     def due_in(self, now: float) -> float:

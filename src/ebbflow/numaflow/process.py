@@ -1,4 +1,4 @@
-"""Functions in processes of their own: started next to the task that calls them, watched, ended.
+"""Functions in their own processes: started next to the task that calls them, watched, ended.
 
 A ``FunctionPlan`` says what to start, or where a function is running already. A ``FunctionProcess``
 starts it on a worker with a folder of sockets that is its own, so that any number of vertices and
@@ -74,7 +74,7 @@ _SET_BY_SPARK = ("OMP_NUM_THREADS", "PYTHONHASHSEED")
 _PYTHON_PATH = "PYTHONPATH"
 T = TypeVar("T")
 _failures: dict[FunctionPlan, int] = {}
-"""How often in a row a function has not come up; whoever starts it is made anew each time."""
+"""How often in a row a function has not come up; whoever starts it is made again each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class FunctionProcess:
         return folder
 
     def restart(self) -> Path:
-        """Ends what there is of the function, at once if need be, and starts it anew."""
+        """Ends what there is of the function, at once if need be, and starts it again."""
         self.stop(_RESTART_GRACE)
         return self.start()
 
@@ -256,7 +256,7 @@ class FunctionProcess:
         """Returns why the function cannot be called, and what to do where that is known."""
         name = f"the function {self._plan.name}"
         if self._process is None:
-            return f"{name}: nobody listens in {self._folder}"
+            return f"{name}: nothing listens in {self._folder}"
         ended = self.explain_end(0)
         state = ended or f"it was not ready after {self._limit:g} s{self._output.last_lines()}"
         assert self._folder is not None
@@ -293,7 +293,7 @@ def _describe(code: int) -> str:
 
 
 class FunctionOutput:
-    """The output of one function, read by a thread of its own."""
+    """The output of one function, read by its own thread."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_KEPT)
@@ -396,7 +396,7 @@ def check_docker() -> None:
     if shutil.which("docker") is None:
         raise SetupError(
             "Docker is not installed, and --containers docker needs it.",
-            "Install it, or bind the images to commands: see docs/guides/functions.md",
+            "Install it, or bind the images to commands: see docs/guides/numaflow.md#bindings",
         )
     question = ["docker", "version", "--format", "{{.Server.Version}}"]
     try:
@@ -409,5 +409,5 @@ def check_docker() -> None:
         said = " ".join(asked.stderr.split()) or f"its client ended with code {asked.returncode}"
     raise SetupError(
         f"Docker's engine is not there, and --containers docker needs it: {said.rstrip('.?! ')}.",
-        "Start it, or bind the images to commands: see docs/guides/functions.md",
+        "Start it, or bind the images to commands: see docs/guides/numaflow.md#bindings",
     )

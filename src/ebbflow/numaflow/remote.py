@@ -1,4 +1,4 @@
-"""Functions in processes of their own that are given rows and answer: maps, sinks and stores.
+"""Functions in their own processes that are given rows and answer: maps, sinks and stores.
 
 A map says how it wants to be called: with a message at a time, of which many are in flight side by
 side; with batches; or with a message for which it sends outputs one by one. The outputs of a call
@@ -11,8 +11,8 @@ A sink is given a batch and an end mark, answers for each message under its id, 
 it likes, and marks the end. A message that has no answer or several, or an answer that means
 nothing, has failed with a ``ContractViolation``; the others keep their answers.
 
-A store that breaks is opened anew and asked once more; if it breaks again, the message whose answer
-it was is to blame. One that says that it has not stored an answer is unavailable.
+A store that breaks is opened again and asked once more; if it breaks again, the message whose
+answer it was is to blame. One that says that it has not stored an answer is unavailable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ebbflow.domain.errors import (
     StreamBroken,
     Unavailable,
 )
-from ebbflow.domain.message import Message, RowResponse, Status
+from ebbflow.domain.message import Message, Response, Status
 from ebbflow.engine.frames import join_bytes
 from ebbflow.numaflow.decode import Answers
 from ebbflow.numaflow.encode import encode_requests
@@ -57,15 +57,15 @@ _END_OF_OUTPUTS = SERVICES["map"].stream.end_of_responses
 _SINK_FIX = "A sink answers each message of a batch once, with its id, and then marks the end."
 _ROW = 0
 
-RowAnswer = RowResponse | BaseException | object
-"""What becomes of a row that was not simply written; an object is ``UNTRIED``."""
+RowAnswer = Response | BaseException | object
+"""The outcome of a row that was not simply written; an object is ``UNTRIED``."""
 
 
 # --- maps and transformers ------------------------------------------------------------------------
 
 
 class RemoteMap(RemoteCode):
-    """The code of a map or transformer that runs as a function of its own.
+    """The code of a map or transformer that runs as its own function.
 
     ``concurrency`` is the most messages in flight, ``batch_size`` the most of a batch.
     """
@@ -88,7 +88,7 @@ class RemoteMap(RemoteCode):
         call = _MapCall(self._session, batch, self._mode, self._concurrency, self._batch_size)
         failures = ask_all(self._session, call, range(batch.num_rows))
         violations = call.answers.violations(self._vertex, failures)
-        if violations:  # what is still on its way would be taken for an answer to the next call
+        if violations:  # what is still in flight would be taken for an answer to the next call
             self._session.renew_streams()
         failures |= violations
         return call.answers.columns(failures), failures
@@ -218,10 +218,10 @@ def _end_of_batch(service: Service) -> bytes:
 
 
 class RemoteSink(RemoteCode):
-    """The code of a sink that runs as a function of its own: primary, fallback or on-success."""
+    """The code of a sink that runs as its own function: primary, fallback or on-success."""
 
     def __call__(self, rows: pa.RecordBatch) -> dict[int, RowAnswer] | None:
-        """Has the function write a batch; returns what becomes of the rows that are not written."""
+        """Has the function write a batch; returns the outcomes of the rows that are not written."""
         if not self._session.is_open or self._is_out_of_step():
             self._session.reopen()
         call = _SinkCall(self._session, rows)
@@ -230,7 +230,7 @@ class RemoteSink(RemoteCode):
             row: UNTRIED if error is None else error for row, error in failures.items()
         }
         answers |= call.read_answers(self._name, failures)
-        if call.strange:  # more may be on its way
+        if call.strange:  # more may be in flight
             self._reopen()
         return answers or None
 
@@ -250,7 +250,7 @@ class RemoteSink(RemoteCode):
         return True
 
     def _reopen(self) -> None:
-        """Opens the function anew; if that cannot be done, the next call says so."""
+        """Opens the function again; if that cannot be done, the next call says so."""
         with contextlib.suppress(Unavailable, SetupError):
             self._session.reopen()
 
@@ -317,7 +317,7 @@ class _SinkCall(Asking):
         return bool(response.status.eot)
 
     def read_answers(self, name: str, failed: Mapping[int, Any]) -> dict[int, RowAnswer]:
-        """Returns what becomes of the rows that are neither written nor among the failed ones."""
+        """Returns the outcomes of the rows that are neither written nor among the failed ones."""
         answers: dict[int, RowAnswer] = {}
         wrong: list[int] = []
         for row in range(len(self._ids)):
@@ -333,18 +333,20 @@ class _SinkCall(Asking):
     def _read_result(self, name: str, row: int, result: Any) -> RowAnswer:
         match result.status:
             case sink_pb2.FAILURE:
-                return RowResponse(Status.FAILURE, error=result.err_msg or "failed")
+                return Response("", Status.FAILURE, error=result.err_msg or "failed")
             case sink_pb2.FALLBACK:
-                return RowResponse.fallback()
+                return Response.fallback()
             case sink_pb2.SERVE:
                 own = result.HasField("serve_response")
-                return RowResponse.serve(result.serve_response if own else self._value(row))
+                return Response.serve(payload=result.serve_response if own else self._value(row))
             case sink_pb2.ON_SUCCESS:
                 given = result.HasField("on_success_msg")
-                return RowResponse.on_success(_message(result.on_success_msg) if given else None)
+                message = _message(result.on_success_msg) if given else None
+                return Response.on_success(message=message)
             case sink_pb2.NACK:
                 given = result.HasField("nack_options")
-                return RowResponse.nack(read_nack_options(result.nack_options) if given else None)
+                options = read_nack_options(result.nack_options) if given else None
+                return Response.nack(reason=options)
             case unknown:
                 what = f"answered with the status {unknown}, which means nothing"
                 return ContractViolation(name, what, [self._ids[row]], _SINK_FIX)
@@ -386,7 +388,7 @@ def _message(said: Any) -> Message:
 
 
 class RemoteStore(RemoteCode):
-    """The code of a store that runs as a function of its own."""
+    """The code of a store that runs as its own function."""
 
     def __init__(self, plan: FunctionPlan) -> None:
         super().__init__(plan)

@@ -1,4 +1,4 @@
-"""Sources in processes of their own, read from as any source is.
+"""Sources in their own processes, read from as any source is.
 
 A function is asked for a number of messages, sends them one by one and marks the end. It is asked
 for the next ones before the last ones have been handed on, so that it never waits for us. What it
@@ -6,7 +6,7 @@ sends between reads waits in the connection; a read returns whatever has arrived
 and the function continues with what it was asked for.
 
 A function that breaks while it is read from, or is gone, is unavailable: what it gave is handed on,
-then it is closed and opened anew. One that fails on an acknowledgement fails its vertex, as any
+then it is closed and opened again. One that fails on an acknowledgement fails its vertex, as any
 source does that raises there.
 """
 
@@ -17,6 +17,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -36,7 +37,7 @@ from ebbflow.numaflow.services import pack
 
 _READ, _ACK = "ReadFn", "AckFn"
 ACK_LIMIT = 60.0
-"""The seconds that a function may take to hear of messages that are settled."""
+"""The seconds that a function may take to learn of messages that are settled."""
 
 _CALL_LIMIT = 10.0
 # Seconds for which a read continues once the first messages have come: a word to the task costs
@@ -47,10 +48,10 @@ _MESSAGE_FIRST = b"\x0a"
 
 
 class RemoteSource(RemoteCode, Source):
-    """The code of a source that runs as a function of its own.
+    """The code of a source that runs as its own function.
 
     A function whose SDK has no nacks looks like a source without them: Ebbflow then keeps the
-    messages itself. One whose SDK tells no options hears of a nack when its delay is over.
+    messages itself. One whose SDK tells no options learns of a nack when its delay is over.
     """
 
     def __init__(self, plan: FunctionPlan) -> None:
@@ -69,21 +70,21 @@ class RemoteSource(RemoteCode, Source):
 
     # --- reading --------------------------------------------------------------------------------
 
-    def read(self, limit: int, timeout: float) -> pa.RecordBatch:
+    def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
         """Returns what arrives in that time, as columns; ``Unavailable`` if the function broke."""
         self._raise_if_broken()
         now = time.monotonic()
         self._nack_now(self._held.take_due(now))
-        timeout = min(timeout, self._held.due_in(now))
+        seconds = min(timeout.total_seconds(), self._held.due_in(now))
         try:
-            messages, ends = read_messages(self._receive(limit, timeout))
+            messages, ends = read_messages(self._receive(limit, seconds))
         except (ValueError, DecodeError) as error:
             raise StreamBroken(f"the function gave what cannot be read: {error}") from error
         self._asked -= ends
         # One that has given as many as it was asked for has more, and need not wait to be asked.
         self._ahead = _AHEAD if messages.num_rows >= self._batch_rows else 1
         if messages.num_rows:
-            self._ask(limit, timeout)
+            self._ask(limit, seconds)
         else:
             self._raise_if_broken()
         return messages
@@ -184,8 +185,8 @@ class RemoteSource(RemoteCode, Source):
     def _telling(self) -> Iterator[None]:
         """Has a function that is gone be unavailable; raises what it says about what it was told.
 
-        What it said is no outage: a function that breaks on what it hears would do so for ever.
-        It is started anew, for what it is told next.
+        What it said is not an outage: a function that breaks on what it hears would do so for ever.
+        It is started again, for what it is told next.
         """
         try:
             yield

@@ -38,7 +38,7 @@ def query_audit(
 ) -> Iterator[AuditResult]:
     """Runs a query and gives its rows while the context lasts; without a name, over all pipelines.
 
-    An embedded server that nobody runs is started to learn where the tables are. With ``spark``
+    Starts an embedded server that is not running, to learn where the tables are. With ``spark``
     Spark runs the query, whatever the tables are. ``SetupError`` if no table is kept,
     ``EbbflowError`` if the query is wrong, or DuckDB is not sure to run it as Spark would.
     """

@@ -1,8 +1,8 @@
 """Pausing and resuming a pipeline, or one of its vertices, from any process.
 
-A paused vertex settles what it has in hand and takes nothing more; what comes for it waits in its
+A paused vertex settles what it has in flight and takes nothing more; what comes for it waits in its
 buffer or at its source. The pause is stored in NATS: it outlasts epochs, restarts and runs, until
-somebody resumes. Works whether the pipeline runs or not.
+someone resumes. Works whether the pipeline runs or not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PauseReport:
     """What pausing or resuming came to.
 
     ``vertices`` are those it was about, ``unfinished`` those of them that have not followed yet:
-    they still work on what they have in hand. ``runs`` says whether the pipeline runs at all; if
+    they still work on what they have in flight. ``runs`` says whether the pipeline runs at all; if
     not, its next run keeps to the record.
     """
 
@@ -43,7 +43,7 @@ class PauseReport:
 def pause_vertices(
     link: Link, names: Names, vertex: str | None = None, patience: float = _PATIENCE
 ) -> PauseReport:
-    """Pauses a vertex, or all, and waits until their tasks have settled what they had in hand.
+    """Pauses a vertex, or all, and waits until their tasks have settled what they had in flight.
 
     Blocks for up to ``patience`` seconds; with 0 it only stores the pause and has tasks know.
     ``EbbflowError`` if there is no such pipeline or vertex.
@@ -58,7 +58,7 @@ def pause_vertices(
 def resume_vertices(
     link: Link, names: Names, vertex: str | None = None, patience: float = _PATIENCE
 ) -> PauseReport:
-    """Has a vertex, or all, go on: those that people have paused and those that a breaker stopped.
+    """Resumes a vertex, or all: those that people have paused and those that a breaker stopped.
 
     Blocks for up to ``patience`` seconds until tasks have followed; 0 does not wait.
     ``EbbflowError`` if there is no such pipeline or vertex.

@@ -75,7 +75,7 @@ class Sender:
     def send_page(self, page: Sequence[SentMessage]) -> SendReport:
         """Sends some messages; returns when all of them are stored."""
         batch = _to_batch(page)
-        # Messages whose ids were chosen may come again, among others: only in a frame of its own
+        # Messages whose ids were chosen may come again, among others: only in its own frame
         # is such a one known as a copy.
         alone = any(message.id is not None for message in page)
         copies = self._link.run(self._store_all(batch, alone))
@@ -142,7 +142,7 @@ class Sender:
 def _check(vertex: ShapeVertex, pipeline: str) -> None:
     if vertex.serves:
         raise EbbflowError(
-            f"{vertex.name} answers requests, and nobody would wait for an answer to this. Post "
+            f"{vertex.name} answers requests, and no caller would wait for this answer. Post "
             f"to its address, or send to the vertex behind it: see ebbflow graph {pipeline}"
         )
 

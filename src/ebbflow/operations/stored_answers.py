@@ -20,8 +20,9 @@ from typing_extensions import override
 
 from ebbflow.builders import Builder
 from ebbflow.connectors.serving.answer_stores import OwnStore
-from ebbflow.domain.durations import Duration, milliseconds
+from ebbflow.domain.durations import Duration, to_seconds
 from ebbflow.domain.errors import EbbflowError, SetupError
+from ebbflow.domain.spelling import named_options
 from ebbflow.engine.answers import Answer
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
@@ -36,9 +37,9 @@ _LOOK = 0.2
 
 
 class StoredAnswers(ABC):
-    """The answers of one pipeline; get them with ``ebbflow.answers``.
+    """The answers of one pipeline; get them with ``ebbflow.operations.answers``.
 
-    Works beside a running pipeline as well as without one. Blocks; used by one thread.
+    Works next to a running pipeline as well as without one. Blocks; used by one thread.
     """
 
     @abstractmethod
@@ -63,20 +64,21 @@ class StoredAnswers(ABC):
         """Yields answers as they are stored, until ``timeout`` if there is one, else without end.
 
         Those to a request begin with what is there; without one, they are of any request and from
-        the call of ``next`` on. An answer that is written again, as after a crash, comes again.
+        the call of ``next`` on. An answer that is written again, as after a crash, is repeated.
         ``EbbflowError`` if the store is one of the user's own, which cannot be watched.
         """
 
 
+@named_options
 @contextmanager
 def answers(
     pipeline: str | Path | Builder, *, state: str | Path = ".ebbflow", nats: str | None = None
 ) -> Iterator[StoredAnswers]:
-    """Opens the answers of a pipeline where it runs: its state folder, or a NATS server of yours.
+    """Opens the answers of a pipeline where it runs: its state folder, or your own server.
 
     A text is the name of a pipeline whose answers are in NATS. A ``Path`` is its YAML file, and a
-    ``Pipeline`` or ``MonoVertex`` is itself: these know a store of your own as well. An embedded
-    server that nobody runs is started for as long as the context lasts. ``SetupError`` if the
+    ``Pipeline`` or ``MonoVertex`` is itself: these know your own store as well. An embedded
+    server that is not running is started for as long as the context lasts. ``SetupError`` if the
     pipeline has not run there, or keeps no answers.
     """
     if isinstance(pipeline, str):
@@ -115,7 +117,7 @@ def _open_bucket(pipeline: str, state: str | Path, nats: str | None) -> Iterator
         metadata = link.run(read_run_metadata(link, pipeline))
         if OWN_STORE in metadata:
             raise SetupError(
-                f"Pipeline {pipeline!r} keeps its answers in a store of your own.",
+                f"Pipeline {pipeline!r} keeps its answers in your own store.",
                 "Name its YAML file; in Python give answers() its Path, or the pipeline itself.",
             )
         yield _InBucket(link, bucket_in(metadata, pipeline))
@@ -152,7 +154,7 @@ class _InBucket(StoredAnswers):
     def watch(
         self, request: str | None = None, *, timeout: Duration | None = None
     ) -> Iterator[Answer]:
-        seconds = None if timeout is None else milliseconds(timeout) / 1000
+        seconds = None if timeout is None else to_seconds(timeout)
         arrived: SimpleQueue[Sequence[Answer] | EbbflowError] = SimpleQueue()
         follower = self._link.run(self._bucket.follow(arrived.put, arrived.put, request))
         try:
@@ -162,7 +164,7 @@ class _InBucket(StoredAnswers):
             self._end(follower.close())
 
     def _end(self, closing: Coroutine[Any, Any, None]) -> None:
-        # An iterator that nobody went on with may outlive the connection, which ends it as well.
+        # An iterator that no one went on with may outlive the connection, which ends it as well.
         with suppress(RuntimeError):
             self._link.run(closing)
 

@@ -1,6 +1,6 @@
 """Seeing the messages that pass a vertex, from any process, without disturbing the pipeline.
 
-Tasks show what they decide only while somebody taps; nothing of it is stored, and nothing waits for
+Tasks show what they decide only while someone taps; nothing of it is stored, and nothing waits for
 whoever looks. SQL, DataFrames and Spark sinks work on whole batches: of these vertices one sees the
 messages that arrive in their buffers. ``read_waiting`` shows what waits at a vertex now, also while
 the pipeline does not run.
@@ -79,7 +79,7 @@ def tap_vertex(link: Link, names: Names, wish: TapWish) -> Iterator[Tapped]:
 
 
 def _put(arriving: queue.Queue[Tapped], tapped: Tapped) -> None:
-    """Queues what has come; who looks on for too long misses some, and nobody waits for them."""
+    """Queues what has come; who looks on for too long misses some, and no one waits for them."""
     with contextlib.suppress(queue.Full):
         arriving.put_nowait(tapped)
 
@@ -175,7 +175,7 @@ def _list_waiting(
     name = vertex.name
     if vertex.has_buffer:
         subject = names.buffer_subject(name, partition)
-        begun = done.inlet.row  # of the frame that follows, so many rows are done
+        begun = done.inlet.row  # of the frame that follows, that many rows are done
         for page in _read(link, names.buffer(name, partition), subject, done.inlet.seq):
             yield "waiting", frames.concat([batch for batch, _ in page]).slice(begun), None
             begun = 0

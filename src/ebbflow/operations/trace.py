@@ -1,4 +1,4 @@
-"""Tracing a message of any pipeline: what became of it at every vertex, and where it is now.
+"""Tracing a message of any pipeline: its outcome at every vertex, and where it is now.
 
 ``trace_message`` reads the audit table, the audit rows that are not in it yet, and every stream
 that holds messages. Where no audit table is kept it finds where the message is now, and says what
@@ -35,7 +35,7 @@ from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.operations.trace_search import Family, Search, Whereabouts
 from ebbflow.runtime.provision import lineage
 from ebbflow.spark.audit.files import AuditFolder, folder_of, read_format
-from ebbflow.status.model import WorkInHand
+from ebbflow.status.model import WorkInFlight
 from ebbflow.status.stored import read_status
 from ebbflow.streams.answer_bucket import TrailFrame, find_bucket, read_trail_after
 from ebbflow.streams.audit import AuditStream
@@ -47,14 +47,14 @@ from ebbflow.streams.trail_rows import TrailRow
 
 _LOOKS = 3
 _NOT_KEPT = (
-    "What became of messages is not kept. To keep it, add to the spec: "
+    "The outcomes of messages are not kept. To keep them, add to the spec: "
     "audit: {options: {path: FOLDER}}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """What a vertex did with a message at one delivery. ``due`` is when it comes again.
+    """What a vertex did with a message at one delivery. ``due`` is when it is redelivered.
 
     ``sent_to`` are the vertices that its outputs went to.
     """
@@ -77,9 +77,9 @@ class TraceStep:
 
 @dataclass(frozen=True, slots=True)
 class MessageTrace:
-    """What became of a message, and of those that were made of it.
+    """The outcome of a message, and of those that were made of it.
 
-    ``kept`` is whether the pipeline keeps what became of messages, ``request`` what is known of the
+    ``kept`` is whether the pipeline keeps outcomes of messages, ``request`` what is known of the
     request if it is one, and ``notes`` say what could not be read, and what to do about it.
     """
 
@@ -114,8 +114,8 @@ def trace_message(
 ) -> MessageTrace:
     """Returns what is known of a message and of those made of it; blocks while it is read.
 
-    An embedded server that nobody runs is started for as long as it takes. ``SetupError`` if the
-    pipeline has not run there, ``EbbflowError`` if nobody knows the message.
+    Starts an embedded server that is not running, for as long as it takes. ``SetupError`` if the
+    pipeline has not run there, ``EbbflowError`` if the message is unknown.
     """
     names = Names(pipeline)
     with open_link_to_pipeline(Path(state), nats, inbox=names.inbox) as link:
@@ -126,18 +126,18 @@ def trace_message(
 
 
 def trace_on_link(link: Link, names: Names, message: str) -> MessageTrace:
-    """Returns the same over a link that is open, also if nobody knows the message.
+    """Returns the same over a link that is open, also if no one knows the message.
 
     Called from any thread but that of the link.
     """
     streams = link.run(api.list_streams(link.client, PREFIX))
     if names.dead_letters not in streams:
         raise explain_unknown(names.pipeline, streams)
-    family, in_hand = Family(message), _read_in_hand(link, names)
+    family, in_flight = Family(message), _read_in_flight(link, names)
     for _ in range(_LOOKS):
         # The places first: what moves on meanwhile is told of where it was by then. A message that
         # slips from a stream not yet searched to one that was is found by another look.
-        places = link.run(Search(link, names, streams, family, in_hand).look())
+        places = link.run(Search(link, names, streams, family, in_flight).look())
         past = read_past(link, names, streams, family)
         request = link.run(find_request(link, names, streams, message))
         if places or past.has_ended or request:
@@ -145,15 +145,15 @@ def trace_on_link(link: Link, names: Names, message: str) -> MessageTrace:
     return _assemble(names.pipeline, message, places, past, request)
 
 
-def _read_in_hand(link: Link, names: Names) -> dict[str, WorkInHand]:
-    """Returns what tasks have in hand, of vertices with one task; nothing if nobody runs it."""
+def _read_in_flight(link: Link, names: Names) -> dict[str, WorkInFlight]:
+    """Returns what tasks have in flight, of vertices with one task; nothing if no one runs it."""
     try:
         status = read_status(link, names)
     except (EbbflowError, api.ApiError):  # it has never run, or not all of it can be read
         return {}
     if status.phase == "ended":
         return {}
-    return {v.name: v.in_hand for v in status.vertices if v.in_hand and v.partitions == 1}
+    return {v.name: v.in_flight for v in status.vertices if v.in_flight and v.partitions == 1}
 
 
 def _assemble(
@@ -167,7 +167,7 @@ def _assemble(
     if request is not None and not steps:
         steps = tuple(map(step_of_request, request.steps))
     ended = {(step.vertex, step.message) for step in steps if step.final}
-    on_the_way = ("buffer", "in hand")
+    on_the_way = ("buffer", "in flight")
     now = [p for p in places if p.where not in on_the_way or (p.vertex, p.message) not in ended]
     notes = past.notes if past.kept or request else (*past.notes, _NOT_KEPT)
     in_order = tuple(sorted(steps, key=lambda step: step.at))
@@ -181,12 +181,12 @@ def _explain_unknown(trace: MessageTrace) -> str:
     return " ".join((f"{text} now: it has ended, or has not come in.", *trace.notes))
 
 
-# --- what became of it --------------------------------------------------------------------------
+# --- the outcome of a message -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What became of a message. ``kept`` is whether an audit table is kept at all."""
+    """The outcome of a message. ``kept`` is whether an audit table is kept at all."""
 
     steps: tuple[TraceStep, ...] = ()
     kept: bool = False
@@ -296,7 +296,7 @@ def step_of_request(step: RequestStep) -> TraceStep:
 
 
 class OpenRequestHistory:
-    """What became of a request that has no record yet.
+    """The outcome of a request that has no record yet.
 
     ``accepted`` is when it was accepted, if its row still waits.
     """

@@ -3,7 +3,7 @@
 A message is forwarded under ids that continue its own (``in-12`` becomes ``in-12/enrich``), so its
 ``Family`` is all ids that begin with it, and those that it came from.
 
-Nothing has to be kept for it: what is on its way is in a buffer, in a redelivery stream, in the
+Nothing has to be kept for it: what is in flight is in a buffer, in a redelivery stream, in the
 ledger of its source or among the dead letters, and the positions say what of that is done.
 """
 
@@ -23,21 +23,21 @@ from ebbflow.engine.dead_letter import PREFIX
 from ebbflow.engine.position import Mark, Position
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_after
-from ebbflow.status.model import WorkInHand
+from ebbflow.status.model import WorkInFlight
 from ebbflow.streams.names import Names, parse_stream
 from ebbflow.streams.positions import read_positions
 
 _SCHEDULE = "Nats-Schedule"
 
-Where = Literal["buffer", "in hand", "redelivery", "parked", "held", "source", "dead letter"]
+Where = Literal["buffer", "in flight", "redelivery", "parked", "held", "source", "dead letter"]
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
     """Where a message is now.
 
-    ``due`` is when it comes again, ``number`` that of its dead letter, ``ahead`` how many messages
-    are in front of it, ``since`` from when on it has been in hand.
+    ``due`` is when it is due, ``number`` that of its dead letter, ``ahead`` how many messages
+    are in front of it, ``since`` from when on it has been in flight.
     """
 
     vertex: str
@@ -56,9 +56,9 @@ class Whereabouts:
         match self.where:
             case "buffer":
                 return f"waits in the buffer of {self.vertex}, {self._describe_ahead()}"
-            case "in hand":
+            case "in flight":
                 since = f" since {_time(self.since)}" if self.since else ""
-                return f"is in hand at {self.vertex}{since}"
+                return f"is in flight at {self.vertex}{since}"
             case "redelivery":
                 return f"is due again at {self.vertex}{why}"
             case "parked":
@@ -110,7 +110,7 @@ class Family:
 class Search:
     """Looks for a message and its family in the streams of a pipeline. Runs on the link's loop.
 
-    ``in_hand`` is what the one task of a vertex says to have taken: that many messages behind its
+    ``in_flight`` is what the one task of a vertex says to have taken: that many messages behind its
     position, of which nothing is recorded while user code works on them.
     """
 
@@ -120,9 +120,9 @@ class Search:
         names: Names,
         streams: list[str],
         family: Family,
-        in_hand: Mapping[str, WorkInHand] | None = None,
+        in_flight: Mapping[str, WorkInFlight] | None = None,
     ) -> None:
-        self._in_hand = in_hand or {}
+        self._in_flight = in_flight or {}
         self._link = link
         self._names = names
         self._streams = set(streams)
@@ -163,16 +163,16 @@ class Search:
         self, vertex: str, partition: int, position: Position
     ) -> AsyncIterator[Whereabouts]:
         stream, done = self._names.buffer(vertex, partition), position.done.inlet
-        ahead, held, taken = 0, position.held, self._in_hand.get(vertex)
+        ahead, held, taken = 0, position.held, self._in_flight.get(vertex)
         async for mark, rows, _ in self._read_rows(stream, "", done):
             for row in self._family.find(rows.column("id")):
                 message, at = rows.column("id")[row].as_py(), Mark(mark.seq, mark.row + row)
                 if held is not None and not ahead and not row:
                     yield Whereabouts(vertex, message, "held", held.reason, _from_ms(held.due))
                 elif taken is not None and ahead + row < taken.messages:
-                    yield Whereabouts(vertex, message, "in hand", since=taken.since)
+                    yield Whereabouts(vertex, message, "in flight", since=taken.since)
                 elif at < position.intent.inlet:
-                    yield Whereabouts(vertex, message, "in hand")
+                    yield Whereabouts(vertex, message, "in flight")
                 else:
                     yield Whereabouts(vertex, message, "buffer", ahead=ahead + row)
             ahead += rows.num_rows
@@ -185,8 +185,8 @@ class Search:
         due_subject = names.due_subject(vertex, partition)
         async for mark, rows, _ in self._read_rows(stream, due_subject, done):
             for row in self._family.find(rows.column("id")):
-                is_in_hand = Mark(mark.seq, mark.row + row) < position.intent.redelivery
-                where: Where = "in hand" if is_in_hand else "redelivery"
+                is_in_flight = Mark(mark.seq, mark.row + row) < position.intent.redelivery
+                where: Where = "in flight" if is_in_flight else "redelivery"
                 yield Whereabouts(vertex, *_message(rows, row), where, _reason(rows, row))
         later = names.later_subject(vertex, partition)
         async for _, rows, headers in self._read_rows(stream, later, Mark()):

@@ -4,7 +4,7 @@ Large chunks are cheap, small ones settle soon. A slow handler gets small chunks
 results move on, its epoch can end and a stop need not wait; a fast one gets large ones. Large
 messages get small chunks too: data that does not fit into a processor's caches is slow to handle.
 
-A call may have a cost of its own beside that of its messages: a bulk insert, a request. Fewer
+A call may have its own cost besides that of its messages: a bulk insert, a request. Fewer
 messages a call would only make it worse. So the two costs are told apart, by how long chunks of
 different sizes take, and a chunk may take longer than its quarter second where the calls' own cost
 would otherwise be more than a sixteenth of the time: up to a full call, or to five seconds.
@@ -21,8 +21,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ebbflow.engine.frames import size_of
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 TARGET, PATIENCE = 0.25, 5.0
 SHARE = 16
-"""A call may take so many times what it costs by itself, if that is not over ``PATIENCE``."""
+"""A call may take that many times what it costs by itself, if that is not over ``PATIENCE``."""
 
 _FIRST, LARGEST = 32, 8_192
 _GROWTH = 4
@@ -39,7 +37,7 @@ _MOST_BYTES = 8 * 1024 * 1024
 _REMEMBERED, _FADING = 16, 0.8
 # Sizes that differ by less than this say nothing about which cost is which.
 _APART = 2.0
-# A chunk that took so many times what was expected, or so little of it, is of other times.
+# A chunk that took that many times what was expected, or so little of it, is of other times.
 _CHANGED = 3.0
 _PROBE_AFTER = 20
 
@@ -52,7 +50,7 @@ class Cost:
     row: float
 
     def of(self, calls: int, rows: int) -> float:
-        """Returns the seconds that so many calls with so many rows in all take."""
+        """Returns the seconds that this many calls with this many rows in all take."""
         return self.call * calls + self.row * rows
 
     def fitting(self, full: int) -> int:
@@ -97,11 +95,10 @@ class Pace:
         yield
         if verdict.usual:
             seconds, rows = time.perf_counter() - start, verdict.rows
-            alone = np.count_nonzero(rows.batch.column("failures").to_numpy())
-            self.took(len(rows), seconds, size_of(rows.batch), int(alone))
+            self.took(len(rows), seconds, size_of(rows.batch), rows.count_failed())
 
     def took(self, rows: int, seconds: float, size: int = 0, alone: int = 0) -> None:
-        """Adapts to a chunk of so many rows and bytes; ``alone`` of them had calls of their own."""
+        """Adapts to a chunk of this many rows and bytes; ``alone`` of them had their own calls."""
         if not rows:
             return
         was_full, room = rows >= self.limit // 2, _MOST_BYTES * rows // max(1, size)

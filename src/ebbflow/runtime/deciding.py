@@ -20,7 +20,7 @@ from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outage import OutageGate
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place
-from ebbflow.engine.rescue import decide_in_pieces, settle_in_pieces
+from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.ports import Clock
@@ -70,7 +70,7 @@ def source_times(verdict: Verdict) -> Iterable[datetime]:
 class DecisionRules:
     """The rules of a vertex that its chunks are decided and settled by.
 
-    ``emits`` is whether outputs may go on before their chunk is settled.
+    ``emits`` is whether outputs may be forwarded before their chunk is settled.
     """
 
     place: Place
@@ -84,7 +84,7 @@ class DecisionRules:
 class ChunkFacts:
     """What a chunk is settled under, apart from what is decided about it.
 
-    Rows from ``returned_from`` on go back to their source when they are to come again, ``held`` is
+    Rows from ``returned_from`` on go back to their source for a redelivery, ``held`` is
     the row behind the chunk if an ordered vertex holds it, and ``more`` are counts of that row.
     ``writer`` is the task and ``via`` the chain of vertices when a vertex runs inline.
     """
@@ -195,11 +195,9 @@ class ChunkDecider:
             facts.key, verdict.rows, facts.number, self._gate.probing, facts.writer, facts.via
         )
         place, now, late = self._rules.place, self._clock.now(), self._late
-        rest = (facts.watermark, returning, facts.held, late, inline)
-        try:
-            settlement = settle(chunk, verdict, place, now, *rest)
-        except Exception as error:
-            settlement = settle_in_pieces(error, chunk, verdict, place, now, *rest)
+        settlement = settle_or_refuse(
+            chunk, verdict, place, now, facts.watermark, returning, facts.held, late, inline
+        )
         more = facts.more
         return replace(settlement, counts=settlement.counts + more) if more else settlement
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ebbflow.nats.link import Link
 from ebbflow.runtime.plan import VertexPlan
-from ebbflow.streams.feed import Feed, FeedPlan, Session, Spot
+from ebbflow.streams.feed import Feed, FeedContext, FeedPlan, Session
 
 
 class EngineDied(Exception):
-    """Spark, which runs the vertices and some of the feeds, has ended; a run starts it anew."""
+    """Spark, which runs the vertices and some of the feeds, has ended; a run starts it again."""
 
 
 class Feeds:
@@ -54,8 +54,8 @@ class Feeds:
                 if plan.paused or plan.vertex in self._feeds:
                     continue
                 if isinstance(plan.source, FeedPlan):
-                    spot = self._spot(plan, plan.source, link, spark)
-                    self._start(plan.vertex, plan.source, spot)
+                    context = self._context(plan, plan.source, link, spark)
+                    self._start(plan.vertex, plan.source, context)
             yield
         except EngineDied:
             self.stop(only_on_spark=True)
@@ -65,8 +65,8 @@ class Feeds:
             raise
         self.stop()
 
-    def _start(self, vertex: str, plan: FeedPlan, spot: Spot) -> None:
-        feed = plan.make(spot)
+    def _start(self, vertex: str, plan: FeedPlan, context: FeedContext) -> None:
+        feed = plan.make(context)
         feed.start()
         self._feeds[vertex] = feed
 
@@ -77,8 +77,8 @@ class Feeds:
                 del self._feeds[vertex]
                 feed.stop()
 
-    def _spot(self, plan: VertexPlan, feed: FeedPlan, link: Link, spark: Session) -> Spot:
-        return Spot(
+    def _context(self, plan: VertexPlan, feed: FeedPlan, link: Link, spark: Session) -> FeedContext:
+        return FeedContext(
             plan.pipeline,
             plan.vertex,
             plan.partitions,

@@ -147,7 +147,7 @@ class InlineVertices:
         self, edge: EdgeRows, facts: ChunkFacts, again: Collection[str] | None
     ) -> InlineSettlement:
         vertex = self._vertices[edge.to]
-        verdict = vertex.decide(Rows(edge.batch, facts.watermark))
+        verdict = vertex.decide(Rows(edge.batch, facts.watermark, edge.values))
         settlement = self.settle(vertex.decider, verdict, facts, again)
         assert settlement.account is not None
         for observer in vertex.observers:

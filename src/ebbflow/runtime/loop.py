@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -42,12 +43,25 @@ from ebbflow.runtime.inline import InlineVertices
 from ebbflow.runtime.ports import Clock, Report, TaskEvents, TaskJournal, VertexControl
 from ebbflow.runtime.settling import ChunkEnd, RecordedState, Settling, Unsettled
 
-AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.008, 0.002
-"""Seconds from the beginning of a small chunk to that of the next one.
 
-Longer at a source: its chunks set the pace for all vertices behind it, which then seldom wait. Less
-long where somebody waits for an answer to each message.
+class GatheringPace(NamedTuple):
+    """How long rows gather after a small chunk: ``times`` what the chunk took.
+
+    The next chunk begins ``longest`` seconds after that one at the latest.
+    """
+
+    longest: float
+    times: int
+
+
+AT_SOURCE, AT_BUFFER = GatheringPace(0.012, 5), GatheringPace(0.002, 5)
+"""A task that gathers works for at most a sixth of the time.
+
+At a source rows may gather for longer: its chunks set the pace for all vertices behind it.
 """
+
+AT_REQUESTS = GatheringPace(0.008, 1)
+"""Half of the time, where a caller waits for each message."""
 
 SMALL = 100
 """A chunk of fewer rows is a small one."""
@@ -66,7 +80,7 @@ _SOON = 0.05
 class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
-    ``feeders`` are the vertices that write to the inlet. ``interval`` is that of small chunks.
+    ``feeders`` are the vertices that write to the inlet. ``pace`` is that of small chunks.
     ``observers`` report on its chunks. ``inline`` are the vertices that it may run, if any.
     ``control`` is what people want of the vertex.
     """
@@ -79,7 +93,7 @@ class TaskParts:
     events: TaskEvents
     clock: Clock
     feeders: Iterable[Feeder] = ()
-    interval: float = AT_BUFFER
+    pace: GatheringPace = AT_BUFFER
     observers: Sequence[ChunkObserver] = ()
     inline: InlineVertices | None = None
     control: VertexControl = field(default_factory=VertexControl)
@@ -166,7 +180,7 @@ class ChunkLoop:
         self._decider = ChunkDecider(
             parts.rules, parts.gate, parts.size, parts.clock, parts.observers
         )
-        self._gathering = Gathering(parts.clock, parts.interval)
+        self._gathering = Gathering(parts.clock, parts.pace)
         self._due = -math.inf
         self._chunks = self._rows = 0
         self._taken = parts.clock.monotonic()
@@ -208,6 +222,7 @@ class ChunkLoop:
         if not (self._open_code() and (self._replay() or self._step())):
             self._due = self._rest_until()
             return
+        self._gathering.end_chunk()
         if self._chunks == 1:
             # A next chunk that kills the worker would make this one come again for ever.
             self.record()
@@ -219,7 +234,8 @@ class ChunkLoop:
         self._events.flush()
         stopped = self._epoch.stopped
         self._intake.close(for_good=stopped)
-        return Report("stop" if stopped else "epoch", self._chunks, self._rows)
+        ended, replays = "stop" if stopped else "epoch", self._settling.position.replays
+        return Report(ended, self._chunks, self._rows, replays)
 
     def _open_code(self) -> bool:
         """Whether user code may be given something; its epoch begins when it is first open."""
@@ -408,25 +424,33 @@ class ChunkLoop:
 
 
 class Gathering:
-    """The waits of one loop between small chunks, of ``interval`` seconds at most.
+    """The waits of one loop between small chunks.
 
     A chunk costs two confirmed writes and half a dozen wake-ups, whether it has one row or a
     hundred. At a thousand messages a second a loop that took each one as it came would do little
-    else. So a loop that has just begun a small chunk lets a moment pass before it begins the next,
-    and rows gather meanwhile. The first row after a pause is taken at once, and so is everything
-    under load, where chunks are large. Used by the task's thread.
+    else. So a loop that has settled a small chunk lets a moment pass before it begins the next, and
+    rows gather meanwhile: the longer, the more the chunk has cost. The first row after a pause is
+    taken at once, and so is everything under load, where chunks are large. Used by the task's
+    thread.
     """
 
-    def __init__(self, clock: Clock, interval: float) -> None:
+    def __init__(self, clock: Clock, pace: GatheringPace) -> None:
         self._clock = clock
-        self._interval = interval
-        self.until = clock.monotonic()
-        """When the next chunk may begin."""
+        self._pace = pace
+        self._began = self.until = clock.monotonic()
+        """``until`` is when the next chunk may begin."""
+        self._gathers = False
 
     def begin_chunk(self, rows: int, leaves_rows: bool) -> None:
-        """Notes that a chunk of so many rows begins; rows that it leaves need not wait for more."""
-        gathers = rows < SMALL and not leaves_rows
-        self.until = self._clock.monotonic() + (self._interval if gathers else 0.0)
+        """Notes the rows of the chunk that begins; those that it leaves need not wait for more."""
+        self._began = self.until = self._clock.monotonic()
+        self._gathers = rows < SMALL and not leaves_rows
+
+    def end_chunk(self) -> None:
+        """Notes that the chunk is being settled."""
+        if self._gathers:
+            took = self._clock.monotonic() - self._began
+            self.until = self._began + min(self._pace.longest, (1 + self._pace.times) * took)
 
 
 def run_loops(loops: Sequence[ChunkLoop], epoch: Epoch) -> list[Report]:

@@ -33,6 +33,7 @@ from ebbflow.runtime.loop import (
     AT_SOURCE,
     ChunkLoop,
     Epoch,
+    GatheringPace,
     TaskParts,
     run_loops,
 )
@@ -95,7 +96,7 @@ class VertexTask:
             events=self.events,
             clock=self._clock,
             feeders=plan.feeders,
-            interval=_interval(plan),
+            pace=_pace(plan),
             observers=self._observers,
             control=self.control,
         )
@@ -127,7 +128,8 @@ class SharedTask:
     def run(self, codes: Sequence[VertexCode]) -> Report:
         """Works until the epoch ends or the driver says stop, and settles what is in flight.
 
-        ``codes`` are the user code of the vertices. Returns the report of the first one.
+        ``codes`` are the user code of the vertices. Returns the report of the first one, with
+        chunks that any of them leaves to the next task.
         """
         # Heard before the claim, so that a stop that comes meanwhile is not missed.
         with listening(self._link, self._names, self._words()), ExitStack() as opened:
@@ -136,7 +138,8 @@ class SharedTask:
             loops = self._open_loops(codes, opened)
             opened.pop_all()
             # From the sinks on: they are open before the first message comes for them.
-            return run_loops(loops[::-1], self._epoch)[-1]
+            reports = run_loops(loops[::-1], self._epoch)
+            return replace(reports[-1], replays=any(report.replays for report in reports))
 
     def _words(self) -> Handlers:
         every = self.vertices
@@ -199,7 +202,7 @@ def _each(handlers: Iterable[Callable[..., None]]) -> Callable[..., None]:
     return call
 
 
-def _interval(plan: VertexPlan) -> float:
+def _pace(plan: VertexPlan) -> GatheringPace:
     """Returns how long the rows of a trickle are gathered."""
     if plan.streams.serves:
         return AT_REQUESTS
@@ -212,7 +215,7 @@ def clear_overdue_redeliveries(
     """Sees to redeliveries that a server which was killed does not move any more."""
     names, known = Names(plan.pipeline), position.done.known
     place = RedeliveryPlace(names, plan.vertex, partition, known, position.chunks)
-    # The next task tries again; whatever is wrong with the server, this one will hear of it.
+    # The next task tries again; whatever is wrong with the server, this one will learn of it.
     with suppress(EbbflowError, ApiError, TimeoutError):
         link.run(clear_overdue(link.client, place, time.time()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -18,10 +18,11 @@ from ebbflow.connectors.plans import (
     UserSink,
 )
 from ebbflow.domain.code import Code, Variables
-from ebbflow.engine.blame import Outage
+from ebbflow.engine.blame import SystemOutage
 from ebbflow.engine.dead_letter import set_aside_dead
 from ebbflow.engine.outage import OpenCode
 from ebbflow.engine.position import LINEAGE
+from ebbflow.engine.retry import Pause
 from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.runtime.plan import (
     DataFrameMap,
@@ -32,7 +33,7 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
-from ebbflow.runtime.worker import WORKER
+from ebbflow.runtime.worker import WORKER, Worker
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import (
     Handler,
@@ -55,26 +56,26 @@ class Speaker:
     """
 
     def __init__(self) -> None:
-        self._vertex: UserCode | None = None
+        self._events: Events | None = None
 
-    def turn_to(self, vertex: UserCode) -> None:
+    def turn_to(self, events: Events, variables: Mapping[str, str]) -> None:
         """Has the process speak for a vertex from now on."""
-        if self._vertex is not vertex:
-            os.environ |= vertex.variables
-            self._vertex = vertex
+        if self._events is not events:
+            os.environ |= variables
+            self._events = events
 
     def log(self, printed: Printed) -> None:
         """Sends what user code prints."""
-        if self._vertex is not None:
-            self._vertex.events.log(printed)
+        if self._events is not None:
+            self._events.log(printed)
 
     def in_call(self, seconds: float | None) -> None:
         """Says how long user code has been in one call; from any thread."""
-        if self._vertex is not None:
-            self._vertex.events.in_call(seconds)
+        if self._events is not None:
+            self._events.in_call(seconds)
 
 
-def describe_vertex(plan: VertexPlan, partition: int) -> dict[str, str]:
+def vertex_variables(plan: VertexPlan, partition: int) -> dict[str, str]:
     """Returns the variables of the environment in which Numaflow describes a vertex to user code.
 
     Those of containers come and go with their functions.
@@ -94,25 +95,25 @@ def describe_vertex(plan: VertexPlan, partition: int) -> dict[str, str]:
 class UserCode:
     """The user code of a vertex on a worker: opened when it is needed, and called with chunks.
 
-    ``isolate`` if the vertex's last worker died: then child processes call it first. ``is_alone``
-    if no other vertex shares its task.
+    ``isolate`` if the vertex's last worker died: then child processes call it first. ``worker``
+    keeps what is open, and ``pause`` waits between short retries. ``enter`` is called before user
+    code is opened or called, if others are called in the same process.
     """
 
     def __init__(
         self,
         plan: VertexPlan,
-        partition: int,
-        events: Events,
-        speaker: Speaker,
+        emit: Emit,
         isolate: bool,
-        is_alone: bool,
+        worker: Worker = WORKER,
+        pause: Pause = time.sleep,
+        enter: Callable[[], None] | None = None,
     ) -> None:
         self._plan = plan
-        self.events = events
-        self.variables = describe_vertex(plan, partition)
-        self._speaker = speaker
-        self._emit = events.log
-        self._is_alone = is_alone
+        self._emit = emit
+        self._worker = worker
+        self._pause = pause
+        self._enter = enter
         self._isolate = isolate and not isinstance(plan.role, Forward)
         self._operator: Operator | None = None
         self._in_children: PoisonIsolation | None = None
@@ -120,24 +121,26 @@ class UserCode:
     def open(self) -> OpenCode:
         """Opens it, unless it is open; raises what user code raises then.
 
-        A handler that met with an outage is closed and opened anew.
+        A handler that met with an outage is closed and opened again.
         """
-        self._speaker.turn_to(self)
-        resident = WORKER.vertex(self._plan.whose)
+        if self._enter is not None:
+            self._enter()
+        resident = self._worker.vertex(self._plan.whose)
         for handler in resident.handlers:
             if handler.blame.outage is not None:
                 handler.renew()
         if self._in_children is not None and self._in_children.outage is not None:
-            self._in_children.close()  # the next child opens it anew
+            self._in_children.close()  # the next child opens it again
         if self._operator is None:
             self._operator = self._make_operator()
         blames = [handler.blame for handler in resident.handlers]
-        operator = self._operator if self._is_alone else self._decide
+        operator = self._operator if self._enter is None else self._decide
         return OpenCode(operator, [*filter(None, [self._in_children]), *blames])
 
     def _decide(self, verdict: Verdict) -> None:
         assert self._operator is not None
-        self._speaker.turn_to(self)
+        assert self._enter is not None
+        self._enter()
         self._operator(verdict)
 
     def close(self) -> None:
@@ -147,7 +150,7 @@ class UserCode:
 
     def _make_operator(self) -> Operator:
         plan = self._plan
-        operator = Operators(plan, self._emit).operator()
+        operator = Operators(plan, self._emit, self._worker, self._pause).operator()
         if self._isolate:
             operator = self._in_children = PoisonIsolation(operator, self._child, self._emit)
         fed = plan.is_source and plan.streams.has_buffer
@@ -159,13 +162,13 @@ class UserCode:
         return Child(fresh, close, partial(_outage_of, plan), plan.calls.timeout)
 
 
-def _outage_of(plan: VertexPlan) -> Outage | None:
+def _outage_of(plan: VertexPlan) -> SystemOutage | None:
     outages = (handler.blame.outage for handler in WORKER.vertex(plan.whose).handlers)
     return next((outage for outage in outages if outage is not None), None)
 
 
 def _fresh_operator(plan: VertexPlan, emit: Emit) -> Operator:
-    """Makes the operator anew for a child process, which must not use its parent's handlers."""
+    """Makes the operator again for a child process, which must not use its parent's handlers."""
     WORKER.forget_handlers()
     return Operators(plan, emit).operator()
 
@@ -173,9 +176,17 @@ def _fresh_operator(plan: VertexPlan, emit: Emit) -> Operator:
 class Operators:
     """Makes the operator of one vertex."""
 
-    def __init__(self, plan: VertexPlan, emit: Emit) -> None:
+    def __init__(
+        self,
+        plan: VertexPlan,
+        emit: Emit,
+        worker: Worker = WORKER,
+        pause: Pause = time.sleep,
+    ) -> None:
         self._plan = plan
         self._emit = emit
+        self._worker = worker
+        self._pause = pause
 
     def operator(self) -> Operator:
         """Returns the operator of the vertex's role."""
@@ -186,13 +197,13 @@ class Operators:
                     call_with_retries,
                     call=self._map(role, name),
                     strategy=role.strategy,
-                    pause=time.sleep,
+                    pause=self._pause,
                     what=name,
                 )
             case SinksPlan() as role:
-                return partial(run_sinks, sinks=self.sinks(role), pause=time.sleep)
+                return partial(run_sinks, sinks=self.sinks(role), pause=self._pause)
             case MonoPlan() as role:
-                return partial(run_mono, mono=self._mono(role), pause=time.sleep)
+                return partial(run_mono, mono=self._mono(role), pause=self._pause)
             case Forward():
                 return Verdict.forward_inputs
             case SqlMap() | DataFrameMap():
@@ -201,7 +212,7 @@ class Operators:
                 assert_never(never)
 
     def _handler(self, role: str, code: Code, env: Variables = ()) -> Handler:
-        plan, resident = self._plan, WORKER.vertex(self._plan.whose)
+        plan, resident = self._plan, self._worker.vertex(self._plan.whose)
         return resident.handler(role, code, plan.run.search, plan.policy.systems, env)
 
     def _map(self, role: UserMap, name: str) -> Operator:

@@ -78,7 +78,7 @@ class MonoPlan:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A source without a transformer: messages go on as they are."""
+    """A source without a transformer: messages are forwarded as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class RunFacts:
     ``id`` is different for each run, ``lineage`` for each time that the pipeline is started over.
     ``max_payload`` is the server's limit for one message. User code is looked up in ``search``
     first, and its logs are shown from ``log_level`` on. ``bucket`` is where answers go if they are
-    stored in NATS, for ``bucket_ttl`` seconds. ``trail`` if what becomes of every message is
+    stored in NATS, for ``bucket_ttl`` seconds. ``trail`` if the outcome of every message is
     published, because some vertex serves; ``audit`` is the table that it is written to, in JSON, if
     there is one. ``traces`` are OpenTelemetry's variables, if traces are recorded.
     """
@@ -138,7 +138,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """How user code is called: with so many messages, so many side by side, for so long.
+    """How user code is called: with that many messages, that many side by side, for so long.
 
     ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one
     if the spec says so, ``timeout`` the seconds that a call may take, if that is limited.

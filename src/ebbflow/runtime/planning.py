@@ -12,8 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ebbflow.accounts.traces import read_trace_variables
+from ebbflow.connectors.base import SOURCES
 from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
+from ebbflow.domain.errors import SetupError
 from ebbflow.engine.inlet import Feeder
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
@@ -350,6 +352,12 @@ def _source(
         return replace(plan, store=_store(spec.serving_store, run))
     if not isinstance(plan, Pulled):
         return plan
+    kind = SOURCES[step.source.kind]
+    if not (kind.returns or kind.serves):  # a simulation gives requests itself
+        raise SetupError(
+            f"The source {step.source.kind} is pulled, and is not registered as such.",
+            f'Write @source("{step.source.kind}", returns=True) above its section.',
+        )
     return SourcePlan(
         plan.code,
         limit=limits.read_batch_size,

@@ -31,15 +31,19 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a task tells the driver when its epoch is over."""
+    """What a task tells the driver when its epoch is over.
+
+    ``replays`` if a chunk that was begun is left to the next task, which has to replay it.
+    """
 
     ended: str
     chunks: int
     rows: int
+    replays: bool = False
 
 
 class InFlight(Protocol[T_co]):
-    """A step of the journal that goes on while the task works, as a future."""
+    """A step of the journal that continues while the task works, as a future."""
 
     def result(self, timeout: float | None = None) -> T_co:
         """Returns what it came to; ``TimeoutError`` when that takes longer than ``timeout``."""
@@ -85,7 +89,7 @@ class TaskJournal(Protocol):
         """
 
     def submit(self, step: Coroutine[Any, Any, T]) -> InFlight[T]:
-        """Starts a coroutine of this journal, beside the task's own thread."""
+        """Starts a coroutine of this journal, next to the task's own thread."""
 
 
 class Clock(Protocol):
@@ -137,7 +141,7 @@ class TaskEvents(Protocol):
         """Counts the errors of user code."""
 
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
-        """Says that a system is away, or that the breaker has stopped the vertex."""
+        """Says that a system is down, or that the breaker has stopped the vertex."""
 
     def tell_now_and_then(self) -> None:
         """Tells what has been counted, unless that was just done."""

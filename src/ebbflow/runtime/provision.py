@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 Snapshot = dict[str, StreamState | None]
 _SCHEDULE = "Nats-Schedule"
-# A replay of dead letters that was killed leaves a mark, which is no message on its way.
+# A replay of dead letters that was killed leaves a mark, which is not a message on its way.
 _ANY_MARK = Names("*").replayed_subject("*", "*")
 
 
 def message_streams(plans: Sequence[VertexPlan]) -> list[str]:
-    """Returns the streams that hold messages on their way, from the sources downstream."""
+    """Returns the streams that hold messages in flight, from the sources downstream."""
     names = Names(plans[0].pipeline)
     return [stream for plan in plans for stream in plan.streams.for_messages(names)]
 
@@ -159,7 +159,7 @@ async def snapshot(link: Link, plans: Sequence[VertexPlan]) -> Snapshot:
 
 
 async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
-    """Returns whether sources are exhausted, feeds aside, and no message is on its way.
+    """Returns whether sources are exhausted, feeds aside, and no message is in flight.
 
     Two equal looks are needed: between two reads a message could move from a stream not yet
     looked at to one already seen empty, but not without raising a sequence.

@@ -3,7 +3,7 @@
 **One run at a time.** On a NATS server a pipeline has one run, and a second one is refused. Two
 runs would lose nothing, because positions fence each other's tasks off, but neither would get
 anywhere. A run answers whoever asks whether there is one. A run that was killed does not answer,
-and blocks nobody.
+and blocks no one.
 
 **The stored spec.** When a run begins, it stores its spec next to the positions, without secrets.
 Commands and the web UI draw the pipeline from it, complete names of vertices and know where
@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 import nats.errors
 from nats.aio.msg import Msg
 
-from ebbflow.domain.durations import Duration, milliseconds
-from ebbflow.domain.errors import EbbflowError, SetupError, did_you_mean
+from ebbflow.domain.durations import Duration, to_seconds
+from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.domain.records import from_plain, to_plain
+from ebbflow.domain.spelling import did_you_mean
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.login import Addresses
@@ -58,7 +59,7 @@ class RunOptionNames(TypedDict, total=False):
     nats_port: int
     durable: bool
     fresh: bool
-    epoch: float
+    epoch: Duration
     conf: Mapping[str, str]
     spark_ui: bool
     search: str | Path | None
@@ -70,14 +71,14 @@ class RunOptionNames(TypedDict, total=False):
 class RunOptions:
     """The options of one run, checked. Each is a keyword of ``run``.
 
-    ``drain`` ends the run when every message is processed. ``timeout`` ends it in any case; here it
-    is in seconds. ``master`` is a Spark master, ``conf`` has Spark's settings, and ``spark_ui``
-    switches Spark's own pages on. ``state`` is the
-    folder of the embedded NATS server, ``nats_port`` is its port, and ``durable`` has it sync every
-    write. ``nats`` and ``login`` lead to a server of your own. ``fresh`` forgets earlier runs.
-    ``epoch`` is how many seconds Spark tasks live. User code is looked up in ``search`` first.
-    What it logs is shown from ``log_level`` on. With more dead letters than ``max_dead_letters``
-    the run stops and has failed.
+    ``drain`` ends the run when every message is processed. ``timeout`` ends it in any case.
+    ``master`` is a Spark master, ``conf`` has Spark's settings, and ``spark_ui`` switches Spark's
+    own pages on. ``state`` is the folder of the embedded NATS server, ``nats_port`` is its port,
+    and ``durable`` has it sync every write. ``nats`` and ``login`` lead to your own server.
+    ``fresh`` forgets earlier runs. ``epoch`` is how long Spark tasks live. Here, this and
+    ``timeout`` are in seconds. User code is looked up in ``search`` first. What it logs is shown
+    from ``log_level`` on. With more dead letters than ``max_dead_letters`` the run stops and has
+    failed.
     """
 
     drain: bool = False
@@ -103,15 +104,16 @@ class RunOptions:
         return {**pages, **self.conf}
 
     @classmethod
-    def of(cls, names: RunOptionNames) -> RunOptions:
-        """Returns the options that the keywords mean; ``TypeError`` for one that does not exist."""
+    def of(cls, names: RunOptionNames, call: str = "run") -> RunOptions:
+        """Returns the options that the keywords of a call mean; ``TypeError`` for others."""
         known = [*cls.__dataclass_fields__, "quiet", "watcher", "ui", "metrics"]
         for name in sorted(names.keys() - set(known)):
             meant = did_you_mean(name, known, "it takes")
-            raise TypeError(f"run() has no option {name!r}; {meant}")
+            raise TypeError(f"{call}() has no option {name!r}; {meant}")
         timeout, search = names.get("timeout"), names.get("search")
         changed = {
-            "timeout": None if timeout is None else milliseconds(timeout) / 1000,
+            "timeout": None if timeout is None else to_seconds(timeout),
+            "epoch": to_seconds(names.get("epoch", "30s")),
             "state": Path(names.get("state", ".ebbflow")),
             "search": None if search is None else Path(search),
         }
@@ -121,9 +123,9 @@ class RunOptions:
 class Attachment(Protocol):
     """Opens something next to a run; the run's thread enters and leaves it.
 
-    It gets the server and the name of the pipeline, and reads what it needs over a connection of
-    its own: it has no way to hold up the run. ``tell`` shows a line to whoever watches the run. It
-    gives the addresses that people may open, by name, for the pipeline's status.
+    It gets the server and the name of the pipeline, and reads what it needs over its own
+    connection: it has no way to hold up the run. ``tell`` shows a line to whoever watches the run.
+    It gives the addresses that people may open, by name, for the pipeline's status.
     """
 
     def __call__(

@@ -236,7 +236,7 @@ class Settling:
         return Confirmed(before + settlement.all_counts(unstored) if unstored else counts)
 
     def emit(self, part: Settlement, end: Span) -> Confirmed:
-        """Publishes a part of the chunk at hand, up to ``end``; returns what became of it.
+        """Publishes a part of the chunk at hand, up to ``end``; returns its outcome.
 
         The chunk stays begun and not done: after a crash it is replayed as a whole, and what the
         same rows yield again is known as a copy.
@@ -259,14 +259,14 @@ class Settling:
     ) -> Confirmed:
         """The order of every chunk. Nothing here may change places."""
         # The intent before the first publication. The other way round a crash leaves publications
-        # that nobody knows of: the next task cuts other chunks, whose ids differ, and what is
+        # that no one knows of: the next task cuts other chunks, whose ids differ, and what is
         # stored already is stored twice. A task that has been replaced also learns it here, by
         # ``Fenced``, before it has published anything.
         record, began = self._timed, self._clock.monotonic()
         await self._journal.write(position)
         recorded = self._clock.monotonic()
         # The source only after the record. Told before the chunk is confirmed, it loses messages in
-        # a crash: nobody has them any more. Told before the record, it does not give them again,
+        # a crash: no one has them any more. Told before the record, it does not give them again,
         # and they are never counted. Not later either: publications may wait long for room.
         await self._tell_source(before)
         # Histories before the chunk is done: a source that gives a nacked message again whose

@@ -1,11 +1,11 @@
-"""Which vertices share a task, and when one of them gets a task of its own.
+"""Which vertices share a task, and when one of them gets its own task.
 
 A task that runs several vertices runs them inline on each other's outputs (``inline``). That costs
 a third of what hops through buffers cost, in processor time, memory and latency, so a run begins
 with as few tasks as possible (``group_plans``). A vertex is cut out of its group, together with
 those behind it, in two cases. Its calls are slow: they would hold up the vertices before it. Or the
-task is saturated while cores are idle: then both parts work at the same time. It returns when both
-have little to do.
+task is saturated while cores are idle, and both parts at the same time would get much more done,
+the hop between them included. It returns when both have little to do.
 
 Groups change only between epochs that have ended well, when nothing is in flight. A run begins with
 the largest groups there are. So the task that replays a chunk has all vertices that the chunk has
@@ -26,17 +26,19 @@ from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import Clock
 
 SLOW = 0.05
-"""The seconds of a call above which a vertex gets a task of its own."""
+"""The seconds of a call above which a vertex gets its own task."""
 
-WORTH_A_HOP = 5e-6
-"""The seconds of user code for one row above which a task of its own is worth the hop."""
+HOP = 1e-6
+"""The seconds that a row costs more on either side of an edge when it takes the buffer."""
+
+WORTH_A_CUT = 1.3
+"""How many times as many messages both parts must be able to take for a task to be cut."""
 
 SATURATED, RELAXED = 0.9, 0.5
 """The shares of its time that a busy task works at least, and two tasks that may be one at most."""
 
-IDLE_CORES = 0.3
 HOLD, LONGEST_HOLD = 30.0, 1800.0
-"""The seconds that a vertex keeps a task of its own, the first time and at most."""
+"""The seconds that a vertex keeps its own task, the first time and at most."""
 
 _WINDOW = 1.0
 # The first calls of user code load what it needs.
@@ -84,7 +86,7 @@ class TaskLoad:
         self._load = Load()
 
     def look(self) -> Load:
-        """Returns the load, measured anew if the last time is a while ago."""
+        """Returns the load, measured again if the last time is a while ago."""
         at, rested, idle = self._before
         now = self._clock.monotonic()
         if (passed := now - at) >= _WINDOW:
@@ -116,7 +118,10 @@ class _Calls(NamedTuple):
 
 @dataclass(slots=True)
 class _VertexLoad:
-    """What the driver has seen of a vertex; ``signs`` are looks in a row that ask for a cut."""
+    """What the driver has seen of a vertex.
+
+    ``signs`` are the looks in a row that asked for a cut of the group that the vertex leads.
+    """
 
     total: _Calls = field(default_factory=_Calls)
     recent: _Calls = field(default_factory=_Calls)
@@ -139,7 +144,8 @@ class Cut(NamedTuple):
 
     def describe(self) -> str:
         """Returns what changes, for people."""
-        return f"{_list_names(self.leaving)} now has its own tasks"
+        has = "has its" if len(self.leaving) == 1 else "have their"
+        return f"{_list_names(self.leaving)} now {has} own tasks"
 
 
 class Merge(NamedTuple):
@@ -150,7 +156,8 @@ class Merge(NamedTuple):
 
     def describe(self) -> str:
         """Returns what changes, for people."""
-        return f"{_list_names(self.group)} now shares the tasks of {self.into[0].vertex}"
+        shares = "shares" if len(self.group) == 1 else "share"
+        return f"{_list_names(self.group)} now {shares} the tasks of {self.into[0].vertex}"
 
 
 def _list_names(group: Group) -> str:
@@ -177,14 +184,16 @@ class TaskSharing:
         self._load, self._numbers, self._in_call = load, numbers, in_call
         self._seen: dict[str, _VertexLoad] = {plan.vertex: _VertexLoad() for plan in plans}
         self._looked = clock.monotonic()
+        self._passed = 0.0
 
     def look(self, groups: Sequence[Group]) -> Cut | Merge | None:
         """Returns a change that is due, if there is one; at most one in a second."""
         if all(len(group) == 1 for group in self._home.values()):
             return None
-        if self._clock.monotonic() - self._looked < _WINDOW:
+        self._passed = (now := self._clock.monotonic()) - self._looked
+        if self._passed < _WINDOW:
             return None
-        self._looked = self._clock.monotonic()
+        self._looked = now
         for name, seen in self._seen.items():
             self._count(name, seen)
         return self._find_cut(groups) or self._find_merge(groups)
@@ -201,38 +210,52 @@ class TaskSharing:
 
     def _find_cut(self, groups: Sequence[Group]) -> Cut | None:
         for group in groups:
-            wished = self._wish_cut(group)
-            for plan in group[1:]:
-                seen = self._seen[plan.vertex]
-                seen.signs = seen.signs + 1 if plan is wished else 0
-                if seen.signs >= _SIGNS:
-                    return self._cut(group, plan)
+            wished, head = self._wish_cut(group), self._seen[group[0].vertex]
+            head.signs = head.signs + 1 if wished else 0
+            if wished and head.signs >= _SIGNS:
+                head.signs = 0
+                return self._cut(group, wished)
         return None
 
     def _wish_cut(self, group: Group) -> VertexPlan | None:
-        """Returns the vertex of a group that should have a task of its own, if one should."""
+        """Returns the vertex of a group that should have its own task, if one should."""
         slow = [plan for plan in group[1:] if self._seen[plan.vertex].slow]
         if slow:
             return slow[0]
         load = self._load(group[0].vertex)
-        if load.busy < SATURATED or load.idle_cores < IDLE_CORES:
+        if load.busy < SATURATED or not group[1:]:
             return None
-        worth = [plan for plan in group[1:] if self._is_worth_a_hop(behind(plan, group))]
-        return min(worth, key=lambda plan: self._longer_part(group, plan), default=None)
+        gains = {plan.vertex: self._gain(group, plan, load) for plan in group[1:]}
+        best = max(group[1:], key=lambda plan: gains[plan.vertex])
+        return best if gains[best.vertex] >= WORTH_A_CUT else None
 
-    def _is_worth_a_hop(self, plans: Group) -> bool:
-        calls = [self._seen[plan.vertex].recent for plan in plans]
-        return sum(call.seconds / call.rows for call in calls if call.rows) >= WORTH_A_HOP
+    def _gain(self, group: Group, first: VertexPlan, load: Load) -> float:
+        """Returns how many times as many messages a group can take if it is cut before a vertex.
 
-    def _longer_part(self, group: Group, first: VertexPlan) -> float:
-        """Returns the seconds of the busier of both parts, if a group is cut before a vertex."""
-        leaving = behind(first, group)
-        parts = leaving, tuple(plan for plan in group if plan not in leaving)
-        return max(sum(self._seen[p.vertex].recent.seconds for p in part) for part in parts)
+        The longer part limits that, and so do the cores that are idle now: both parts together work
+        more than before, as the rows between them take the buffer.
+        """
+        worked = load.busy * self._passed * group[0].partitions
+        hop = HOP * self._seen[first.vertex].recent.rows
+        costs, leaving = self._costs(group, worked), behind(first, group)
+        moved = sum(costs[plan.vertex] for plan in leaving)
+        cores = 1 + load.idle_cores / group[0].partitions
+        return min(worked / (max(moved, worked - moved) + hop), cores * worked / (worked + 2 * hop))
+
+    def _costs(self, group: Group, worked: float) -> dict[str, float]:
+        """Returns the seconds that each vertex of a group took lately, out of those of its task.
+
+        Beyond its calls, every row costs about the same at every vertex.
+        """
+        calls = {plan.vertex: self._seen[plan.vertex].recent for plan in group}
+        rows = sum(call.rows for call in calls.values())
+        around = max(0.0, worked - sum(call.seconds for call in calls.values()))
+        a_row = around / rows if rows else 0.0
+        return {name: call.seconds + call.rows * a_row for name, call in calls.items()}
 
     def _cut(self, group: Group, first: VertexPlan) -> Cut:
         seen = self._seen[first.vertex]
-        seen.signs, seen.until = 0, self._clock.monotonic() + seen.hold
+        seen.until = self._clock.monotonic() + seen.hold
         seen.hold = min(2 * seen.hold, LONGEST_HOLD)
         return Cut(group, behind(first, group))
 

@@ -17,13 +17,13 @@ def place_of(plan: VertexPlan, partition: int) -> Place:
 
 
 def late_observers(plan: VertexPlan) -> list[ChunkObserver]:
-    """Returns who publishes what became of the rows of each chunk, before it is done."""
+    """Returns who publishes the outcomes of the rows of each chunk, before it is done."""
     observers: list[ChunkObserver] = [TrailObserver()] if plan.run.trail else []
     return [*observers, AuditObserver()] if plan.run.audit is not None else observers
 
 
 def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:
-    """Returns who records the traces of a task; nobody unless the plan says so."""
+    """Returns who records the traces of a task; no one unless the plan says so."""
     if not plan.run.traces:
         return None
     tracer = open_tracer(plan.pipeline, plan.run.traces)

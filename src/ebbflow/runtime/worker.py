@@ -1,7 +1,7 @@
 """A Python worker, and what it keeps of the vertices that it serves from one epoch to the next.
 
 Spark reuses its Python workers, so the object that user code opened in one epoch is there in the
-next, also when the worker has served other vertices meanwhile. It is closed and opened anew after
+next, also when the worker has served other vertices meanwhile. It is closed and opened again after
 an outage. It is closed when the run stops, when the worker is given another run, and when Spark
 shuts the worker down in good order; not when the worker is killed. How long a vertex still waits
 for a system that is unavailable, the dead letters that its breaker has counted, how many messages a
@@ -30,7 +30,7 @@ from ebbflow.numaflow.pynumaflow.recognition import Place
 from ebbflow.runtime.chunk_size import Pace
 from ebbflow.usercode.call_watch import RUNNING, WorkerLeaves
 from ebbflow.usercode.calling import Handler, in_environment
-from ebbflow.usercode.targets import resolve
+from ebbflow.usercode.targets import forget_changed_modules, resolve
 
 if TYPE_CHECKING:
     from ebbflow.accounts.taps import Tap
@@ -68,7 +68,8 @@ _CONTAINERS = {
 class ResidentVertex:
     """What a worker keeps of one vertex in one run, until the run ends or another one comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaves_with_spark: bool = False) -> None:
+        self._leaves_with_spark = leaves_with_spark
         self._handlers: dict[str, Handler] = {}
         self._patience: dict[str, Patience] = {}
         self._breakers: dict[int | None, Breaker] = {}
@@ -85,12 +86,16 @@ class ResidentVertex:
     ) -> Handler:
         """Returns the handler of that role in this process; opens it on first use."""
         if role not in self._handlers:
-            signal.signal(signal.SIGHUP, _leave)  # how Spark tells workers that it ends
+            if self._leaves_with_spark:
+                signal.signal(signal.SIGHUP, _leave)  # how Spark tells workers that it ends
             variables = ((CONTAINER_TYPE, _CONTAINERS[role]), *variables)
             with in_environment(variables):  # modules may look at it when they are imported
                 target = adapt(resolve_code(code, search), _PLACES[role])
-            self._handlers[role] = Handler(target, Blame(systems), variables)
+            self._handlers[role] = self._make(target, Blame(systems), variables)
         return self._handlers[role]
+
+    def _make(self, target: Any, blame: Blame, variables: Variables) -> Handler:
+        return Handler(target, blame, variables)
 
     @property
     def handlers(self) -> list[Handler]:
@@ -127,7 +132,9 @@ class ResidentVertex:
 class Worker:
     """This process. Batch vertices keep what outlives an epoch in the driver's."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[VertexOfRun], ResidentVertex] | None = None) -> None:
+        self._make = make or (lambda _: ResidentVertex(leaves_with_spark=True))
+        self._run = ""
         self._vertices: dict[VertexOfRun, ResidentVertex] = {}
         self._shared: dict[tuple[VertexOfRun, int], Sequence[VertexOfRun]] = {}
 
@@ -144,7 +151,9 @@ class Worker:
 
     def vertex(self, whose: VertexOfRun) -> ResidentVertex:
         """Returns what is kept of the vertex; nothing at first."""
-        return self._vertices.setdefault(whose, ResidentVertex())
+        if whose not in self._vertices:
+            self._vertices[whose] = self._make(whose)
+        return self._vertices[whose]
 
     def close_vertex(self, whose: VertexOfRun) -> None:
         """Closes and forgets what the vertex has here."""
@@ -155,8 +164,14 @@ class Worker:
         self._close(lambda whose: whose[2] == run)
 
     def close_other_runs(self, run: str) -> None:
-        """Closes and forgets what all other runs have left here: the worker now serves this one."""
+        """Closes and forgets what all other runs have left here: the worker now serves this one.
+
+        User code that has changed since is imported again.
+        """
         self._close(lambda whose: whose[2] != run)
+        if run != self._run:
+            self._run = run
+            forget_changed_modules()
 
     def close(self) -> None:
         """Closes and forgets everything."""

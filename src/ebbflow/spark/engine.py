@@ -22,7 +22,7 @@ from pyspark import SparkContext
 
 from ebbflow.domain.errors import EbbflowError, EngineLost
 from ebbflow.runtime.feeds import EngineDied
-from ebbflow.spark.session import active_session
+from ebbflow.spark.session import is_users_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,7 +132,7 @@ class Engines:
         """Does the work, and starts over when Spark dies under it; ``None`` if stopped then."""
         while True:
             self._tell("starting Spark")
-            own = active_session() is None
+            own = not is_users_session()
             try:
                 with ExitStack() as stack:
                     return _do(work, Engine(self._start(stack), own))

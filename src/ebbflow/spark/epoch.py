@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 
 from ebbflow.accounts.traces import flush_spans
-from ebbflow.runtime.nats_task import SharedTask
-from ebbflow.runtime.operators import Speaker, UserCode
+from ebbflow.runtime.nats_task import SharedTask, VertexTask
+from ebbflow.runtime.operators import Speaker, UserCode, vertex_variables
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import Report
 from ebbflow.runtime.worker import WORKER
@@ -74,8 +74,7 @@ def run_partition(
     WORKER.close_other_runs(run.id)
     WORKER.keep_in_task([plan.whose for plan in plans], partition)
     task, speaker = SharedTask(plans, partition, seconds), Speaker()
-    how = (speaker, isolate, len(plans) == 1)
-    codes = [UserCode(vertex.plan, partition, vertex.events, *how) for vertex in task.vertices]
+    codes = [_open_code(vertex, partition, speaker, isolate, plans) for vertex in task.vertices]
     watch = watch_calls(timeout, speaker.in_call)
     with redirected(speaker.log), end_worker_on_base_exception(), watch:
         try:
@@ -88,3 +87,14 @@ def run_partition(
         if run.traces:
             flush_spans()
     return report
+
+
+def _open_code(
+    vertex: VertexTask, partition: int, speaker: Speaker, isolate: bool, plans: Sequence[VertexPlan]
+) -> UserCode:
+    """Returns the user code of a vertex, which the process speaks for while it is called."""
+    enter = partial(speaker.turn_to, vertex.events, vertex_variables(vertex.plan, partition))
+    enter()
+    return UserCode(
+        vertex.plan, vertex.events.log, isolate, enter=enter if len(plans) > 1 else None
+    )

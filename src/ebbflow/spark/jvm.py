@@ -1,6 +1,6 @@
 """The JVM of a run: started, and ended, by the driver alone.
 
-It has a session of its own and ignores what asks a process to end, so that of a signal to everybody
+It has its own session and ignores what asks a process to end, so that of a signal to everybody
 (Ctrl-C, a closed terminal, a service manager) only the driver hears, which then stops in order.
 It ends with the driver, however that ends: its standard input is a pipe that the driver holds.
 PySpark's own way to start it can do neither, and waits for ever for a Java that ends at once.
@@ -44,7 +44,7 @@ _THROWN = re.compile(r'^Exception in thread "main" (?:[\w.$]+: )?(?:\[[\w.]+] )?
 _NOISE = re.compile(r"\s|WARNING|Picked up |Using Spark's |Error: (?:Could not create|A fatal)|$")
 _UNUSED = 30 * 86_400.0
 # Writing takes a JVM 15 seconds of work. One that is killed half-way has written nothing, and the
-# next one begins anew: on a busy machine every start would be slow and none would be the last.
+# next one begins again: on a busy machine every start would be slow and none would be the last.
 _WRITTEN_WITHIN = 300.0
 _ENDED_WITHIN = 30.0
 _QUIET = "-Xlog:cds=off"

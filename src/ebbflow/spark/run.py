@@ -31,6 +31,7 @@ from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.embedded import FolderWitness
+from ebbflow.nats.link import Link
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
 from ebbflow.runtime.control import STOP, tell_shorter_epochs
@@ -48,7 +49,13 @@ from ebbflow.runtime.run_setup import (
 from ebbflow.runtime.task_sharing import Cut, TaskSharing, group_plans
 from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.engine import Engine, Engines
-from ebbflow.spark.session import SessionAhead, SessionPlan, open_session, start_ahead
+from ebbflow.spark.session import (
+    WARM_TASKS,
+    SessionAhead,
+    SessionPlan,
+    open_session,
+    start_ahead,
+)
 from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, TaskSupervisor
 from ebbflow.status.conditions import describe_unread
@@ -76,7 +83,7 @@ def run_pipeline(
     spec: Spec,
     *,
     watcher: Watcher | None = None,
-    beside: Sequence[Attachment] = (),
+    attachments: Sequence[Attachment] = (),
     **options: Unpack[RunOptionNames],
 ) -> Summary:
     """Runs a pipeline until it is drained, timed out or stopped, and returns its summary.
@@ -84,7 +91,7 @@ def run_pipeline(
     Runs on the driver and blocks. Raises ``SetupError`` when the machine is not ready for it, and
     ``TypeError`` for an option that does not exist.
     """
-    return Run(spec, RunOptions.of(options), watcher or QuietWatcher(), beside).execute()
+    return Run(spec, RunOptions.of(options), watcher or QuietWatcher(), attachments).execute()
 
 
 def _signals_to_hear() -> list[signal.Signals]:
@@ -98,6 +105,8 @@ class Run:
     """One run of one pipeline.
 
     ``answer_within`` is how many seconds NATS may take to say whether everything is done.
+    ``keep_spark`` leaves the session that the run starts for the next run of this process. ``link``
+    is the connection of the run once there is one; it is closed when the run has ended.
     """
 
     def __init__(
@@ -105,12 +114,15 @@ class Run:
         spec: Spec,
         options: RunOptions,
         watcher: Watcher,
-        beside: Sequence[Attachment] = (),
+        attachments: Sequence[Attachment] = (),
         answer_within: float = 20.0,
+        keep_spark: bool = False,
     ) -> None:
         self._answer_within = answer_within
+        self._keep_spark = keep_spark
+        self.link: Link | None = None
         self._spec = spec
-        self._beside = beside
+        self._attachments = attachments
         self._options = options
         self._watcher = watcher
         self._names = Names(spec.name)
@@ -156,6 +168,7 @@ class Run:
         with ExitStack() as stack:
             stack.enter_context(self._signals())
             stack.enter_context(self._starting_ahead())
+            stack.callback(setattr, self, "link", None)
             self._watcher.stage("starting NATS")
             self._link = stack.enter_context(
                 open_link_for_run(
@@ -168,6 +181,7 @@ class Run:
                     tell=self._watcher.stage,
                 )
             )
+            self.link = self._link
             if find_own_server(options.nats, options.login) is not None:
                 self._unconfirmed = Unconfirmed(str(self._link.server), self._watcher.stage)
             else:
@@ -177,7 +191,7 @@ class Run:
             stack.callback(WORKER.close_run, plans[0].run.id)
             self._observer = Observer(self._link, plans, self._listener, self._spec.kind)
             self._observer.begin()
-            for attachment in self._beside:
+            for attachment in self._attachments:
                 self._attach(stack, attachment)
             stack.enter_context(self._tell_failure())
             stack.enter_context(self._listener.listen(self._link))
@@ -246,10 +260,10 @@ class Run:
         return writing_audit(self._spec.audit, spark, self._link, plan, slots, *told)
 
     def _link_to_spark(self, spark: SparkSession) -> None:
-        """Says where Spark's own pages are, if they are switched on."""
+        """Says where Spark's web UI is, if it is switched on."""
         if address := spark.sparkContext.uiWebUrl:
             self._observer.link_to("spark_ui", address)
-            self._watcher.stage(f"Spark's own pages are at {address}")
+            self._watcher.stage(f"Spark's web UI is at {address}")
 
     def _pass_on(self, entry: LogEntry) -> None:
         if entry.printed.kind == "message":
@@ -287,15 +301,16 @@ class Run:
 
     def _session(self) -> AbstractContextManager[SparkSession]:
         ahead, self._ahead = self._ahead, None
-        return open_session(self._session_plan, self._options.search, ahead)
+        return open_session(self._session_plan, self._options.search, ahead, self._keep_spark)
 
     @property
     def _session_plan(self) -> SessionPlan:
         options, spec = self._options, self._spec
+        tasks = sum(step.streams.partitions for step in spec.steps)
         return SessionPlan(
             spec.name,
             options.master,
-            sum(step.streams.partitions for step in spec.steps),
+            max(tasks, WARM_TASKS) if self._keep_spark else tasks,
             options.state.resolve() / "logs",
             options.spark_settings,
             schedules=not spec.has_tables,
@@ -324,8 +339,12 @@ class Run:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        with on_signals(_signals_to_hear(), lambda *_: self._stop.set()):
+        with self.stopped_by_signals():
             yield
+
+    def stopped_by_signals(self) -> AbstractContextManager[None]:
+        """Lets signals end the run in good order while the context lasts; on the main thread."""
+        return on_signals(_signals_to_hear(), lambda *_: self._stop.set())
 
     def _wait(
         self, plans: Sequence[VertexPlan], supervisor: Supervisor, engine: Engine, slots: Slots
@@ -382,9 +401,9 @@ class Run:
             self._jobs = {
                 name: self._facts_of(plan, supervisor.of(name)) for name, plan in vertices.items()
             }
-        was_unread, were_away = self._observer.unread, self._observer.nodes.away
+        was_unread, were_down = self._observer.unread, self._observer.nodes.down
         status = self._observer.look(phase, self._jobs)
-        for sentence in describe_change(were_away, self._observer.nodes.away):
+        for sentence in describe_change(were_down, self._observer.nodes.down):
             self._watcher.stage(sentence)
         if bool(was_unread) != bool(self._observer.unread):
             self._watcher.stage(_describe_reading(status, self._observer.unread))
@@ -402,8 +421,8 @@ class Run:
     def _facts_of(self, plan: VertexPlan, task: TaskSupervisor) -> JobFacts:
         name = plan.vertex
         unheard = self._listener.unheard(name, plan.partitions)
-        resident = not plan.streams.batched and not self._takes_turns()
-        is_silent = resident and task.failure is None and _SILENT < unheard < math.inf
+        speaks = not (plan.streams.batched or self._takes_turns() or self._is_held_up(plan, task))
+        is_silent = speaks and task.failure is None and _SILENT < unheard < math.inf
         failure = task.failure or self._hear_feed(name)
         return JobFacts.with_errors(
             self._feed_errors[name] or task.errors,
@@ -414,6 +433,11 @@ class Run:
             silent=unheard if is_silent else None,
             silent_because=self._explain_silence() if is_silent else None,
         )
+
+    def _is_held_up(self, plan: VertexPlan, task: TaskSupervisor) -> bool:
+        """Whether another vertex of its task is in a long call: then this one cannot report."""
+        others = (other.vertex for other in task.plans if other.vertex != plan.vertex)
+        return any(self._listener.in_call(name) is not None for name in others)
 
     def _tell_stop(self) -> None:
         self._tell_tasks(STOP)

@@ -9,6 +9,7 @@ before the session is opened, so that a run can prepare its streams meanwhile.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 OLDEST_JAVA = 17
 # Slots beyond the tasks, so that a vertex starting again never waits for one that ends.
 _SPARE_SLOTS = 2
+# A session that later runs use, too, has room for larger pipelines. A free slot costs nothing.
+WARM_TASKS = 16
 _ASKING = 30.0
 _PYTHON_PATH = "PYTHONPATH"
 # Megabytes for a JVM that only places tasks, and for each task. About 30 MB stay in use.
@@ -140,6 +143,12 @@ class SessionPlan:
         """The classes that its JVM loads."""
         return ClassArchive(java_version(), self.schedules and self.is_local)
 
+    def suits(self, other: SessionPlan) -> bool:
+        """Returns whether a session that was started for this plan is good for another one."""
+        alike = self.master == other.master and self.conf == other.conf
+        has_memory = other.schedules or not self.schedules
+        return alike and has_memory and self.tasks >= other.tasks
+
     def settings(self) -> dict[str, str]:
         """Returns all settings of Spark for it, the user's included."""
         return {
@@ -188,32 +197,82 @@ class SessionAhead:
 
 
 def start_ahead(plan: SessionPlan) -> SessionAhead | None:
-    """Starts what ``open_session`` waits for; ``None`` if the program has a session of its own."""
+    """Starts what ``open_session`` waits for; ``None`` if the program has its own session."""
     return None if active_session() is not None else SessionAhead(plan)
+
+
+def is_users_session() -> bool:
+    """Returns whether the session there is was started by the user's program, and not by a run."""
+    return active_session() is not None and _KEPT.session is None
 
 
 @contextlib.contextmanager
 def open_session(
-    plan: SessionPlan, modules: Path | None = None, ahead: SessionAhead | None = None
+    plan: SessionPlan,
+    modules: Path | None = None,
+    ahead: SessionAhead | None = None,
+    keep: bool = False,
 ) -> Iterator[SparkSession]:
     """Opens Spark for a pipeline: the session there is, or one of its own.
 
     ``modules`` is the folder of the user's code; it is sent along to workers on other machines.
-    ``ahead`` is what was started for it before, if anything.
+    ``ahead`` is what was started for it before, if anything. ``keep`` leaves a session on this
+    machine for the next run, which then starts within a second.
     """
     quieten_py4j()
-    active = active_session()
-    if active is not None:
-        yield active
+    _KEPT.make_way(plan)
+    if (active := active_session()) is not None:
+        with _KEPT.dropped_on_error():
+            yield active
         return
     spark, stack = _start(ahead or SessionAhead(plan), plan)
     with stack:
+        stack.callback(stop_session, spark, plan)
+        if modules is not None and not plan.is_local:
+            spark.sparkContext.addPyFile(_zip_modules(modules, plan.logs))
+        yield spark
+        if keep and plan.master is None:
+            _KEPT.keep(spark, plan, stack.pop_all())
+
+
+class _KeptSession:
+    """The session that a run has left to the next one of this process; stopped when that ends."""
+
+    def __init__(self) -> None:
+        self.session: SparkSession | None = None
+        self._plan: SessionPlan | None = None
+        self._opened: contextlib.ExitStack | None = None
+
+    def keep(self, session: SparkSession, plan: SessionPlan, opened: contextlib.ExitStack) -> None:
+        """Keeps a session and all that was opened for it."""
+        self.session, self._plan, self._opened = session, plan, opened
+        atexit.register(self.stop)
+
+    def make_way(self, plan: SessionPlan) -> None:
+        """Stops the session if it is not what the next run asks for, or if it has been stopped."""
+        if self._plan is None:
+            return
+        if not self._plan.suits(plan) or active_session() is not self.session:
+            self.stop()
+
+    @contextlib.contextmanager
+    def dropped_on_error(self) -> Iterator[None]:
+        """Stops the session if a run ends by an error: its JVM may have died."""
         try:
-            if modules is not None and not plan.is_local:
-                spark.sparkContext.addPyFile(_zip_modules(modules, plan.logs))
-            yield spark
-        finally:
-            stop_session(spark, plan)
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stops the session, if there is one."""
+        opened, self._opened, self.session, self._plan = self._opened, None, None, None
+        if opened is not None:
+            atexit.unregister(self.stop)
+            opened.close()
+
+
+_KEPT = _KeptSession()
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ _GROUP = "ebbflow/warm-up"
 TURN = 2.0
 """The seconds of a vertex's turn."""
 _LOOK_EVERY = 1.0
-# So often a number has to be seen in a row. A cluster that is just starting has none for a while.
+# This often a number has to be seen in a row. A cluster that is just starting has none for a while.
 _LOOKS, _LOOKS_AT_NONE = 2, 15
 # Seconds that a lost executor explains why a task is silent.
 _RECENT = 60.0
@@ -80,7 +80,7 @@ def _is_own(family: int, address: str | int) -> bool:
 
 
 class Slots:
-    """The slots of a run of so many tasks, whose epochs are to last ``epoch`` seconds.
+    """The slots of a run of this many tasks, whose epochs are to last ``epoch`` seconds.
 
     ``tell`` shows a line to whoever watches the run; ``take_turns`` has the tasks that are running
     end when they have had their turn. ``loopback`` if NATS is reached on this machine only.
@@ -109,7 +109,7 @@ class Slots:
         self._lost: tuple[str, float] | None = None
 
     def has_room(self, tasks: int) -> bool:
-        """Returns whether so many more tasks would have slots."""
+        """Returns whether that many more tasks would have slots."""
         return self._slots >= self._tasks() + tasks
 
     @property
@@ -159,7 +159,7 @@ class Slots:
                 warm_up.look(executors, slots - self._tasks())
                 self._warn_of_loopback({host for host, _ in executors})
             except (Py4JError, OSError):
-                return  # Spark is going, and the run hears of it elsewhere
+                return  # Spark is going, and the run learns of it elsewhere
             if self._told is not None:
                 # Again and again: a task may have been told to run long, and begin only now.
                 self._take_turns()
@@ -205,7 +205,7 @@ class Slots:
 
 
 class WarmUp:
-    """Warms up executors once for each that comes; ``begin`` starts a job of so many tasks."""
+    """Warms up executors once for each that comes; ``begin`` starts a job of that many tasks."""
 
     def __init__(self, begin: Callable[[int], None]) -> None:
         self._begin = begin
@@ -225,7 +225,7 @@ class WarmUp:
 
 
 def begin_warm_up(spark: SparkSession, tasks: int) -> None:
-    """Starts a job of empty tasks, on a thread of its own. Spark spreads them over executors."""
+    """Starts a job of empty tasks, on its own thread. Spark spreads them over executors."""
 
     def run() -> None:
         context = spark.sparkContext

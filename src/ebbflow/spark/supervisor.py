@@ -31,7 +31,7 @@ from ebbflow.status.conditions import WORKER_DIED
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_RESTART = Backoff(interval=500, steps=0, factor=2.0, cap=30_000)
+_RESTART = Backoff("500ms", steps=0, factor=2.0, cap="30s")
 _STEADY = 60.0
 # Seconds that an epoch has to hear that it is the last one.
 _CLOSING = 10.0
@@ -67,7 +67,7 @@ class TaskSupervisor:
         self._lengths = lengths
         self._stopping = threading.Event()
         self._next: tuple[Group, Callable[[], None]] | None = None
-        self._open = False
+        self._open = self._replays = False
         self._thread = InheritableThread(target=self._run, name=f"vertex-{plans[0].vertex}")
         self._thread.daemon = True
 
@@ -87,8 +87,8 @@ class TaskSupervisor:
     def change(self, plans: Group, then: Callable[[], None]) -> None:
         """Has the next epoch that follows a good one run other vertices; then calls ``then``.
 
-        Without any the thread ends instead. What is in flight in a failed epoch is replayed by the
-        vertices that began it, so a change waits.
+        Without any the thread ends instead. A chunk that is left in flight is replayed by the
+        vertices that began it, so a change waits until there is none.
         """
         self._next = plans, then
 
@@ -136,7 +136,7 @@ class TaskSupervisor:
                 self._stopping.wait(_RESTART.wait(failures) / 1000)
 
     def _follow_change(self) -> None:
-        if self._next is None or self._stopping.is_set():
+        if self._next is None or self._replays or self._stopping.is_set():
             return
         self.plans, then = self._next
         self._next, self._epochs = None, Epochs(self._spark, self.plans)
@@ -151,6 +151,7 @@ class TaskSupervisor:
             # An epoch that ran out just before the stop has left user code and the processes of
             # sources open for the next one: one more hears the word and closes them.
             self._open = any(report.ended != "stop" for report in reports.values())
+            self._replays = any(report.replays for report in reports.values())
 
 
 def explain(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Bindings: which code, program or running function stands for an image, from a file of its own.
+"""Bindings: which code, program or running function an image is bound to, from their own file.
 
     quay.io/numaio/numaflow-go/map-cat:
       command: [bin/map-cat]
@@ -7,10 +7,10 @@
     payments:
       sockets: /run/payments
 
-A name stands for an image if the last parts of the image's own name are the same, whatever registry
-and folders come before them. Without a tag it stands for any. The longest name wins.
+A name is bound to an image if the last parts of the image's name are the same, whatever registry
+and folders come before them. Without a tag it is bound to any. The longest name wins.
 
-Ebbflow has code of its own for images of Numaflow's examples, listed in ``BUILT_IN``. Such an image
+Ebbflow has its own code for images of Numaflow's examples, listed in ``BUILT_IN``. Such an image
 is known by the last two parts of its name, whatever its registry and tag: those of
 ``quay.io/numaio/numaflow-go/map-cat:stable`` are ``numaflow-go`` and ``map-cat``. The folder must
 be that of one of Numaflow's SDKs, so a user's own ``team/map-cat`` is left alone. Most names mean
@@ -42,14 +42,14 @@ from ebbflow.spec.model import Spec, Step
 from ebbflow.spec.validate import FieldPath, Finding, validate
 from ebbflow.usercode import targets
 
-BESIDE = "bindings.yaml"
-"""The name of the file that is read if it lies beside a pipeline and no other is named."""
+BINDINGS_FILE = "bindings.yaml"
+"""The name of the file that is read if it lies next to a pipeline and no other is named."""
 
 NO_MODE = "'mode' is for Python code; a function in its own process says its mode itself"
 
 
 class Binding(Program):
-    """What stands for an image: exactly one of ``command``, ``python`` and ``sockets``."""
+    """What an image is bound to: exactly one of ``command``, ``python`` and ``sockets``."""
 
     python: fields.Text | None = Field(
         default=None, description="the function or class, `module:attribute`"
@@ -89,9 +89,9 @@ def read_bindings(file: Path, values: ClusterValues | None) -> tuple[Bindings, l
 
 
 def find_file(spec: Path, named: Path | None) -> Path | None:
-    """Returns the bindings file of a pipeline: the one that is named, else the one beside it."""
-    beside = spec.parent / BESIDE
-    return named or (beside if beside.is_file() else None)
+    """Returns the bindings file of a pipeline: the one that is named, else the one next to it."""
+    nearby = spec.parent / BINDINGS_FILE
+    return named or (nearby if nearby.is_file() else None)
 
 
 def _each(
@@ -278,7 +278,7 @@ _IMAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """The code that stands in for an image, where it can stand, and what one call of it gets.
+    """The code that replaces an image, where it can stand, and what one call of it gets.
 
     ``mode`` is that of a map, a transformer or a sink; a source has none.
     """
@@ -350,11 +350,11 @@ BUILT_IN: dict[str, BuiltIn] = {
         CountingMetadataSource="source-metadata",
     ),
 }
-"""The code that stands in for each image, by its name, or by its folder and name."""
+"""The code that replaces each image, by its name, or by its folder and name."""
 
 
 def find_built_in(image: str) -> BuiltIn | None:
-    """Returns what stands in for an image, or ``None`` if nothing does."""
+    """Returns what replaces an image, or ``None`` if nothing does."""
     parts = _IMAGE.fullmatch(image)
     if parts is None:
         return None

@@ -121,7 +121,7 @@ class _Conversion:
 
     def _value(self, node: yaml.Node, path: FieldPath) -> Any:
         self._document.values[path] = _at(node.start_mark)
-        # Aliases can make a short text stand for endless data.
+        # Aliases can make a short text expand to endless data.
         if node in self._open or len(self._document.values) > _MOST_VALUES:
             raise self._refuse(node, "an alias that makes the document endless or very large")
         self._open.add(node)

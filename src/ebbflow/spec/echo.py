@@ -24,6 +24,7 @@ from ebbflow.connectors.user_code import CodeSection
 from ebbflow.spec.graph import PipelineShape, ShapeEdge, ShapeVertex
 from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec, Step
 from ebbflow.spec.sections import EdgeSpec, SinkSpec, SourceSpec, Udf
+from ebbflow.usercode.codecs import uncoded
 
 HIDDEN = "(hidden)"
 """What stands in the place of a secret."""
@@ -132,6 +133,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _name_of(code: Any) -> str:
+    code = uncoded(code)
     target = getattr(code, "func", code)
     module = getattr(target, "__module__", "")
     return f"{module}:{getattr(target, '__qualname__', type(target).__qualname__)}"
@@ -197,9 +199,9 @@ def _source_words(source: SourceSpec | None) -> str:
 def _sink_words(sink: SinkSpec | None) -> str:
     if sink is None:
         return ""
-    beside = [("fallback", sink.fallback), ("on success", sink.on_success)]
+    secondary = [("fallback", sink.fallback), ("on success", sink.on_success)]
     words = [_part_words(sink.kind, sink.section)]
-    words += [f"{name}: {_part_words(t.kind, t.section)}" for name, t in beside if t is not None]
+    words += [f"{name}: {_part_words(t.kind, t.section)}" for name, t in secondary if t is not None]
     return ", ".join(words)
 
 
@@ -214,7 +216,7 @@ def _part_words(kind: str, section: object) -> str:
 
 
 def _code_words(section: CodeSection) -> str:
-    code = section.python
+    code = uncoded(section.python)
     if isinstance(code, str):
         return code
     if code is not None:

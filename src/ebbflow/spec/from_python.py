@@ -1,99 +1,86 @@
 """Parts of a spec as plain data, from the arguments that the Python builders take.
 
-Nothing is checked here: a wrong argument becomes a wrong field, which lint then reports with the
-rest. Only what was given is written, so that defaults stay those of the model. The one exception is
-an option that does not exist, which is refused where it is written: a method that takes its options
-as ``**options: Unpack[SomeTypedDict]`` would swallow a misspelt one, and Python's own refusal does
-not say which one was meant.
+Only what was given is written, so that defaults stay those of the model. Connectors, limits and the
+like are parts that were checked where they were made (``connectors.part``). What they do not cover
+lint reports with the rest.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar
 
+from ebbflow.connectors.part import Connector, Part, plain_value
+from ebbflow.connectors.typed import BearerToken, Certificate, Ports
 from ebbflow.domain.code import Code, Function, Mode, OnFailure, SinkMode, TagOperator
-from ebbflow.domain.durations import Backoff
-from ebbflow.domain.errors import did_you_mean
+from ebbflow.domain.durations import Backoff, Duration
+from ebbflow.domain.spelling import did_you_mean, named_options
 from ebbflow.engine.system_errors import named
-
-Policy = Backoff | Mapping[str, Any]
-"""A back-off, or its fields: ``{"interval": "2s", "steps": 3}``, in camel case or snake case."""
+from ebbflow.spec.typed import Audit, Breaker, InterStepBuffer, Limits, NatsStore
 
 CodeChoice = Code | Function
-"""User code: a Python function or class, or a function in a process of its own."""
+"""User code: a Python function or class, or a function in its own process."""
 
-SinkChoice = CodeChoice | Literal["log", "blackhole"] | Mapping[str, Any]
-"""A sink: user code, the name of a built-in sink, or such a name with its fields.
+SourceChoice = CodeChoice | Connector
+"""A source: user code or a connector."""
 
-A text with a colon is code.
-"""
+SinkChoice = CodeChoice | Connector
+"""A sink: user code or a connector."""
 
-Store = CodeChoice | Literal["nats"] | Mapping[str, Any]
-"""A store for answers: a class of the user's, ``"nats"``, or ``{"nats": {"ttl": "1h"}}``."""
+Store = CodeChoice | Literal["nats"] | NatsStore
+"""A store for answers: a class of the user's, ``"nats"``, or ``NatsStore(ttl="1h")``."""
 
-Part = dict[str, Any]
+OnFull = Literal["retry_until_success", "discard_latest"]
+"""What happens to a message when the buffer it is to go to is full: it waits, or is dropped."""
 
+ON_FULL = {"retry_until_success": "retryUntilSuccess", "discard_latest": "discardLatest"}
+"""The same in YAML."""
 
-class SourceKinds(TypedDict, total=False):
-    """Where messages can come from, beside user code; each with YAML's fields, in either case."""
-
-    generator: Mapping[str, Any]
-    http: Mapping[str, Any]
-    jetstream: Mapping[str, Any]
-    nats: Mapping[str, Any]
-    kafka: Mapping[str, Any]
-    spark: Mapping[str, Any]
-    serving: Mapping[str, Any]
+Fields = dict[str, Any]
+K = TypeVar("K")
 
 
-class SinkKinds(TypedDict, total=False):
-    """Where messages can go to, beside user code; each with YAML's fields, in either case."""
+class OnUnavailable(Part):
+    """What to do while a system that user code needs is unavailable.
 
-    http: Mapping[str, Any]
-    file: Mapping[str, Any]
-    jetstream: Mapping[str, Any]
-    nats: Mapping[str, Any]
-    kafka: Mapping[str, Any]
-    spark: Mapping[str, Any]
+    ``errors`` are further exceptions that say so, as classes or as ``"module:Class"``. The others
+    say how long to wait between two tries. The vertex tries for as long as it takes.
+    """
+
+    MODELS = ("ebbflow.spec.sections:OnUnavailableSpec",)
+
+    @named_options
+    def __init__(
+        self,
+        errors: Iterable[type[BaseException] | str] = (),
+        *,
+        interval: Duration | None = None,
+        factor: float | None = None,
+        cap: Duration | None = None,
+        jitter: float | None = None,
+    ) -> None:
+        waits = {"interval": interval, "factor": factor, "cap": cap, "jitter": jitter}
+        given = {name: value for name, value in waits.items() if value is not None}
+        super().__init__(errors=sorted(named(errors)), backoff=given)
 
 
 class ServingOptions(TypedDict, total=False):
     """How requests are taken in and answered: YAML's fields of a serving source."""
 
     host: str
-    ports: Mapping[str, Any]
-    auth: Mapping[str, Any]
-    tls: Mapping[str, Any]
-    read_timeout: Any
-    ack_wait: Any
+    ports: Ports
+    auth: BearerToken
+    tls: Certificate
+    read_timeout: Duration
+    ack_wait: Duration
     max_in_flight: int
     msg_id_header_key: str
     request_timeout_seconds: int
     cors: Sequence[str]
 
 
-def copy_fields(fields: Any) -> Any:
-    """Returns a copy of the fields; what is no mapping stays as it is, for lint to report."""
-    return dict(fields) if isinstance(fields, Mapping) else fields
-
-
-def kinds_of(options: Mapping[str, Any], names: Iterable[str]) -> Part:
-    """Those of the options that choose a kind of source or sink."""
-    return {name: copy_fields(options[name]) for name in names if name in options}
-
-
-def _shipped() -> Iterable[str]:
-    """Returns the connectors that other packages ship."""
-    from ebbflow.connectors.registry import find_shipped  # ``import ebbflow`` needs no pydantic
-
-    return find_shipped()
-
-
-def code_fields(code: CodeChoice | None) -> Part:
+def code_fields(code: CodeChoice | None) -> Fields:
     """Returns how a section says what its code is."""
     if isinstance(code, Function):
         return {"container": code.to_container()}
@@ -101,16 +88,17 @@ def code_fields(code: CodeChoice | None) -> Part:
 
 
 def source_section(
-    code: CodeChoice | None,
-    kinds: Mapping[str, Any],
+    source: SourceChoice | None,
     transformer: CodeChoice | None,
-    retry: Policy | None,
+    retry: Backoff | None,
     on_failure: OnFailure | None,
-) -> Part:
+) -> Fields:
     """Returns a source; the retries are its transformer's."""
-    part = kinds_of(kinds, (*SourceKinds.__annotations__, *_shipped()))
-    if code is not None:
-        part["udsource"] = code_fields(code)
+    part: Fields = {}
+    if isinstance(source, Connector):
+        part = source.section("source")
+    elif source is not None:
+        part["udsource"] = code_fields(_code(source))
     retried = _retry_strategy(retry, on_failure)
     if transformer is not None or retried:
         part["transformer"] = {**code_fields(transformer), **retried}
@@ -120,22 +108,38 @@ def source_section(
 def serving_source(
     options: Mapping[str, Any],
     transformer: CodeChoice | None,
-    retry: Policy | None,
+    retry: Backoff | None,
     on_failure: OnFailure | None,
-) -> Part:
+) -> Fields:
     """Returns a serving source; the retries are its transformer's."""
-    settings = kinds_of(options, ServingOptions.__annotations__)
-    return source_section(None, {"serving": settings}, transformer, retry, on_failure)
+    names = [name for name in ServingOptions.__annotations__ if name in options]
+    serving = {name: _checked_option(name, options[name]) for name in names}
+    return {"serving": serving, **source_section(None, transformer, retry, on_failure)}
+
+
+def _checked_option(name: str, value: Any) -> Any:
+    kinds: dict[str, type[Part]] = {"ports": Ports, "auth": BearerToken, "tls": Certificate}
+    return _part_fields(name, kinds[name])(value) if name in kinds else plain_value(value)
+
+
+def _code(choice: Any) -> CodeChoice:
+    """Returns user code; ``TypeError`` for what connectors used to be written as."""
+    if isinstance(choice, Mapping) or choice in ("log", "blackhole", "serve"):
+        raise TypeError(
+            "a source or sink is user code or a connector of ebbflow.connectors, such as Log(), "
+            f"not {choice!r:.60}"
+        )
+    return choice  # type: ignore[no-any-return]
 
 
 def udf(
     code: CodeChoice | None,
     mode: Mode,
-    retry: Policy | None,
+    retry: Backoff | None,
     on_failure: OnFailure | None,
     sql: str | None = None,
     dataframe: Code | None = None,
-) -> Part:
+) -> Fields:
     """Returns a map."""
     ways = {**code_fields(code), "sql": sql, "dataframe": dataframe}
     part = {name: value for name, value in ways.items() if value is not None}
@@ -143,47 +147,48 @@ def udf(
 
 
 def sink_section(
-    code: CodeChoice | None,
-    kinds: Mapping[str, Any],
+    sink: SinkChoice | None,
     *,
     mode: SinkMode,
-    log: bool,
-    blackhole: bool,
-    serve: bool,
     fallback: SinkChoice | None,
     on_success: SinkChoice | None,
-    retry: Policy | None,
+    retry: Backoff | None,
     on_failure: OnFailure | None,
-) -> Part:
-    """Returns a sink with those behind it."""
+) -> Fields:
+    """Returns a sink with its fallback and on-success sinks."""
     part = _retry_strategy(retry, on_failure)
-    part |= kinds_of(kinds, (*SinkKinds.__annotations__, *_shipped()))
-    if code is not None or mode != "batch":
-        part["udsink"] = code_fields(code) | ({} if mode == "batch" else {"mode": mode})
-    built_in = {"log": log, "blackhole": blackhole, "serve": serve}
-    part |= {name: {} for name, chosen in built_in.items() if chosen}
-    beside = {"fallback": fallback, "onSuccess": on_success}
-    return part | {name: _chosen_sink(sink) for name, sink in beside.items() if sink is not None}
+    if sink is not None or mode != "batch":
+        part |= _chosen_sink(sink, mode)
+    more = {"fallback": fallback, "onSuccess": on_success}
+    return part | {name: _chosen_sink(each) for name, each in more.items() if each is not None}
 
 
-def conditions(tags: str | Iterable[str], operator: TagOperator) -> Part:
+def on_full(choice: OnFull) -> str:
+    """Returns what YAML calls it; ``ValueError`` for anything else, YAML's own word included."""
+    if choice not in ON_FULL:
+        meant = did_you_mean(str(choice), ON_FULL, "it is one of")
+        raise ValueError(f"on_full cannot be {choice!r}; {meant}")
+    return ON_FULL[choice]
+
+
+def conditions(tags: str | Iterable[str], operator: TagOperator) -> Fields:
     """Returns what a message must be like to go one way."""
     return {"tags": {"operator": operator, "values": listed(tags)}}
 
 
-def store(choice: Store) -> Part:
-    """Returns a store for answers; a text without a colon is a kind of store."""
+def store(choice: Store) -> Fields:
+    """Returns a store for answers."""
     if isinstance(choice, Mapping):
-        return dict(choice)
-    if isinstance(choice, str) and ":" not in choice:
-        return {choice: {}}
-    return code_fields(choice)
+        raise TypeError('serving_store takes a class, "nats" or NatsStore(...), not a mapping')
+    if choice == "nats":
+        return {"nats": {}}
+    return {"nats": choice.to_plain()} if isinstance(choice, NatsStore) else code_fields(choice)
 
 
-def backoff(policy: Policy) -> Any:
+def backoff(policy: Backoff) -> Fields:
     """Returns the fields of a back-off."""
     if not isinstance(policy, Backoff):
-        return copy_fields(policy)
+        raise TypeError(f'a back-off is Backoff("1s", steps=3), not {type(policy).__name__}')
     return {
         "interval": timedelta(milliseconds=policy.interval),
         "steps": policy.steps,
@@ -193,29 +198,33 @@ def backoff(policy: Policy) -> Any:
     }
 
 
-def on_unavailable(options: Mapping[str, Any]) -> Part:
-    """Returns what to do about systems that are away; errors may be given as classes."""
-    waits = {name: value for name, value in options.items() if name != "errors"}
-    waits = dict(waits.pop("backoff", waits))
-    return {"errors": sorted(named(options.get("errors", ()))), "backoff": waits}
+def _part_fields(option: str, kind: type[Part]) -> Callable[[Any], Fields]:
+    """Returns what writes an option that takes a part of this kind and nothing else."""
+
+    def write(value: Any) -> Fields:
+        if not isinstance(value, kind):
+            raise TypeError(f"{option} takes {kind.__name__}(...), not {type(value).__name__}")
+        return value.to_plain()
+
+    return write
 
 
 _SETTINGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "partitions": ("partitions", lambda count: count),
-    "limits": ("limits", copy_fields),
+    "limits": ("limits", _part_fields("limits", Limits)),
     "inline": ("inline", lambda enabled: enabled),
     "ordered": ("ordered", lambda enabled: {"enabled": enabled}),
     "on_error": ("onError", lambda policy: {"backoff": backoff(policy)}),
-    "on_unavailable": ("onUnavailable", on_unavailable),
-    "breaker": ("breaker", dict),
+    "on_unavailable": ("onUnavailable", _part_fields("on_unavailable", OnUnavailable)),
+    "breaker": ("breaker", _part_fields("breaker", Breaker)),
     "serving_store": ("servingStore", store),
-    "inter_step_buffer": ("interStepBuffer", copy_fields),
-    "audit": ("audit", dict),
+    "inter_step_buffer": ("interStepBuffer", _part_fields("inter_step_buffer", InterStepBuffer)),
+    "audit": ("audit", _part_fields("audit", Audit)),
 }
 """Options of a whole pipeline or of a step → their names in YAML, and what writes them."""
 
 
-def settings(options: Mapping[str, Any]) -> Part:
+def settings(options: Mapping[str, Any]) -> Fields:
     """Those of the options that are settings of a pipeline or of a step, as YAML has them."""
     given = {name: how for name, how in _SETTINGS.items() if name in options}
     return {field: write(options[name]) for name, (field, write) in given.items()}
@@ -226,59 +235,17 @@ def listed(names: str | Iterable[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _retry_strategy(retry: Policy | None, on_failure: OnFailure | None) -> Part:
-    """Returns the retry strategy, if there is one; ``onFailure`` may be among its fields."""
+def _retry_strategy(retry: Backoff | None, on_failure: OnFailure | None) -> Fields:
+    """Returns the retry strategy, if there is one."""
     if retry is None and on_failure is None:
         return {}
-    waits = {} if retry is None else backoff(retry)
-    known = ("on_failure", "onFailure") if isinstance(waits, dict) else ()
-    ends = {name: waits.pop(name) for name in known if name in waits}
-    ends = ends if on_failure is None else {"onFailure": on_failure}
-    return {"retryStrategy": {"backoff": waits, **ends}}
+    waits = {} if retry is None else {"backoff": backoff(retry)}
+    ends = {} if on_failure is None else {"onFailure": on_failure}
+    return {"retryStrategy": {**waits, **ends}}
 
 
-def _chosen_sink(choice: SinkChoice) -> Part:
-    if isinstance(choice, Mapping):
-        return dict(choice)
-    if isinstance(choice, str) and ":" not in choice:
-        return {choice: {}}
-    return {"udsink": code_fields(choice)}
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def named_options(method: Callable[P, R]) -> Callable[P, R]:
-    """Returns the method, which raises ``TypeError`` for a keyword that it does not take."""
-
-    @functools.wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        known = _names(method)
-        for name in kwargs:
-            if name not in known:
-                meant = did_you_mean(name, known, "it takes")
-                raise TypeError(f"{_display_name(method)} has no option {name!r}; {meant}")
-        return method(*args, **kwargs)
-
-    return call
-
-
-@functools.cache
-def _names(method: Callable[..., object]) -> tuple[str, ...]:
-    """Returns what may be given by name, that of the typed dictionary behind ``**`` included."""
-    names: list[str] = []
-    for name, parameter in list(inspect.signature(method).parameters.items())[1:]:
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            names.append(name)
-            continue
-        (options,) = get_args(get_type_hints(method)[name])
-        hints = get_type_hints(options)
-        names += hints
-        if any(kinds.__annotations__.keys() <= hints.keys() for kinds in (SourceKinds, SinkKinds)):
-            names += _shipped()
-    return tuple(names)
-
-
-def _display_name(method: Callable[..., object]) -> str:
-    return f"{method.__qualname__.removesuffix('.__init__')}()"
+def _chosen_sink(choice: SinkChoice | None, mode: SinkMode = "batch") -> Fields:
+    if isinstance(choice, Connector):
+        return choice.section("sink")
+    code = None if choice is None else _code(choice)
+    return {"udsink": code_fields(code) | ({} if mode == "batch" else {"mode": mode})}

@@ -144,13 +144,13 @@ Plain = Annotated[Any, BeforeValidator(_plain), AfterValidator(_hidden)]
 
 
 class CompanionMetadata(MetadataFields):
-    """The ``metadata`` of a document beside a pipeline."""
+    """The ``metadata`` of a document next to a pipeline."""
 
     name: ResourceName
 
 
 class CompanionDocument(ResourceFields):
-    """A document beside a pipeline."""
+    """A document next to a pipeline."""
 
     VERSION: ClassVar[str] = "v1"
 
@@ -230,7 +230,7 @@ COMPANIONS: dict[str, type[CompanionDocument]] = {
     "ConfigMap": ConfigMapDocument,
     "InterStepBufferService": BufferServiceDocument,
 }
-"""Every kind of document that may stand beside a pipeline."""
+"""Every kind of document that may stand next to a pipeline."""
 
 
 def values_in(companions: Iterable[object]) -> dict[tuple[ValueKind, str], dict[str, Secret]]:
@@ -267,19 +267,19 @@ def model_of(data: Mapping[str, Any]) -> type[Readable] | None:
 
 
 def spec_of(resource: Readable) -> Spec | None:
-    """Returns what runs for a resource; ``None`` for one that stands beside others."""
+    """Returns what runs for a resource; ``None`` for one that stands next to others."""
     if isinstance(resource, ServingPipelineSpec):
         return resource.as_pipeline
     return resource if isinstance(resource, Spec) else None
 
 
 def is_companion(data: Any) -> bool:
-    """Returns whether the document says that it stands beside a pipeline."""
+    """Returns whether the document says that it stands next to a pipeline."""
     return isinstance(data, Mapping) and data.get("kind") in tuple(COMPANIONS)
 
 
 def is_of_another_system(data: Any) -> bool:
-    """Returns whether the document says that it is something that nobody here reads."""
+    """Returns whether the document says that it is something that no one here reads."""
     if not isinstance(data, Mapping):
         return False
     kind, version = data.get("kind"), str(data.get("apiVersion", API_VERSION))

@@ -35,7 +35,7 @@ def without_effect(*names: str) -> Callable[[type[S]], type[S]]:
 
 @without_effect("status")
 class ResourceFields(Section):
-    """What a cluster adds to a resource beside its spec."""
+    """What a cluster adds to a resource besides its spec."""
 
 
 @without_effect(

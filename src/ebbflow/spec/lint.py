@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 from ebbflow.connectors.schema.fields import WITHOUT_EFFECT, Section
 from ebbflow.connectors.schema.secrets import ClusterValues
-from ebbflow.domain.errors import Problem, SpecError, did_you_mean
+from ebbflow.domain.errors import Problem, SpecError
+from ebbflow.domain.spelling import did_you_mean
 from ebbflow.spec.bindings import (
-    BESIDE,
+    BINDINGS_FILE,
     Binder,
     Bindings,
     ContainerRuntime,
@@ -49,6 +50,9 @@ from ebbflow.spec.rules.vertices import (
     check_vertices,
 )
 from ebbflow.spec.validate import FieldPath, Finding, concerns, validate
+
+EXAMPLES = ".test.yaml"
+"""The end of the name of a file with examples, which lies next to a spec and is none."""
 
 S = TypeVar("S", bound=Readable)
 B = TypeVar("B", bound=Spec)
@@ -106,7 +110,7 @@ def load(
 
     Without a name the file must hold one pipeline, of either kind. ``secrets`` is the folder with
     the values of Kubernetes' Secrets and ConfigMaps. ``bind`` is the file with the bindings of its
-    images, ``bindings.yaml`` beside it if left out; ``containers`` runs images without one.
+    images, ``bindings.yaml`` next to it if left out; ``containers`` runs images without one.
     """
     return read_specs(path, secrets=secrets, bind=bind, containers=containers).choose(name)
 
@@ -120,22 +124,24 @@ def read_specs(
 ) -> SpecFile:
     """Returns everything that the file holds, with all that is wrong with it."""
     file = Path(path)
-    if file.name == BESIDE:
+    if file.name == BINDINGS_FILE:
         return SpecFile(str(path), (), tuple(read_bindings(file, None)[1]), ())
+    if file.name.endswith(EXAMPLES):
+        return SpecFile(str(path), (), (), ())
     documents, problems = read(file)
     # Documents of other systems are left alone, but not where nothing else is to be found.
     ours = [each for each in documents if not is_of_another_system(each.data)] or documents
     others = [each for each in documents if each not in ours]
-    beside = [each for each in ours if is_companion(each.data)]
-    companions, wrong_beside = _examine_all(beside, file.parent, None)
+    resources = [each for each in ours if is_companion(each.data)]
+    companions, wrong_resources = _examine_all(resources, file.parent, None)
     values = ClusterValues.of(secrets, values_in(companions))
     binder, unbound = _read_binder(file, bind, containers, values)
-    pipelines = [each for each in ours if each not in beside]
+    pipelines = [each for each in ours if each not in resources]
     read_as, wrong = _examine_all(pipelines, file.parent, values, binder)
     runnable = [each for each in read_as if isinstance(each, Runnable)]
     specs = tuple(spec for each in runnable if (spec := spec_of(each)) is not None)
     problems = sorted(
-        [*problems, *wrong_beside, *wrong], key=lambda problem: (problem.line, problem.column)
+        [*problems, *wrong_resources, *wrong], key=lambda problem: (problem.line, problem.column)
     )
     problems = [*unbound, *problems]
     notes = () if problems else notes_on(runnable, companions, others)

@@ -8,9 +8,9 @@ as a pipeline is what ``ebbflow.spec.lint`` checks, so get one from ``lint.load`
 builders in ``ebbflow.builders``. Models are frozen and can be pickled.
 All durations are whole milliseconds.
 
-Ours, beyond Numaflow: ``python:`` beside each ``container:``, ``mode:`` of a udf, ``onError:``,
+Ours, beyond Numaflow: ``python:`` next to each ``container:``, ``mode:`` of a udf, ``onError:``,
 ``servingStore:``, ``audit:``, ``partitions:`` of a MonoVertex, ``messages:`` of the generator, and
-what an ``interStepBuffer:`` has beside its compression; a MonoVertex can have one as well.
+what an ``interStepBuffer:`` has besides its compression; a MonoVertex can have one as well.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ebbflow.spec.sections import (
     Limits,
     NatsStoreSpec,
     OnError,
-    OnUnavailable,
+    OnUnavailableSpec,
     Ordered,
     PipelineLifecycle,
     ReadLimits,
@@ -139,7 +139,7 @@ class Resource(ResourceFields):
 
     @property
     def audit(self) -> AuditSpec | None:
-        """The table of what became of its messages, if one is kept."""
+        """The table of the outcomes of its messages, if one is kept."""
         return self.spec.audit
 
     @property
@@ -244,7 +244,7 @@ class Vertex(VertexFields):
     ordered: Ordered | None = None
     side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
     on_error: OnError = OnError()
-    on_unavailable: OnUnavailable = OnUnavailable()
+    on_unavailable: OnUnavailableSpec = OnUnavailableSpec()
     breaker: BreakerSpec = BreakerSpec()
     inline: StrictBool = Field(
         default=True,
@@ -280,7 +280,7 @@ class PipelineBody(PipelineFields, ResourceBody):
     lifecycle: PipelineLifecycle = PipelineLifecycle()
     side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
     inline: StrictBool = Field(
-        default=False,
+        default=True,
         description="whether vertices may share tasks, which then run them inline: "
         "[inline edges](../guides/running.md#inline-edges)",
     )
@@ -361,7 +361,7 @@ class MonoVertexBody(MonoVertexFields, ResourceBody):
         default=False, description="without effect: messages are settled in chunks"
     )
     on_error: OnError = OnError()
-    on_unavailable: OnUnavailable = OnUnavailable()
+    on_unavailable: OnUnavailableSpec = OnUnavailableSpec()
     breaker: BreakerSpec = BreakerSpec()
 
     @property

@@ -5,7 +5,7 @@ All durations are whole milliseconds. See ``model`` for what a section does and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
@@ -14,8 +14,6 @@ from typing_extensions import override
 
 from ebbflow.connectors.base import SINKS, SOURCES, SinkSection, SourceSection
 from ebbflow.connectors.registry import (
-    SINKS_NOT_YET,
-    SOURCES_NOT_YET,
     Role,
     shipped_fields,
     unusable,
@@ -32,7 +30,7 @@ from ebbflow.spec.kubernetes import BufferFields, LifecycleFields
 
 # --- waiting and retrying -----------------------------------------------------------------------
 
-DEFAULT_RETRY = Backoff(interval=1, steps=65_535)
+DEFAULT_RETRY = Backoff("1ms", steps=65_535)
 """What a ``retryStrategy`` leaves out."""
 
 
@@ -51,11 +49,13 @@ class WaitsSpec(Section):
         interval = chosen.get("interval", defaults.interval)
         chosen.setdefault("cap", max(defaults.cap, interval))
         names = Backoff.__dataclass_fields__
-        return Backoff(**{name: chosen.get(name, getattr(defaults, name)) for name in names})
+        whole = {name: chosen.get(name, getattr(defaults, name)) for name in names}
+        waits = {name: timedelta(milliseconds=whole[name]) for name in ("interval", "cap")}
+        return Backoff(**{**whole, **waits})
 
 
 class BackoffSpec(WaitsSpec):
-    """Waits between retries, of which there are so many."""
+    """Waits between retries, of which there are that many."""
 
     steps: fields.Positive | None = None
 
@@ -100,11 +100,11 @@ class OnError(Section):
         return self.backoff.fill_from(SERVED_ON_ERROR if quick else DEFAULT_ON_ERROR)
 
 
-class OnUnavailable(Section):
-    """What to do while a system that user code needs is away.
+class OnUnavailableSpec(Section):
+    """What to do while a system that user code needs is down.
 
     ``errors`` are further exceptions that say so, as ``module:Class``; ``backoff`` is how long to
-    wait between two tries. There is no end to them: the vertex waits for as long as it takes.
+    wait between two tries. They never end: the vertex waits for as long as it takes.
     """
 
     errors: tuple[fields.ErrorClass, ...] = ()
@@ -117,7 +117,7 @@ class OnUnavailable(Section):
 
     @property
     def systems(self) -> SystemErrors:
-        """Which errors say that a system is away."""
+        """Which errors say that a system is down."""
         return SystemErrors(frozenset(self.errors))
 
 
@@ -198,14 +198,13 @@ if TYPE_CHECKING:
 
 else:
 
-    def _one_of(role: Role, kinds: Mapping[str, Any], not_yet: Iterable[str]) -> type[OneOf]:
+    def _one_of(role: Role, kinds: Mapping[str, Any]) -> type[OneOf]:
         """Returns a model that has a field for each kind, in the order of the registry."""
         fields_of = {name: (kind.section | None, None) for name, kind in kinds.items()}
-        fields_of |= shipped_fields(role) | dict.fromkeys(not_yet, (Any, None))
-        return create_model("OneOfKinds", __base__=OneOf, **fields_of)
+        return create_model("OneOfKinds", __base__=OneOf, **fields_of, **shipped_fields(role))
 
-    SourceFields = _one_of("source", SOURCES, SOURCES_NOT_YET)
-    SinkFields = _one_of("sink", SINKS, SINKS_NOT_YET)
+    SourceFields = _one_of("source", SOURCES)
+    SinkFields = _one_of("sink", SINKS)
 
 
 class SourceSpec(SourceFields):
@@ -217,8 +216,8 @@ class SourceSpec(SourceFields):
     @classmethod
     @override
     def unusable(cls) -> Collection[str]:
-        """Returns Numaflow's that are missing, and what other packages ship only as sinks."""
-        return {*SOURCES_NOT_YET, *unusable("source")}
+        """Returns what other packages ship only as sinks."""
+        return unusable("source")
 
     @property
     def section(self) -> SourceSection:
@@ -234,8 +233,8 @@ class SinkTarget(SinkFields):
     @classmethod
     @override
     def unusable(cls) -> Collection[str]:
-        """Returns Numaflow's that are missing, and what other packages ship only as sources."""
-        return {*SINKS_NOT_YET, *unusable("sink")}
+        """Returns what other packages ship only as sources."""
+        return unusable("sink")
 
     @property
     def section(self) -> SinkSection:
@@ -272,7 +271,7 @@ class ServingStoreSpec(CodeSection, OneOf):
 
 
 class AuditSpec(FormatSection):
-    """The table of what became of every message at every vertex, in any format of Spark's."""
+    """The table of the outcome of every message at every vertex, in any format of Spark's."""
 
     format: fields.Text = Field(
         default="parquet", description="the format, as in `df.write.format(...)`"
@@ -355,7 +354,7 @@ class Limits(ReadLimits):
 class Publish(Section):
     """How hard vertices try to write to NATS. Left out, they wait for as long as it takes.
 
-    With a bound, the task that has come to it starts again and publishes the same messages anew:
+    With a bound, the task that has come to it starts again and publishes the same messages again:
     nothing is lost, but the vertex is shown as failing. Room in a full buffer is always waited for.
     """
 

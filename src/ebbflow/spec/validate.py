@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from ebbflow.connectors.registry import section_in
 from ebbflow.connectors.schema.fields import shown
 from ebbflow.connectors.schema.secrets import ClusterSection, ClusterValues
-from ebbflow.domain.errors import did_you_mean
+from ebbflow.domain.spelling import did_you_mean
 
 CODES: dict[str, str] = {
     "EB001": "the file cannot be read",
@@ -46,8 +46,9 @@ CODES: dict[str, str] = {
     "EB208": "user code is asked for but not named",
     "EB209": "a bypass leads to a sink that is not there",
     "EB210": "SQL, a DataFrame function or a Spark sink where it cannot be",
-    "EB211": "a serve sink without a serving store, or beside another sink",
+    "EB211": "a serve sink without a serving store, or next to another sink",
     "EB212": "a connector of another package that cannot be loaded or used here",
+    "EB213": "a sink that writes exactly once next to another one, or in several partitions",
     "EB301": "an edge names a vertex that does not exist",
     "EB302": "the same edge is written twice",
     "EB303": "a tag condition has no values",
@@ -68,7 +69,7 @@ CODES: dict[str, str] = {
     "EB901": "a feature of Numaflow that Ebbflow does not have yet",
     "EB902": "a container that no function is bound to",
 }
-"""Every code and what it stands for, in one line."""
+"""Every code and what it means, in one line."""
 
 FieldPath = tuple[str | int, ...]
 """The way to a field, as written in YAML: ``("spec", "vertices", 0, "name")``."""
@@ -109,7 +110,7 @@ def validate(
 ) -> tuple[M | None, list[Finding]]:
     """Returns the data as that model, and what is wrong with its fields.
 
-    ``python_names`` accepts ``read_batch_size`` beside ``readBatchSize``. ``values`` are where the
+    ``python_names`` accepts ``read_batch_size`` next to ``readBatchSize``. ``values`` are where the
     model looks for Secrets and ConfigMaps when it is asked for them. With findings, the model is
     only good for looking for more; ``None`` if too little was left to make one.
     """

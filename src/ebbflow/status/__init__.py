@@ -3,3 +3,7 @@
 The driver's run makes it; the command line, the web UI and operations read it. Start with
 ``model``.
 """
+
+from ebbflow.status.model import PipelineStatus, VertexStatus
+
+__all__ = ["PipelineStatus", "VertexStatus"]

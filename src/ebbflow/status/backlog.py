@@ -124,7 +124,7 @@ def age_of(since: datetime | None, at: datetime) -> float | None:
 class Backlog:
     """The backlog of one vertex. Everything here runs on the loop of the client.
 
-    ``most`` frames of a stream are read at a time. What is remembered of a stream is read anew
+    ``most`` frames of a stream are read at a time. What is remembered of a stream is read again
     after ``recheck_every`` seconds.
     """
 
@@ -321,7 +321,7 @@ class LetterCauses:
         self._parts = [_Part(began), _Part(0, began)]
 
     async def look(self, within: float = math.inf) -> None:
-        """Reads what has changed since the last look, for so many seconds at most."""
+        """Reads what has changed since the last look, for that many seconds at most."""
         state, deadline = await self._read_state(), time.monotonic() + within
         if state is None:
             return

@@ -27,8 +27,8 @@ LATE = 60.0
 """Seconds that a message may wait before that is worth reporting."""
 
 _LONG_CALL = 10.0
-_START_AGAIN = "Start it again: ebbflow run; what it had in hand is replayed."
-# A vertex that has messages and settles none of them for so many seconds is stuck.
+_START_AGAIN = "Start it again: ebbflow run; what it had in flight is replayed."
+# A vertex that has messages and settles none of them for that many seconds is stuck.
 STUCK_AFTER = 30.0
 # These have nothing else to say for messages that wait.
 _AT_WORK = ("running", "busy", "exhausted")
@@ -37,7 +37,7 @@ _LONG_BATCH = 600.0
 
 
 def judge(vertex: VertexStatus, at: datetime) -> Condition:
-    """Returns the condition of a vertex of a run that goes on."""
+    """Returns the condition of a vertex of a run that continues."""
     if vertex.halted is not None:
         return "halted"
     if vertex.waiting is not None:
@@ -50,17 +50,17 @@ def judge(vertex: VertexStatus, at: datetime) -> Condition:
         return "starting"
     if vertex.silent is not None or _is_stuck(vertex, at):
         return "stuck"
-    if vertex.in_hand is not None and vertex.in_hand.messages:
+    if vertex.in_flight is not None and vertex.in_flight.messages:
         return "busy"
     return "exhausted" if vertex.exhausted else "running"
 
 
 def _is_stuck(vertex: VertexStatus, at: datetime) -> bool:
-    in_hand = vertex.in_hand
-    if in_hand is None or not in_hand.messages or vertex.back_pressure is not None:
+    in_flight = vertex.in_flight
+    if in_flight is None or not in_flight.messages or vertex.back_pressure is not None:
         return False
     longest = _LONG_BATCH if vertex.batched else STUCK_AFTER
-    return (at - in_hand.since).total_seconds() > longest
+    return (at - in_flight.since).total_seconds() > longest
 
 
 def describe_vertex(vertex: VertexStatus, at: datetime) -> str:
@@ -70,7 +70,7 @@ def describe_vertex(vertex: VertexStatus, at: datetime) -> str:
     if vertex.condition == "waiting" and vertex.waiting is not None:
         if vertex.never_opened:
             return f"cannot be opened: {vertex.waiting.what}; {_describe_tries(vertex.waiting)}"
-        return describe_waiting(vertex.waiting)
+        return describe_waiting(vertex.waiting, _where(vertex))
     if vertex.condition == "restarting":
         count = f" (restart {vertex.restarts})" if vertex.restarts else ""
         return f"restarting{count}: {vertex.failure}"
@@ -95,9 +95,9 @@ def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
     elif vertex.silent is not None:
         why = f" ({vertex.silent_because})" if vertex.silent_because else ""
         yield f"one of its tasks has not reported for {format_duration(vertex.silent)}{why}"
-    elif vertex.condition == "stuck" and vertex.in_hand is not None:
-        held = format_duration((at - vertex.in_hand.since).total_seconds())
-        yield f"has held {vertex.in_hand.messages:,} messages for {held}"
+    elif vertex.condition == "stuck" and vertex.in_flight is not None:
+        held = format_duration((at - vertex.in_flight.since).total_seconds())
+        yield f"has held {vertex.in_flight.messages:,} messages for {held}"
     if vertex.back_pressure is not None:
         yield f"waits for room at {vertex.back_pressure.to}"
     if vertex.source_pending:
@@ -111,12 +111,15 @@ def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
     yield from (f"{number:,} times {what}" for what, number in met.items() if number)
 
 
-def describe_waiting(waiting: Waiting) -> str:
-    """Returns in words what a vertex waits for, since when, and when it tries again."""
+def describe_waiting(waiting: Waiting, where: str = "") -> str:
+    """Returns in words what a vertex waits for, since when, and when it tries again.
+
+    ``where`` is the line of user code that fails on every message.
+    """
     times = _describe_tries(waiting)
     if not waiting.certain:
-        return f"stopped taking messages: all of them fail alike: {waiting.what}; {times}"
-    what = waiting.what if waiting.named else f"a system that is away ({waiting.what})"
+        return f"every message fails with {waiting.what}{where} ({times})"
+    what = waiting.what if waiting.named else f"a system that is down ({waiting.what})"
     return f"waiting for {what} {times}"
 
 
@@ -140,7 +143,7 @@ def list_concerns(status: PipelineStatus) -> tuple[Concern, ...]:
 
 def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Concern]:
     name, words, pipeline = vertex.name, vertex.words, status.pipeline
-    where = f" at {vertex.errors[0].where}" if vertex.errors and vertex.errors[0].where else ""
+    where = _where(vertex)
     match vertex.condition:
         case "halted":
             step = f"Look at its dead letters: ebbflow dlq list {pipeline} --vertex {name}. "
@@ -148,18 +151,20 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
         case "restarting":
             step = f"Correct the error{where} and start the pipeline again; nothing is lost."
             if vertex.failure == WORKER_DIED:
-                step = "It goes on by itself; a message that kills workers becomes a dead letter."
+                step = "It continues by itself; a message that kills workers becomes a dead letter."
             yield Concern("error", name, words, step)
         case "stuck":
             yield Concern("error", name, words, _advise_stuck(vertex, pipeline))
         case "waiting":
-            step = "See whether that system is there; the vertex goes on by itself when it is."
+            step = "See whether that system is up; the vertex continues by itself when it is."
+            if vertex.waiting is not None and not vertex.waiting.certain:
+                step = "Fix the code and restart; no message is lost."
             if vertex.never_opened:
-                step = f"Its code cannot be opened: look{where}; it is tried again all the time."
+                step = f"Its code cannot be opened: look{where}; the run keeps retrying."
             long = vertex.waiting is not None and vertex.waiting.seconds > STUCK_AFTER
             yield Concern("error" if long else "warning", name, words, step)
         case "paused":
-            yield Concern("warning", name, "paused", f"Go on: ebbflow resume {pipeline} {name}.")
+            yield Concern("warning", name, "paused", f"Continue: ebbflow resume {pipeline} {name}.")
         case _ if vertex.in_call is not None and vertex.in_call > _LONG_CALL:
             step = "Wait, or limit the time of a call with limits.callTimeout."
             yield Concern("warning", name, words, step)
@@ -174,6 +179,12 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
         step = f"See why: ebbflow dlq list {pipeline} --vertex {name}."
         what = f"{vertex.dead_letters:,} {noun}{_main_cause(vertex)}"
         yield Concern("warning", name, what, step)
+
+
+def _where(vertex: VertexStatus) -> str:
+    """Returns the line of user code that raised the newest error, if that is known."""
+    where = vertex.errors[0].where if vertex.errors else None
+    return f" at {where}" if where else ""
 
 
 def _advise_stuck(vertex: VertexStatus, pipeline: str) -> str:
@@ -201,7 +212,7 @@ def _concerns_of_backlog(vertex: VertexStatus) -> Iterator[Concern]:
         return
     late = f"{vertex.pending:,} messages wait, the oldest for {format_duration(age)}"
     if vertex.falling_behind:
-        what = f"falls behind: {late}, and they have become more for {format_duration(grows or 0)}"
+        what = f"falls behind: {late}, and the backlog has grown for {format_duration(grows or 0)}"
         step = f"Give {vertex.name} more partitions, make it faster, or send it less."
         yield Concern("error", vertex.name, what, step)
     elif drain is not None:
@@ -241,10 +252,10 @@ def judge_health(status: PipelineStatus) -> Health:
     """Returns how a pipeline is, from its status."""
     problems = status.problems
     if not status.answers and status.phase != "ended":
-        lost = Concern("error", None, "the run does not answer any more", _START_AGAIN)
+        lost = Concern("error", None, "the run no longer responds", _START_AGAIN)
         return Health(False, False, False, (lost, *problems))
     if status.ended == "failed":
-        failed = Concern("error", None, "the run has failed", "See what it said at its end.")
+        failed = Concern("error", None, "the run has failed", "See its last log lines.")
         problems = (failed, *problems)
     errors = [concern for concern in problems if concern.level == "error"]
     # A vertex that falls behind is at work: to send it nothing would not be for the run to decide.

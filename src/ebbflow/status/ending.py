@@ -54,14 +54,14 @@ def _describe_outdated(status: PipelineStatus, where: str) -> str:
 
 def _leaving(left: tuple[Leftover, ...], ended: str) -> Iterator[str]:
     if not left:
-        yield "Nothing is left on its way."
+        yield "Nothing is left in flight."
         return
     messages = sum(each.messages for each in left)
     about = "" if all(each.exact for each in left) else "about "
     first = "Not drained: " if ended == "timeout" else ""
     noun = "message" if messages == 1 else "messages"
     words = f"{about}{messages:,} {noun} left" if messages else "not all vertices work"
-    line = f"{first}{words}. The next run goes on with what is left."
+    line = f"{first}{words}. The next run continues with what is left."
     yield line[0].upper() + line[1:]
     longest = max(len(each.vertex) for each in left)
     for each in left:
@@ -144,7 +144,7 @@ def _times(cause: CauseCount) -> str:
 class Leftover:
     """What is left at one vertex: messages that wait for it, those that are parked, and why.
 
-    ``waiting`` messages are in its buffer or in hand, ``parked`` ones come back at ``next_due`` or
+    ``waiting`` messages are in its buffer or in flight, ``parked`` ones are due at ``next_due`` or
     later, and ``at_source`` is how many the source still has, if it knows. ``exact`` is ``False``
     if a number is an estimate. ``reasons`` say why the vertex does not get on, worst first.
     """
@@ -179,8 +179,8 @@ def list_leftovers(status: PipelineStatus, draining: bool = False) -> tuple[Left
 
 
 def _leftover(vertex: VertexStatus, at: datetime | None, draining: bool) -> Leftover:
-    in_hand = vertex.in_hand.messages if vertex.in_hand else 0
-    waiting = max(vertex.pending, in_hand)
+    in_flight = vertex.in_flight.messages if vertex.in_flight else 0
+    waiting = max(vertex.pending, in_flight)
     reasons = tuple(_reasons(vertex, draining))
     return Leftover(
         vertex.name,

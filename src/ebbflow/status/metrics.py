@@ -140,7 +140,7 @@ def _sent(status: PipelineStatus) -> Labelled:
 def _held_for(status: PipelineStatus) -> Labelled:
     """How long each vertex has held the oldest of its messages."""
     for vertex in status.vertices:
-        held, seconds = vertex.in_hand, 0.0
+        held, seconds = vertex.in_flight, 0.0
         if held is not None and held.messages and status.at is not None:
             seconds = max(0.0, (status.at - held.since).total_seconds())
         yield _name(status, vertex), seconds
@@ -326,15 +326,15 @@ _OURS = (
          lambda v: v.parked.messages),
     _own("parked_next_due_timestamp_seconds", "gauge", "When the next parked message is due.",
          lambda v: v.parked.next_due.timestamp() if v.parked.next_due else None),
-    _own("in_hand_messages", "gauge", "Messages that tasks have taken and not settled.",
-         lambda v: v.in_hand.messages if v.in_hand else 0),
-    MetricKind("ebbflow_in_hand_seconds", "gauge", "How long the oldest of them has been held.",
+    _own("in_flight_messages", "gauge", "Messages that tasks have taken and not settled.",
+         lambda v: v.in_flight.messages if v.in_flight else 0),
+    MetricKind("ebbflow_in_flight_seconds", "gauge", "How long the oldest has been in flight.",
                VERTEX, _held_for),
     _own("in_call_seconds", "gauge", "How long user code has been in one call, if that is long.",
          lambda v: v.in_call or 0),
     _own("back_pressure", "gauge", "1 while the vertex waits for room in a buffer.",
          lambda v: v.back_pressure is not None),
-    _own("waiting_seconds", "gauge", "How long the vertex has waited for a system that is away.",
+    _own("waiting_seconds", "gauge", "How long the vertex has waited for a system that is down.",
          lambda v: v.waiting.seconds if v.waiting else 0),
     _own("watermark_timestamp_seconds", "gauge", "The watermark of the vertex.",
          lambda v: v.watermark.timestamp() if v.watermark else None),

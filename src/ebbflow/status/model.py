@@ -10,14 +10,16 @@ plain data; times have the time zone UTC, and durations are in seconds.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ebbflow.accounts.numbers import Histogram
 from ebbflow.domain import records
 from ebbflow.domain.outcome import Counts
+from ebbflow.domain.spelling import no_attribute
 from ebbflow.engine.causes import MOST_SHOWN, CauseCount
 from ebbflow.engine.outage import Waiting
 from ebbflow.nats.publish import Tally
@@ -36,7 +38,7 @@ Condition = Literal[
     "exhausted",
     "ended",
 ]
-"""What a vertex does; from ``restarting`` to ``stuck`` it needs somebody, but for ``paused``."""
+"""What a vertex does; from ``restarting`` to ``stuck`` it needs someone, but for ``paused``."""
 Level = Literal["error", "warning", "info"]
 STAGES = ("read", "call", "publish", "settle")
 """The stages of a chunk: gathered, decided by user code, published, recorded as done."""
@@ -47,7 +49,7 @@ class Concern:
     """Something that a person should know, and what to do next.
 
     ``vertex`` is ``None`` if it concerns the whole pipeline. An ``error`` makes it unhealthy, and
-    ``info`` needs nobody.
+    ``info`` needs no one.
     """
 
     level: Level
@@ -87,7 +89,7 @@ def list_causes(
 
 
 @dataclass(frozen=True, slots=True)
-class WorkInHand:
+class WorkInFlight:
     """The messages that tasks have taken and not settled, and since when they have the oldest."""
 
     messages: int
@@ -98,7 +100,7 @@ class WorkInHand:
 class Parked:
     """The messages that wait for their redelivery, and when the next of them is due.
 
-    ``exact`` is ``False`` if there are so many that their number is an estimate.
+    ``exact`` is ``False`` if their number is so large that it is an estimate.
     """
 
     messages: int
@@ -173,9 +175,9 @@ class VertexStatus:
     ``in_call`` is for how many seconds user code has been in one call, if that is long.
     ``dead_letters`` are stored now, and ``dead_letter_causes`` are theirs; those of this run are
     ``run_dead_letter_causes``. ``failure`` says why it makes no progress, ``waiting`` that it waits
-    for a system that is away, ``halted`` that its breaker has stopped it. ``never_opened``
+    for a system that is down, ``halted`` that its breaker has stopped it. ``never_opened``
     if its user code has not been opened in this run yet. ``partitions_up`` tasks are at work.
-    ``silent`` is for how many seconds one of its tasks has not been heard of, if that is long, and
+    ``silent`` is for how many seconds one of its tasks has not reported, if that is long, and
     ``silent_because`` why, as far as Spark knows.
     ``batched`` if Spark works on whole batches of its messages, which may take long.
     ``error_count`` counts all errors of this run, ``errors`` are the newest groups of them.
@@ -198,7 +200,7 @@ class VertexStatus:
     backlog_growing_seconds: float | None = None
     falling_behind: bool = False
     source_pending: int | None = None
-    in_hand: WorkInHand | None = None
+    in_flight: WorkInFlight | None = None
     in_call: float | None = None
     parked: Parked = NONE_PARKED
     dead_letters: int = 0
@@ -225,6 +227,12 @@ class VertexStatus:
     silent_because: str | None = None
     batched: bool = False
 
+    if not TYPE_CHECKING:  # checkers know the names
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises for a name that does not exist, and says which does."""
+            raise no_attribute(VertexStatus, name)
+
 
 @dataclass(frozen=True, slots=True)
 class EdgeStatus:
@@ -244,13 +252,29 @@ class EdgeStatus:
     inline: bool = False
 
 
+_COLUMNS = ("vertex", "state", "read", "waiting")
+
+
+def html_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], below: Sequence[str]
+) -> str:
+    """Returns a titled table for notebooks, with lines below it; every text is escaped."""
+    head = "".join(f"<th style='text-align:left'>{html.escape(each)}</th>" for each in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    lines = "".join(f"<div>{html.escape(line)}</div>" for line in below)
+    caption = f"<b>{html.escape(title)}</b>"
+    return f"<div>{caption}<table><tr>{head}</tr>{body}</table>{lines}</div>"
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
     """The state of a pipeline at one moment.
 
     ``run`` is the id of the run, ``began`` and ``host`` and ``pid`` are of it. ``ended`` says how
-    it ended, once ``phase`` is ``ended``. ``answers`` is ``False`` if nobody has told anything for
-    so long that the run is lost. ``numbers_at`` is when counts and backlogs were read, which is
+    it ended, once ``phase`` is ``ended``. ``answers`` is ``False`` if the run has not reported for
+    so long that it is lost. ``numbers_at`` is when counts and backlogs were read, which is
     before ``at`` while NATS does not answer. ``links`` are addresses for people, as ``ui`` or
     ``spark_ui``.
     """
@@ -282,6 +306,33 @@ class PipelineStatus:
     def vertex(self, name: str) -> VertexStatus | None:
         """Returns the vertex of this name, if there is one."""
         return next((vertex for vertex in self.vertices if vertex.name == name), None)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (each.name, each.words or each.condition, *map(str, (each.counts.read, each.pending)))
+            for each in self.vertices
+        ]
+
+    def __str__(self) -> str:
+        """Returns the phase, a line for each vertex, and what needs attention."""
+        table = [(*_COLUMNS,), *self._rows()] if self.vertices else []
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in table
+        ]
+        return "\n".join(line.rstrip() for line in [self._title(), *lines, *self._advice()])
+
+    def _repr_html_(self) -> str:
+        return html_table(self._title(), _COLUMNS, self._rows(), self._advice())
+
+    def _title(self) -> str:
+        ended = f" ({self.ended})" if self.ended else ""
+        return f"{self.pipeline}: {self.phase}{ended}"
+
+    def _advice(self) -> list[str]:
+        steps = [(str(concern), concern.next_step) for concern in self.problems]
+        return [f"{what} → {step}" if step else what for what, step in steps]
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as ``ebbflow status --json`` and the web UI's API have it."""

@@ -13,11 +13,11 @@ from ebbflow.status.model import Concern
 
 # A follower answers its leader every second.
 _IN_TOUCH = 3 * 1_000_000_000
-# Looks in a row, a second apart: right after an election a leader has heard of nobody yet.
+# Looks in a row, a second apart: right after an election a leader has heard of no one yet.
 _LOOKS = 2
 
 
-def find_away(cluster: dict[str, Any]) -> frozenset[str]:
+def find_down(cluster: dict[str, Any]) -> frozenset[str]:
     """Returns the nodes that the leader of a stream is not in touch with."""
     others = cluster.get("replicas") or ()
     return frozenset(
@@ -35,8 +35,8 @@ class NodeWatch:
         self._stream = stream
         self._seen: tuple[frozenset[str], int] = (frozenset(), 0)
         self._nodes = 0
-        self.away: frozenset[str] = frozenset()
-        """The nodes that are away."""
+        self.down: frozenset[str] = frozenset()
+        """The nodes that are down."""
 
     async def look(self) -> None:
         """Asks the leader; a server that is of no cluster is not asked."""
@@ -48,18 +48,18 @@ class NodeWatch:
     def note(self, cluster: dict[str, Any]) -> None:
         """Takes what the leader says, which holds once it is seen twice in a row."""
         self._nodes = 1 + len(cluster.get("replicas") or ())
-        away, (before, times) = find_away(cluster), self._seen
-        self._seen = away, times + 1 if away == before else 1
+        down, (before, times) = find_down(cluster), self._seen
+        self._seen = down, times + 1 if down == before else 1
         if self._seen[1] >= _LOOKS:
-            self.away = away
+            self.down = down
 
     def list_concerns(self) -> tuple[Concern, ...]:
         """Returns a warning for each node that is down."""
-        left = self._nodes - len(self.away)
+        left = self._nodes - len(self.down)
         step = f"Start it again; until then, streams have {left} of {self._nodes} replicas."
         return tuple(
             Concern("warning", None, f"NATS node {name} is down", step)
-            for name in sorted(self.away)
+            for name in sorted(self.down)
         )
 
 

@@ -48,7 +48,7 @@ from ebbflow.status.model import (
     Phase,
     PipelineStatus,
     VertexStatus,
-    WorkInHand,
+    WorkInFlight,
     list_causes,
 )
 from ebbflow.status.nodes import NodeWatch
@@ -126,7 +126,7 @@ class Observer:
         self._read_at = self._sampled_at = -math.inf
         self._numbers_at: datetime | None = None
         self._chunks_told: dict[str, ToldChunk] = {}
-        self.beside: Callable[[], tuple[Concern, ...]] = tuple
+        self.more_concerns: Callable[[], tuple[Concern, ...]] = tuple
         """Returns what else people should know, that concerns no vertex."""
         self.before: dict[str, Counts] = {}
         self.totals: dict[str, Counts] = {}
@@ -186,7 +186,7 @@ class Observer:
 
         Why vertices made no progress is kept as it was before they were stopped.
         """
-        self._backlogs = self._open_backlogs()  # what is left is counted anew, not remembered
+        self._backlogs = self._open_backlogs()  # what is left is counted again, not remembered
         self.unread = self._try(self._read(within=_END_WITHIN / 2), _END_WITHIN)
         self.last = self._sum_up(ended)
         self._try(self._sample(self.last), _SEND_WITHIN)
@@ -211,8 +211,8 @@ class Observer:
 
     def _sum_up(self, ended: Ended) -> PipelineStatus:
         self.totals = self._count()
-        # Nothing is in hand any more: what was not settled is in its buffer, or at its source.
-        idle: dict[str, Any] = {"in_hand": None, "drain_seconds": None, "falling_behind": False}
+        # Nothing is in flight any more: what was not settled is in its buffer, or at its source.
+        idle: dict[str, Any] = {"in_flight": None, "drain_seconds": None, "falling_behind": False}
         vertices = [replace(self._with_numbers(v), **idle) for v in self.last.vertices]
         status = replace(
             self.last,
@@ -281,8 +281,10 @@ class Observer:
 
     def _with_problems(self, status: PipelineStatus) -> PipelineStatus:
         unread = (describe_unread(status, self.unread),) if self.unread else ()
-        away = self.nodes.list_concerns()
-        return replace(status, problems=(*unread, *list_concerns(status), *away, *self.beside()))
+        down = self.nodes.list_concerns()
+        return replace(
+            status, problems=(*unread, *list_concerns(status), *down, *self.more_concerns())
+        )
 
     def _look_at(
         self, plan: VertexPlan, job: JobFacts, positions: Sequence[Position | None]
@@ -292,7 +294,7 @@ class Observer:
         waiting, halted = heard.waiting(name), heard.halted(name)
         numbers, raised = heard.numbers(name), heard.errors(name)
         groups = [*map(_to_group, raised.newest_first()), *job.errors]
-        in_hand = None if job.failure else heard.in_hand(name)  # that of a dead task is nobody's
+        in_flight = None if job.failure else heard.in_flight(name)
         vertex = VertexStatus(
             name,
             kind_of(plan),
@@ -302,7 +304,7 @@ class Observer:
             watermark=min((p.watermark for p in own if p.watermark), default=None),
             restarts=job.restarts,
             failure=job.failure or halted or (waiting.what if waiting else None),
-            in_hand=WorkInHand(*in_hand) if in_hand else None,
+            in_flight=WorkInFlight(*in_flight) if in_flight else None,
             errors=tuple(sorted(groups, key=lambda group: group.last, reverse=True)[:_MOST_ERRORS]),
             error_count=raised.count + job.error_count,
             nack_reasons=list_causes(heard.reasons(name)),

@@ -1,24 +1,25 @@
-"""What a run says about itself: its status while it goes on, ``Summary`` at its end.
+"""What a run says about itself: its status while it runs, ``Summary`` at its end.
 
-A ``Watcher`` is told while it goes on. The run calls it on the driver: ``line`` from the thread of
+A ``Watcher`` is told while it runs. The run calls it on the driver: ``line`` from the thread of
 the connection to NATS, the other methods from the thread that runs the pipeline.
 """
 
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import logging
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+from typing_extensions import override
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.domain.records import to_plain
 from ebbflow.nats.publish import Tally
 from ebbflow.status.ending import Leftover, describe_end, list_leftovers
-from ebbflow.status.model import PipelineStatus
+from ebbflow.status.model import PipelineStatus, html_table
 from ebbflow.streams.logs import LogEntry
 
 _LOGGER = logging.getLogger("ebbflow")
@@ -98,21 +99,28 @@ class Summary:
         return "\n".join([f"Summary of {self.pipeline}", *rows, *self.describe(), *hint])
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
+        below = [*self.describe(), *([START_OVER] if self.had_nothing_to_do else [])]
+        rows = [(name, _nonzero(counts)) for name, counts in self.vertices.items()]
+        return html_table(f"Summary of {self.pipeline}", ("vertex", "this run"), rows, below)
 
 
 def _nonzero(counts: Counts) -> str:
     return " ".join(f"{name}={n}" for name, n in counts.as_dict().items() if n) or "nothing read"
 
 
-class Watcher(Protocol):
-    """Is told what a run does. Give one to ``run(watcher=...)`` to show a run in your own way."""
+class Watcher:
+    """Receives what a run reports. Give an instance to ``run(watcher=...)`` or ``start``.
+
+    A base class: override what you need; every method does nothing here. All are called on the
+    driver, ``line`` and ``log`` from another thread than the rest. An exception in ``look`` or
+    ``stage`` ends the run; the run then raises it.
+    """
 
     def stage(self, text: str) -> None:
         """The run starts or stops something, or something about it needs attention."""
 
     def line(self, text: str) -> None:
-        """A ``log`` sink has printed messages, one a line; called from another thread."""
+        """A ``log`` sink has printed messages, one per line; called from another thread."""
 
     def log(self, entry: LogEntry) -> None:
         """User code has printed or logged something; called from another thread."""
@@ -121,23 +129,7 @@ class Watcher(Protocol):
         """The state of the pipeline and all its vertices, about twice a second."""
 
 
-class Silent:
-    """A watcher that shows nothing; a base for watchers that care about some of it only."""
-
-    def stage(self, text: str) -> None:
-        """Does nothing."""
-
-    def line(self, text: str) -> None:
-        """Does nothing."""
-
-    def log(self, entry: LogEntry) -> None:
-        """Does nothing."""
-
-    def look(self, status: PipelineStatus) -> None:
-        """Does nothing."""
-
-
-class QuietWatcher:
+class QuietWatcher(Watcher):
     """The watcher of a run that Python code starts: it draws nothing.
 
     What vertices print goes to standard output, as all prints do, and what they log to the loggers
@@ -149,6 +141,7 @@ class QuietWatcher:
     def __init__(self) -> None:
         self._troubles: dict[str, str | None] = {}
 
+    @override
     def stage(self, text: str) -> None:
         """Logs it, and prints what people have to see unless the log shows it."""
         _LOGGER.info("%s", text)
@@ -157,11 +150,13 @@ class QuietWatcher:
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"ebbflow: {text}\n")
 
+    @override
     def line(self, text: str) -> None:
         """Prints it; a reader that has gone away must not end the thread that calls."""
         with contextlib.suppress(OSError):
             sys.stdout.write(f"{text}\n")
 
+    @override
     def log(self, entry: LogEntry) -> None:
         """Prints what was printed, with its vertex; logs what was logged to ``ebbflow.VERTEX``."""
         printed = entry.printed
@@ -173,9 +168,13 @@ class QuietWatcher:
             with contextlib.suppress(OSError):
                 stream.write(f"{entry.with_vertex()}\n")
 
+    @override
     def look(self, status: PipelineStatus) -> None:
-        """Logs why a vertex makes no progress, once for each reason."""
+        """Logs why a vertex makes no progress and what to do, once for each reason."""
         for vertex in status.vertices:
             if vertex.failure and vertex.failure != self._troubles.get(vertex.name):
-                _LOGGER.warning("%s makes no progress: %s", vertex.name, vertex.failure)
+                concern = next((c for c in status.problems if c.vertex == vertex.name), None)
+                words = vertex.words or vertex.failure
+                step = f". {concern.next_step}" if concern and concern.next_step else ""
+                _LOGGER.warning("%s makes no progress: %s%s", vertex.name, words, step)
             self._troubles[vertex.name] = vertex.failure

@@ -104,7 +104,7 @@ class StatusPublisher:
 
 
 def _shorten(status: PipelineStatus, traces: int, errors: int) -> PipelineStatus:
-    """Returns the state with so many errors of each vertex, and the tracebacks of so many."""
+    """Returns the state with that many errors of each vertex, and the tracebacks of that many."""
 
     def shorten(vertex: VertexStatus) -> VertexStatus:
         kept = [
@@ -215,7 +215,7 @@ async def _refresh(
     letters: LetterCauses,
     streams: set[str],
 ) -> VertexStatus:
-    """Returns a vertex that nobody runs, with what is stored of it now."""
+    """Returns a vertex that no one runs, with what is stored of it now."""
     partitions = max(vertex.partitions, len(positions))
     name, has_buffer = vertex.name, names.buffer(vertex.name, 0) in streams
     backlog = Backlog(client, names, VertexStreams(name, partitions, has_buffer))
@@ -234,7 +234,7 @@ async def _refresh(
         backlog_growing_seconds=None,
         falling_behind=False,
         parked=waits.parked,
-        in_hand=None,
+        in_flight=None,
         in_call=None,
         back_pressure=None,
         dead_letters=letters.count(name),
@@ -248,7 +248,7 @@ async def follow_status(
 ) -> AsyncGenerator[PipelineStatus, None]:
     """Yields the state now and whenever the run tells another; without end.
 
-    While nobody tells anything, it yields every few seconds what is stored.
+    While no one tells anything, it yields every few seconds what is stored.
     """
     inbox = await client.subscribe(names.status_subject(NOW))
     try:

@@ -5,7 +5,7 @@ bucket; sinks write to it as part of settling, one entry for each message that a
 replay after a crash writes the same entry again. A store of the user's own is a class with ``put``
 and ``get``.
 
-The trail says what became of every message, frame by frame, in order. ``read_trail_after`` reads
+The trail says the outcome of every message, frame by frame, in order. ``read_trail_after`` reads
 what is there and ends; ``follow_trail`` continues with what is written. Both begin after a sequence
 of the stream. What each row says to be stored is stored when it is read (``engine.trail``).
 """
@@ -32,10 +32,10 @@ from ebbflow.streams.trail_rows import TrailRow, read_trail
 
 
 class ServingStore(Protocol):
-    """A store of the user's own. Made once per worker; may have open and close."""
+    """Your own store. Made once per worker; may have open and close."""
 
     def put(self, id: str, payloads: Sequence[bytes]) -> None:
-        """Adds answers to a request. At least once: the same may come again after a crash.
+        """Adds answers to a request. At least once: the same may be added again after a crash.
 
         What it raises redelivers the message that answered, with back-off.
         """
@@ -117,7 +117,7 @@ class AnswerBucket:
 
 
 async def find_bucket(link: Link, pipeline: str) -> str:
-    """Returns the bucket that the last run of the pipeline has named beside its positions."""
+    """Returns the bucket that the last run of the pipeline has named next to its positions."""
     return bucket_in(await read_run_metadata(link, pipeline), pipeline)
 
 
@@ -132,7 +132,7 @@ def bucket_in(metadata: dict[str, str], pipeline: str) -> str:
 
 
 async def read_run_metadata(link: Link, pipeline: str) -> dict[str, str]:
-    """Returns what the last run of the pipeline has said beside its positions."""
+    """Returns what the last run of the pipeline has said besides its positions."""
     async with explain_missing(link.client, pipeline):
         facts = await api.call(link.client, f"STREAM.INFO.{Names(pipeline).positions_stream}")
     return facts["config"].get("metadata") or {}

@@ -1,4 +1,4 @@
-"""Audit rows: what became of every message at every vertex, as columns, for the audit table.
+"""Audit rows: the outcome of every message at every vertex, as columns, for the audit table.
 
 A task publishes the rows of a chunk as the last thing before the chunk is done. They count only
 when the position says that the chunk is done: rows of a chunk whose task was lost before that are
@@ -96,7 +96,7 @@ class AuditRows:
                 Stage.AUDIT,
                 vertex,
                 partition,
-                # With the claim: a replay is told anew, and its rows count in place of the first.
+                # With the claim: a replay is told again, and its rows count in place of the first.
                 f"{account.key}:audit:{stamp}",
                 _encode(piece, self.shared),
                 headers | {CHUNK: stamp},

@@ -6,7 +6,7 @@ what may be used. Pure: from names to configurations and subjects.
 
 Buffers use limits retention and refuse new messages when full, so back-pressure is felt and
 nothing is ever pushed out. A stream with schedules cannot refuse new messages, which is why
-redeliveries have streams of their own.
+redeliveries have their own streams.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def seen_config(names: Names, replicas: int = 1) -> Config:
 
 
 def trail_config(names: Names, ttl_ms: int, replicas: int = 1) -> Config:
-    """Describes the stream of what became of every message: as old as the answers may become."""
+    """Describes the stream of the outcome of every message: as old as the answers may become."""
     return _stream(
         names.trail,
         [names.trail_subject()],
@@ -256,8 +256,8 @@ class Purpose(Enum):
     RUN = "be the one run of this pipeline"
     LEDGER = "write down what went back to a source"
     SEEN = "write down the ids that sources were given"
-    TRAIL = "write down what became of every message, and follow it"
-    AUDIT = "write down what became of every message, until it is in the audit table"
+    TRAIL = "write down the outcome of every message, and follow it"
+    AUDIT = "write down the outcome of every message, until it is in the audit table"
     ANSWERS = "write and read answers"
 
 

@@ -33,7 +33,7 @@ Session = Any
 class Feed(Protocol):
     """Takes messages in from outside. Used on the driver, by the run's own thread.
 
-    One that is ``on_spark`` has to be made anew when Spark's JVM has died; others go on.
+    One that is ``on_spark`` has to be made again when Spark's JVM has died; others continue.
     """
 
     on_spark: bool
@@ -80,7 +80,7 @@ class FeedPlan:
     plan that is pickled for a worker arrives there without them.
     """
 
-    feed: Callable[[Any, Spot], Feed] | None
+    feed: Callable[[Any, FeedContext], Feed] | None
     settings: Any
     store: StorePlan | None = None
     check: Callable[[], None] = lambda: None
@@ -88,14 +88,14 @@ class FeedPlan:
     def __reduce__(self) -> tuple[type[FeedPlan], tuple[None, None]]:
         return FeedPlan, (None, None)
 
-    def make(self, spot: Spot) -> Feed:
+    def make(self, context: FeedContext) -> Feed:
         """Returns the feed, not started yet. For the driver only."""
         assert self.feed is not None, "a feed is opened on the driver"
-        return self.feed(self.settings, spot)
+        return self.feed(self.settings, context)
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class FeedContext:
     """The vertex that a feed feeds, and what there is for it on the driver.
 
     ``tell`` shows a line to whoever watches the run. ``largest`` is the largest value that a
@@ -146,7 +146,7 @@ class Buffers:
     ) -> Ack:
         """Stores rows as one frame, on the link's loop; the same id again is stored once.
 
-        ``PublishTimeout`` when there was no answer ``within`` so many seconds. When there is no
+        ``PublishTimeout`` when there was no answer ``within`` that many seconds. When there is no
         room, ``BufferFull`` at once, unless ``room`` says how long to wait for it; ``on_full`` is
         called each time that a wait without end finds none.
         """

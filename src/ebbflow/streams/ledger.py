@@ -41,7 +41,7 @@ _MOST_FRAMES = 128
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The deliveries and failures of a message so far, as they are to be when it comes again."""
+    """The deliveries and failures of a message so far, as they are to be when it is redelivered."""
 
     deliveries: int
     failures: int
@@ -121,7 +121,7 @@ class Ledger:
         return {row: entry.history for row, entry in entries if entry is not None}
 
     async def write(self, rows: pa.RecordBatch, tally: Tally) -> None:
-        """Writes down rows as they are to come again; the server has confirmed it on return."""
+        """Writes down rows as they are to be redelivered; the server has confirmed it on return."""
         facts = {name: rows.column(name) for name in ("id", *FACTS)}
         bare = frames.batch_of(facts | {"value": [b""] * rows.num_rows}, rows.num_rows)
         before = {row_id: self._entries.get(row_id) for row_id in rows.column("id").to_pylist()}
@@ -164,7 +164,7 @@ class Ledger:
                     self._left[seq] += 1
 
     def _void(self, message_id: str, subject: str, seq: int) -> None:
-        """Voids an entry: a note is about the entries beside it, those that came before."""
+        """Voids an entry: a note is about the entries next to it, those that came before."""
         known = self._entries.get(message_id)
         if known is not None and known.subject == subject and known.seq < seq:
             self._leave(message_id)
@@ -196,7 +196,7 @@ class Ledger:
             await self._move_up(tally)
 
     async def _note(self, void: Mapping[str, _Entry], tally: Tally) -> None:
-        """Says beside entries that are still on the server that they are void."""
+        """Says next to entries that are still on the server that they are void."""
         by_subject: dict[str, list[str]] = {}
         for message_id, entry in void.items():
             by_subject.setdefault(entry.subject, []).append(message_id)
@@ -219,7 +219,7 @@ class Ledger:
                 await api.purge_subject(self._link.client, self._stream, self._subject, done[-1])
 
     async def _move_up(self, tally: Tally) -> None:
-        """Writes what the older half of our frames holds anew, so that they can be deleted."""
+        """Writes what the older half of our frames holds again, so that they can be deleted."""
         # First what others have noted: an entry that is void would be written as if it were not.
         await self._follow()
         last = sorted(self._left)[len(self._left) // 2]

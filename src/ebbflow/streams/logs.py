@@ -1,6 +1,6 @@
 """The logs of a pipeline: what user code has printed and logged, with its vertex and the time.
 
-Tasks publish entries without waiting for a confirmation: a log that gets lost costs nobody a
+Tasks publish entries without waiting for a confirmation: a log that gets lost costs no one a
 message. The stream keeps the newest of each vertex, for those who look later or elsewhere. The
 messages of ``log`` sinks are told in the same form, but are not kept: they are in the pipeline.
 """
@@ -82,7 +82,7 @@ class LogPage:
 
 
 async def read_logs(client: SecuredClient, names: Names, vertex: str, most: int) -> LogPage:
-    """Returns the newest entries of a vertex, at most so many; none if it has printed nothing."""
+    """Returns the newest entries of a vertex, at most that many; none if it has printed nothing."""
     subject = names.log_subject(vertex)
     try:
         there = await take_snapshot(client, names.logs)

@@ -125,11 +125,11 @@ class Names:
 
     @property
     def trail(self) -> str:
-        """The stream of what became of every message, where a source serves requests."""
+        """The stream of the outcome of every message, where a source serves requests."""
         return f"{self.prefix}trail"
 
     def trail_subject(self, vertex: str = "*") -> str:
-        """The subject where a vertex tells what became of its messages."""
+        """The subject where a vertex tells the outcomes of its messages."""
         return f"ebb.{self.pipeline}.trail.{vertex}"
 
     @property
@@ -138,12 +138,12 @@ class Names:
         return f"{self.prefix}{AUDIT}"
 
     def audit_subject(self, vertex: str = "*", partition: int | str = "*") -> str:
-        """The subject where a partition tells what became of its messages, for the table."""
+        """The subject where a partition tells the outcomes of its messages, for the table."""
         return f"ebb.{self.pipeline}.audit.{vertex}.{partition}"
 
     @property
     def audit_key(self) -> str:
-        """The key, beside the positions, of how far the table is written; no vertex has it."""
+        """The key, next to the positions, of how far the table is written; no vertex has it."""
         return "audit"
 
     @property
@@ -245,7 +245,7 @@ class VertexStreams:
     max_frames: int = field(default=0, compare=False)
 
     def for_messages(self, names: Names) -> Iterator[str]:
-        """Returns the streams that hold messages on their way, of all partitions."""
+        """Returns the streams that hold messages in flight, of all partitions."""
         for partition in range(self.partitions):
             if self.has_buffer:
                 yield names.buffer(self.vertex, partition)

@@ -68,7 +68,7 @@ async def clear_overdue(
 async def _list_overdue(
     client: SecuredClient, place: RedeliveryPlace, before: float
 ) -> AsyncIterator[tuple[int, dict[str, str], str]]:
-    """Yields the parked frames that were due before a time, of the first so many of the stream."""
+    """Yields the parked frames that were due before a time, among the first ones of the stream."""
     seen = 0
     async with aclosing(read_after(client, place.stream, "", 0, headers_only=True)) as batches:
         async for batch in batches:
@@ -89,7 +89,7 @@ def _due_of(headers: dict[str, str]) -> float:
 
 
 def _was_read(place: RedeliveryPlace, headers: dict[str, str], subject: str) -> bool:
-    """Whether it is certain that the frame was read, or that nobody waits for it."""
+    """Whether it is certain that the frame was read, or that no one waits for it."""
     stamp = Stamp.of_redelivery(subject, 0, headers.get(REDELIVERED_BY))
     assert stamp is not None
     # Not of later chunks: a task that has replaced this one may have sent those.

@@ -11,9 +11,9 @@ write finds another revision reads the record again and changes that.
 
 A ``Record`` is one key of a bucket that several processes may write, replaced by compare-and-set.
 Every write names the revision that it replaces, so of two writers who have read the same revision
-only one succeeds, and the other hears of it. A write that was sent again after silence may find its
-own first copy. An equal record is taken for one's own, so whoever must tell two writers apart names
-the writer in the record.
+only one succeeds, and the other learns of it. A write that was sent again after silence may find
+its own first copy. An equal record is taken for one's own, so whoever must tell two writers apart
+names the writer in the record.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Record:
     async def update(self, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
         """Replaces the record by what ``change`` makes of it, and returns it as it is stored.
 
-        ``change`` gets the record again whenever somebody else was faster. It returns ``None`` to
+        ``change`` gets the record again whenever someone else was faster. It returns ``None`` to
         leave the record as it is.
         """
         while True:
@@ -112,7 +112,7 @@ class Record:
             if error.code not in (_OTHER_REVISION, _IN_PROCESS):
                 raise
             # It may have been sent twice and this answer be about the second copy. To take our own
-            # for somebody else's would end a healthy task; the other way round two would write.
+            # for someone else's would end a healthy task; the other way round two would write.
             if await self.read() == payload:
                 return True
             return None if error.code == _IN_PROCESS and self.revision == replaced else False
@@ -150,7 +150,7 @@ class PositionStore:
         return position
 
     async def write(self, position: Position) -> None:
-        """Replaces the record; ``Fenced`` when somebody else has replaced it before."""
+        """Replaces the record; ``Fenced`` when someone else has replaced it before."""
         if not await self._record.replace(position.to_json()):
             raise Fenced(*self._owner)
 
@@ -194,7 +194,7 @@ class Pauses:
         return replace(self, vertices={**self.vertices, vertex: at})
 
     def resuming(self, vertex: str | None) -> Pauses:
-        """Returns the record with a vertex, or with all, going on."""
+        """Returns the record with a vertex, or with all, running again."""
         if vertex is None:
             return Pauses(revision=self.revision)
         vertices = {name: at for name, at in self.vertices.items() if name != vertex}

@@ -259,23 +259,29 @@ def format_time(epoch_ms: int) -> str:
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-class _SharedLook:
-    """One look at a stream for all who ask at the same time, as they do after an outage."""
+Look = Callable[[], Awaitable[Mapping[str, Ack]]]
 
-    def __init__(self, look: Callable[[], Awaitable[Mapping[str, Ack]]]) -> None:
-        self._look = look
+
+class _SharedLook:
+    """One look at a stream for all who ask at the same time, as they do after an outage.
+
+    Whoever asks says how to look. Kept here, that would be a cycle, and each chunk would stay in
+    memory until the garbage collector stops the worker for all of them at once.
+    """
+
+    def __init__(self) -> None:
         self._looking = asyncio.Lock()
         self._began = -math.inf
         self._stored: Mapping[str, Ack] = {}
 
-    async def find(self, msg_id: str) -> Ack | None:
+    async def find(self, look: Look, msg_id: str) -> Ack | None:
         """Returns where it is stored, by a look that began after this call."""
         # An earlier one does not count: the attempt that got no answer may have been stored since.
         asked = time.monotonic()
         async with self._looking:
             if self._began <= asked:
                 began = time.monotonic()
-                self._stored = await self._look()
+                self._stored = await look()
                 self._began = began  # only now: one that failed has seen nothing
             return self._stored.get(msg_id)
 
@@ -297,13 +303,12 @@ class _Copies:
         self._done = done
         self._redeliveries = settlement.of_stage(Stage.REDELIVER)
         self._began = time.monotonic()
-        self._again = _SharedLook(self._look_for_redeliveries)
-        self._letters = _SharedLook(self._look_for_letters)
+        self._again, self._letters = _SharedLook(), _SharedLook()
 
     def finder(self, publication: Publication) -> FindCopy | None:
         """Returns what finds a copy of it; nothing for what readers know copies of."""
         if publication.stage is Stage.REDELIVER:
-            return partial(self._again.find, publication.msg_id)
+            return partial(self._again.find, self._look_for_redeliveries, publication.msg_id)
         if publication.stage is Stage.DEAD_LETTER:
             return partial(self._find_letter, publication.msg_id)
         return None
@@ -318,16 +323,16 @@ class _Copies:
 
     async def find_piece(self, piece: Publication) -> Ack | None:
         """Returns where an earlier attempt has stored a piece of a redelivery that was refused."""
-        # ``without_stored`` has not looked for it: nobody knew of it before.
+        # ``without_stored`` has not looked for it: no one knew of it before.
         if piece.stage is not Stage.REDELIVER:
             return None
         self._redeliveries.append(piece)
-        return await self._again.find(piece.msg_id)
+        return await self._again.find(self._look_for_redeliveries, piece.msg_id)
 
     async def _find_letter(self, msg_id: str) -> Ack | None:
         if time.monotonic() - self._began < _LETTERS_ARE_KNOWN:
             return None
-        return await self._letters.find(msg_id)
+        return await self._letters.find(self._look_for_letters, msg_id)
 
     async def _look_for_redeliveries(self) -> dict[str, Ack]:
         again, done = self._redeliveries, self._done.seq

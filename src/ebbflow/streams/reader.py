@@ -37,7 +37,7 @@ from ebbflow.nats.publish import MSG_ID
 from ebbflow.nats.pull import MOST_MESSAGES, NANOS, Deliveries, Follower
 
 # A follower asks for more by itself when frames arrive, unless half its window is waiting, which is
-# this many or more. So it has to be told once while so many are taken: told more seldom, it could
+# this many or more. So it has to be told once while that many are taken: told more seldom, it could
 # have nothing asked for, and nothing would ever arrive. To tell it costs as much as a small chunk.
 _ASK_EVERY = 32
 
@@ -120,7 +120,7 @@ class FrameReader(Inlet):
         self._wake.set()
 
     def _fail(self, error: EbbflowError) -> None:
-        """Has the task hear of it when it takes what comes next."""
+        """Has the task learn of it when it takes what comes next."""
         self._failure = error
         self._wake.set()
 
@@ -150,7 +150,7 @@ class FrameReader(Inlet):
             arrived = self._queue.popleft()
             self._ask_now_and_then()
             self._stamp = arrived.stamp if self._drops_copies else None
-            # A frame of which some rows are done is no copy: they were its own. To pass over it
+            # A frame of which some rows are done is not a copy: they were its own. To pass over it
             # would lose the rest of its rows.
             if not self.mark.row and self._stamp is not None and is_copy(self.known, self._stamp):
                 self._pass(arrived.seq)

@@ -95,7 +95,7 @@ class ReplayMarks:
     ) -> int | None:
         """Stores frames and their mark, if the last mark is the expected one; 0 is for none.
 
-        Returns the sequence of the mark; ``None`` if nothing was stored, or nobody can tell.
+        Returns the sequence of the mark; ``None`` if nothing was stored, or no one can tell.
         """
         _, subject = self._address(target)
         due = self._names.due_subject(target.vertex, target.partition)

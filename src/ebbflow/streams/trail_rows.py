@@ -1,4 +1,4 @@
-"""The trail: what became of every message of a pipeline that answers requests, as data.
+"""The trail: the outcome of every message of a pipeline that answers requests, as data.
 
 A pipeline with a source that serves publishes a frame of it for each chunk, as the last stage of
 settling it. So what a trail says to be stored, outputs and answers, is stored, and a row whose
@@ -40,12 +40,12 @@ class SentTo(NamedTuple):
 
 
 class TrailRow(NamedTuple):
-    """What became of one delivery of a message at a vertex.
+    """The outcome of one delivery of a message at a vertex.
 
     ``outcome`` is sent, redelivered, done, dropped, fallback, served, on_success or dead_lettered.
     ``reason`` and ``error`` say why it was redelivered, dropped or dead-lettered, ``due`` when it
-    comes again. ``answers`` is how many answers it has stored; of a store of the user's own, 1 if
-    there is any.
+    is redelivered. ``answers`` is how many answers it has stored; of a user's store, 1 if there
+    is any.
     """
 
     request: str

@@ -7,18 +7,17 @@ never a test that hangs.
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ebbflow.operations.pipeline_run import PipelineRun
 from ebbflow.runtime.run_setup import RunOptions
-from ebbflow.spark.run import Run
 from ebbflow.spark.session import SessionPlan, open_session
 from ebbflow.status.model import PipelineStatus
-from ebbflow.status.run_report import Silent, Summary
+from ebbflow.status.run_report import Summary, Watcher
 from ebbflow.streams.logs import LogEntry
 
 if TYPE_CHECKING:
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 
     from ebbflow.builders import Builder
 
-_START_WAIT = 60.0
-_STOP_WAIT = 60.0
-_LONGEST = 300.0
+_START_WAIT = "60s"
+_STOP_WAIT = "60s"
+_LONGEST = "300s"
 _TASKS = 8
 _EVERY = 0.05
 
@@ -47,8 +46,8 @@ def local_spark(tasks: int = _TASKS) -> Iterator[SparkSession]:
         yield spark
 
 
-class BackgroundRun(Silent):
-    """One run of a pipeline, in a thread of its own, until it is stopped."""
+class BackgroundRun(Watcher):
+    """One run of a pipeline, in its own thread, until it is stopped."""
 
     def __init__(
         self,
@@ -60,28 +59,10 @@ class BackgroundRun(Silent):
         self.status = PipelineStatus(pipeline.spec.name, phase="starting")
         self.failures: list[str] = []
         self._heard = heard
-        self._error: BaseException | None = None
-        self._summary: Summary | None = None
-        self._looked = threading.Event()
-        self._run = Run(pipeline.spec, RunOptions(state=state, timeout=_LONGEST, **options), self)
-        self._thread = threading.Thread(target=self._execute, name="live", daemon=True)
-        self._thread.start()
-        self._await_start()
-
-    def _execute(self) -> None:
-        try:
-            self._summary = self._run.execute()
-        except BaseException as error:
-            self._error = error
-        self._looked.set()
-
-    def _await_start(self) -> None:
-        """Waits for the run's first look, from which on sources take in messages."""
-        if not self._looked.wait(_START_WAIT):
-            self._run.stop()
-            raise TimeoutError(f"the pipeline has not started within {_START_WAIT:.0f} s")
-        if self._error is not None:
-            raise self._error
+        chosen: Any = {"state": state, "timeout": _LONGEST, **options}
+        limited = RunOptions.of(chosen)
+        self._run = PipelineRun(pipeline.spec, limited, self)
+        self._run.start(_START_WAIT)
 
     def line(self, text: str) -> None:
         """Passes on each line that a ``log`` sink has printed."""
@@ -99,17 +80,10 @@ class BackgroundRun(Silent):
             reason = f"{vertex.name}: {vertex.failure}"
             if vertex.failure and reason not in self.failures:
                 self.failures.append(reason)
-        self._looked.set()
 
     def stop(self) -> Summary:
         """Stops it in good order and returns its summary."""
-        self._run.stop()
-        self._thread.join(_STOP_WAIT)
-        if self._error is not None:
-            raise self._error
-        if self._summary is None:
-            raise TimeoutError(f"the pipeline has not stopped within {_STOP_WAIT:.0f} s")
-        return self._summary
+        return self._run.stop(_STOP_WAIT)
 
 
 def until(condition: Callable[[], bool], seconds: float, every: float = _EVERY) -> bool:

@@ -15,6 +15,7 @@ from ebbflow.domain.code import Mode, OnFailure, SinkMode
 from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.domain.message import Datum, Message
 from ebbflow.domain.outcome import DONE, Outcome
+from ebbflow.domain.spelling import named_options
 from ebbflow.engine import frames
 from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
@@ -42,6 +43,7 @@ class Result:
     answers: list[bytes] = field(default_factory=list)
 
 
+@named_options
 def run_map(
     code: Callable[..., Any],
     *messages: bytes | Datum,
@@ -65,6 +67,7 @@ def run_map(
     return _results(verdict)
 
 
+@named_options
 def run_sink(
     code: Callable[..., Any],
     *messages: bytes | Datum,
@@ -121,12 +124,11 @@ def _strategy(retry: Backoff | None, on_failure: OnFailure) -> RetryStrategy | N
 
 def _verdict(messages: Sequence[bytes | Datum], on_error: Backoff) -> Verdict:
     data = [Datum(message) if isinstance(message, bytes) else message for message in messages]
-    now = datetime.now(UTC)
     columns = {
         "id": [datum.id or f"test-{number}" for number, datum in enumerate(data)],
         "value": [datum.value for datum in data],
         "keys": [datum.keys for datum in data],
-        "event_time": [datum.event_time or now for datum in data],
+        "event_time": [datum.event_time for datum in data],
         "headers": [list(datum.headers.items()) for datum in data],
         "metadata": [
             [(group, list(entries.items())) for group, entries in datum.metadata.items()]
@@ -134,12 +136,17 @@ def _verdict(messages: Sequence[bytes | Datum], on_error: Backoff) -> Verdict:
         ],
         "deliveries": [datum.deliveries for datum in data],
         "nack_reason": [datum.nack_reason for datum in data],
-        "retries": [int(datum.system_metadata["sink"]["retry_count"]) for datum in data],
+        "retries": [datum.retries for datum in data],
     }
     watermark = min((datum.watermark for datum in data if datum.watermark), default=None)
     rows = Rows(frames.batch_of(columns, len(data)), watermark)
     rules = Rules("test", on_error, _LARGEST)
     return Verdict(rows, rules)
+
+
+def _message_of(datum: Datum, tags: Sequence[str]) -> Message:
+    keys, time = list(datum.keys), datum.event_time
+    return Message(datum.value, keys, list(tags), time, metadata=datum.metadata)
 
 
 def _results(verdict: Verdict) -> list[Result]:
@@ -156,7 +163,5 @@ def _results(verdict: Verdict) -> list[Result]:
     made = Rows(outputs.batch(verdict.rows, "test", datetime.now(UTC)))
     facts = zip(outputs.parents, outputs.tags, made.data(), strict=True)
     for parent, tags, datum in facts:
-        results[parent].messages.append(
-            Message(datum.value, datum.keys, list(tags), datum.event_time, metadata=datum.metadata)
-        )
+        results[parent].messages.append(_message_of(datum, tags))
     return results

@@ -9,7 +9,7 @@
 Both keep every rule of the conformance suite. What they hold is in this process: it is still there
 after a pipeline was stopped, and gone with the test.
 
-Workers are processes of their own, so they ask for what is here over a unix socket. Each connection
+Workers are separate processes, so they ask for what is here over a unix socket. Each connection
 is one client; when it ends, the object learns of it, as it would of a process that was killed.
 """
 
@@ -26,6 +26,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Client, Connection
@@ -34,7 +35,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from ebbflow.domain.code import Code, SinkMode
-from ebbflow.domain.message import Datum, Response, RowResponse
+from ebbflow.domain.message import Datum, Response
 from ebbflow.domain.user_source import Messages, NackOffset, Source, SourceMessage
 from ebbflow.engine.source_columns import columns_of
 from ebbflow.testing.conformance.rules import Sample
@@ -238,9 +239,9 @@ class MemoryReader(Source):
         """Connects to the test."""
         self._queue = ObjectClient(self._address)
 
-    def read(self, limit: int, timeout: float) -> Messages:
+    def read(self, limit: int, timeout: timedelta) -> Messages:
         """Returns the messages that are due, in the order they were put."""
-        messages = self._read(limit, timeout)
+        messages = self._read(limit, timeout.total_seconds())
         return columns_of(messages) if self._columns else messages
 
     def _read(self, limit: int, timeout: float) -> list[SourceMessage]:
@@ -286,7 +287,7 @@ class MemoryReader(Source):
 
 
 class MemorySink(ObjectServer):
-    """Keeps what lands in it, and fails where it is told to.
+    """Keeps what lands in it, and fails where you say so.
 
     ``columns`` chooses whether it is given columns: then its ``mode`` goes with its ``code``.
     """
@@ -380,7 +381,7 @@ class MemoryWriter(_Writer):
 class ColumnarWriter(_Writer):
     """The sink on a worker that receives columns."""
 
-    def __call__(self, batch: pa.RecordBatch) -> dict[int, RowResponse]:
+    def __call__(self, batch: pa.RecordBatch) -> dict[int, Response]:
         """Write them, and answer for those that were refused."""
         names = ("value", "keys", "headers")
         columns = (batch.column(name).to_pylist() for name in names)
@@ -388,6 +389,6 @@ class ColumnarWriter(_Writer):
             Sample(value, tuple(keys or ()), dict(headers or ()))
             for value, keys, headers in zip(*columns, strict=True)
         ]
-        refused = RowResponse.failure(_REFUSAL)
+        refused = Response.failure(error=_REFUSAL)
         taken = self.write(samples)
         return {row: refused for row, ok in enumerate(taken) if not ok}

@@ -68,8 +68,8 @@ Answerer = Callable[[HttpRequest], Coroutine[Any, Any, HttpReply | Stream]]
 class UiRoute:
     """A path of the web UI, as a ``Route`` has it, and who answers there.
 
-    One that is ``open`` to everybody needs no token. The body of a form is no JSON, and the browser
-    that sends it adds no header.
+    One that is ``open`` to everybody needs no token. The body of a form is not JSON, and the
+    browser that sends it adds no header.
     """
 
     method: str
@@ -97,7 +97,7 @@ class WebUiApp:
         await self._tasks.end(_GRACE)
 
     def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
-        """Returns who takes the body of a request; ``Refusal`` if nobody does."""
+        """Returns who takes the body of a request; ``Refusal`` if no one does."""
         exchange.error_body = describe_refusal
         exchange.extra_headers += _CAREFUL
         self._guard.check_site(request)

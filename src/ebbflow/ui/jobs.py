@@ -21,7 +21,6 @@ from ebbflow.web.exchange import Refusal, too_many
 _THREADS = 4
 _MOST_WAITING = 16
 _KEPT = 100
-_SOON = 3.0
 _LARGEST_NUMBER = 10**15 - 1
 
 Progress = Callable[[Any], None]
@@ -29,7 +28,7 @@ Progress = Callable[[Any], None]
 
 
 class JobStopped(Exception):
-    """Ends a job that somebody has stopped."""
+    """Ends a job that someone has stopped."""
 
 
 @dataclass(slots=True)
@@ -62,6 +61,9 @@ class Job:
 class Jobs:
     """The jobs of one web UI; ``owner`` is the pipeline that a job is about. Used on one loop."""
 
+    reply_within = 3.0
+    """A job that takes longer than this many seconds is answered with its number."""
+
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, "web-ui-job")
         self._numbers = count(1)
@@ -74,7 +76,7 @@ class Jobs:
         job = self._remember(Job(next(self._numbers), owner))
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._threads, _carry_out, job, work)
-        await asyncio.wait([future], timeout=_SOON)
+        await asyncio.wait([future], timeout=self.reply_within)
         if not job.has_ended:
             return HttpReply.json(job.describe(), 202)
         if job.failure is not None:
@@ -89,7 +91,7 @@ class Jobs:
         return job
 
     def close(self) -> None:
-        """Stops all jobs; each can be done again, and goes on where it was."""
+        """Stops all jobs; each can be done again, and continues where it was."""
         for job in self._jobs.values():
             job.stop.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -107,7 +109,7 @@ def _carry_out(job: Job, work: Callable[[Progress], Any]) -> None:
     try:
         job.result = work(job.note)
     except JobStopped:
-        job.failure = Refusal(409, "it was stopped", next_step="Do it again to go on.")
+        job.failure = Refusal(409, "it was stopped", next_step="Do it again to continue.")
     except Exception as error:
         job.failure = explain_failure(error)
     finally:

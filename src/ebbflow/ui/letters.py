@@ -17,7 +17,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from ebbflow.deadletters import DeadLetters, LetterEdit, LetterFilter, StoredLetter, describe_letter
+from ebbflow.deadletters import DeadLetters, LetterEdit, LetterFilter, StoredLetter
+from ebbflow.deadletters.filters import describe_letter
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.causes import MOST_SHOWN
 from ebbflow.nats.link import Link
@@ -326,7 +327,7 @@ def read_choice(body: Mapping[str, Any]) -> LetterFilter | Sequence[int]:
     if ("numbers" in body) == ("filter" in body):
         raise Refusal(
             400,
-            "name the letters by numbers, or by a filter",
+            "name the dead letters by numbers, or by a filter",
             next_step='Send {"numbers": [1, 2]}, or {"filter": {}} for all of them.',
         )
     if "filter" in body:
@@ -360,7 +361,7 @@ def read_edit(body: Mapping[str, Any]) -> LetterEdit | None:
         return None
     numbers = body.get("numbers")
     if not isinstance(numbers, list) or len(numbers) != 1:
-        raise Refusal(400, "only one letter can be edited at a time; name its number")
+        raise Refusal(400, "only one dead letter can be edited at a time; name its number")
     return LetterEdit(
         value=_read_value(body["value"]) if body.get("value") is not None else None,
         keys=_read_keys(body["keys"]) if body.get("keys") is not None else None,
@@ -399,7 +400,7 @@ def read_rate(body: Mapping[str, Any]) -> float | None:
     if rate is None:
         return None
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1e9:
-        raise Refusal(400, "rate must be a number of letters a second, more than 0")
+        raise Refusal(400, "rate must be a number of dead letters a second, more than 0")
     return float(rate)
 
 

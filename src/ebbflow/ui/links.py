@@ -2,7 +2,7 @@
 
 It leads to one server, or to the embedded server of a state folder, whoever runs that. While a
 pipeline runs, that is the run's server. When none runs, the web UI runs one, and gives the folder
-up as soon as a run wants it: a web UI that is left open keeps nobody from starting a pipeline.
+up as soon as a run wants it: a web UI that is left open keeps no one from starting a pipeline.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The pipelines that a web UI shows, and its API about them: states, specs, logs, traces, probes.
 
 Work that waits for NATS is done by a few threads, on the web UI's own connection. Reading states
-has threads of its own: a long search does not stop the numbers.
+has its own threads: a long search does not stop the numbers.
 
-However many browsers look on, there is one reader for a pipeline; it rests when nobody looks. Each
+However many browsers look on, there is one reader for a pipeline; it rests when no one looks. Each
 state is made into an event once. A browser that is slow misses those that a newer one has replaced:
 it holds up neither the reader nor others.
 """
@@ -73,8 +73,8 @@ ChangePause = Callable[[Link, Names, str | None, float], PauseReport]
 class StatusFollower:
     """The state of one pipeline, as of a moment ago. Used on one loop.
 
-    It is read ``every`` so many seconds while the pipeline runs, less often ``at_rest``, and for
-    as long as somebody looks; then it lingers.
+    It is read ``every`` that many seconds while the pipeline runs, less often ``at_rest``, and for
+    as long as someone looks; then it lingers.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class StatusFollower:
         return bool(self._watchers) or asyncio.get_running_loop().time() < self._wanted_until
 
     async def _rest(self, seconds: float) -> None:
-        """Waits until the next look; tells the same again meanwhile, so that nobody gives up."""
+        """Waits until the next look; tells the same again meanwhile, so that no one gives up."""
         end = time.monotonic() + seconds
         while self._is_wanted and (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, _AGAIN))
@@ -186,11 +186,11 @@ class Pipelines:
 
     @property
     def is_chosen(self) -> bool:
-        """True if somebody has named the pipelines."""
+        """True if someone has named the pipelines."""
         return bool(self._only)
 
     async def list(self, within: float = _NAMES_KEPT) -> list[str]:
-        """Returns the names of all pipelines, as of ``within`` so many seconds ago."""
+        """Returns the names of all pipelines, as of ``within`` that many seconds ago."""
         if self._only:
             return self._only
         async with self._listing:
@@ -341,7 +341,7 @@ class PipelinesApi:
         if not trace.is_known:
             raise Refusal(
                 404,
-                f"nobody knows a message {message[:80]!r}",
+                f"no message with the id {message[:80]!r}",
                 next_step=" ".join(trace.notes) or "See whether the id is right.",
             )
         return HttpReply.json(trace.to_json())

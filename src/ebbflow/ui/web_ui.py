@@ -1,9 +1,9 @@
-"""The web UI of pipelines: a web server on a thread and a connection to NATS of its own.
+"""The web UI of pipelines: a web server on a thread, with its own connection to NATS.
 
 It reads what runs have stored and touches no object of a run, so that a web UI, however many look
 at it and however slow they are, cannot hold up messages.
 
-It listens on this machine, unless somebody says otherwise, and then with a token: the one of
+It listens on this machine, unless someone says otherwise, and then with a token: the one of
 ``EBBFLOW_UI_TOKEN``. Where a person looks on, at a terminal, one is made up if there is none. It is
 written to nothing but that terminal: no log, no file and no answer has it. ``https://`` has the web
 UI speak TLS, with the certificate of ``EBBFLOW_UI_CERT_FILE`` and ``EBBFLOW_UI_KEY_FILE`` or with
@@ -80,7 +80,7 @@ def parse_address(text: str | bool, usual_port: int) -> UiAddress:
     port = int(match["port"] or usual_port) if match else -1
     if match is None or not 0 <= port <= 65_535:
         raise SetupError(
-            f"{str(text)!r} is no address for the web UI to listen on.",
+            f"{str(text)!r} is not an address that the web UI can listen on.",
             f"Write it as HOST:PORT, such as {LOOPBACK}:{usual_port}; port 0 is any that is free.",
         )
     host = (match["alone"] or match["host"] or LOOPBACK).strip("[]")
@@ -110,7 +110,7 @@ class UiSocket:
         """Tells where the web UI is. A token that was made up goes to the terminal alone."""
         tell(f"{what} {self.url}{path}")
         if not self.is_local and self.tls is None:
-            tell("it is reached without TLS: its token and what it shows can be read on their way")
+            tell("it is reached without TLS: its token and what it shows can be read in transit")
         if self.terminal is None or self.token is None:
             return
         token = self.token.reveal()
@@ -252,15 +252,15 @@ def open_web_ui(
     only. The link is closed with it.
     """
     try:
-        page = WebUiServer(open_socket(address), link, only, whole)
+        server = WebUiServer(open_socket(address), link, only, whole)
     except BaseException:
         link.close()
         raise
     try:
-        page.start()
-        yield page.listening
+        server.start()
+        yield server.listening
     finally:
-        page.stop()
+        server.stop()
 
 
 # --- next to a run --------------------------------------------------------------------------------
@@ -272,12 +272,12 @@ def attach_web_ui(ui: bool | str, metrics: bool | str) -> list[Attachment]:
     Each is ``False`` for no, ``True`` for the usual address, or ``HOST:PORT``. The web UI has
     the metrics too, so that two of the same address are one.
     """
-    page = None if ui is False else parse_address(ui, UI_PORT)
+    address = None if ui is False else parse_address(ui, UI_PORT)
     numbers = None if metrics is False else parse_address(metrics, METRICS_PORT)
     attachments: list[Attachment] = []
-    if page is not None:
-        attachments.append(partial(_attach, "ui", page))
-    if numbers is not None and numbers != page:
+    if address is not None:
+        attachments.append(partial(_attach, "ui", address))
+    if numbers is not None and numbers != address:
         attachments.append(partial(_attach, "metrics", numbers))
     return attachments
 

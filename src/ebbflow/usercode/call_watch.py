@@ -9,9 +9,9 @@ still the same one, so a call costs nothing. A call that is over its time is end
   a thread that needs nothing of Python's. The message is then found as one that kills its worker is
   (see ``poison``), and is the error policy's as well.
 
-Both are set when a call begins and is the first for a while. The thread that watches sets them anew
-when it sees another call. If it cannot run, because C code does not let go of the interpreter, they
-go off as they were set.
+Both are set when a call begins and is the first for a while. The thread that watches sets them
+again when it sees another call. If it cannot run, because C code does not let go of the
+interpreter, they go off as they were set.
 
 User code runs on one thread, one call at a time. Whoever calls it says so in ``RUNNING``, at next
 to no cost. ``async`` code is held to its time on its own event loop (``in_time``).
@@ -41,7 +41,7 @@ _BEATS = 8
 class WorkerLeaves(BaseException):
     """Ends the call that runs because its worker has to leave: the run stops.
 
-    It is no error of user code, so the message is not blamed; it is delivered again as it was.
+    It is not an error of user code, so the message is not blamed; it is delivered again as it was.
     """
 
 
@@ -50,7 +50,7 @@ class Running:
 
     ``limit`` is how many seconds a call may take, if that is limited. ``beat`` changes while an
     event loop goes round: what waits there is not stuck. ``guard`` sets the clock that ends calls
-    over their time; it is called for the first of many calls, and the watch sets it anew after it.
+    over their time; it is called for the first of many calls, and the watch sets it again after it.
     """
 
     __slots__ = ("active", "beat", "guard", "guarded", "limit", "number", "row")
@@ -140,7 +140,7 @@ Tell = Callable[[float | None], None]
 _LOOKS = 4
 _LOOK_EVERY = 1.0
 _LONG, _TELL_EVERY = 1.0, 2.0
-# A call that goes on after CallTimeout was raised in it is told so again.
+# A call that continues after CallTimeout was raised in it is told so again.
 _AGAIN = 1.0
 _SOON = 0.02
 _MISSES = 3

@@ -6,7 +6,7 @@ once per worker, ``open()`` is called before its first message, the instance is 
 function, and ``close()`` is called when the worker gives up the vertex.
 
 Whatever user code raises is the affair of the messages it was working on, or of a system that is
-away (``engine.blame``); it never stops a vertex. After an outage a class is made and opened anew.
+down (``engine.blame``); it never stops a vertex. After an outage a class is made and opened again.
 What it reports as failed is called again at once, if waits are short (``engine.retry``).
 
 A container's variables hold only while its code is made, opened, called or closed: a worker runs
@@ -31,8 +31,6 @@ from collections.abc import (
 )
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
-
-import pyarrow.compute as pc
 
 from ebbflow.domain.code import Mode, Variables, expand_all
 from ebbflow.domain.message import Datum, Message, Nack, Signal
@@ -65,7 +63,7 @@ class Stream:
             self._decisions.note_event_times([message.event_time])
         match message.signal:
             case Signal.NACK:
-                raise Nack.of(message.nack_options)
+                raise Nack(message.nack_options)
             case Signal.FAIL:
                 self.withdraw(index)
                 self._verdict.fail(index, message.error or "failed")
@@ -106,7 +104,7 @@ class Stream:
 # What most maps return; anything else may have to be waited for.
 _AT_HAND = frozenset({Message, list, type(None), bytes})
 
-# In place of a result: the message was not given to user code, whose system is away.
+# In place of a result: the message was not given to user code, whose system is down.
 _UNTRIED = object()
 
 
@@ -143,7 +141,8 @@ class Handler:
 
     ``blame`` knows what its calls have shown about the system behind it. ``instance`` is the user's
     object; for a plain function it is the function. ``variables`` of the environment hold while it
-    is made, opened and closed; whoever calls it sets them for the calls.
+    is made, opened and closed; whoever calls it sets them for the calls. ``answers_by_returning``
+    says of a sink that it has written everything when it returns.
     """
 
     def __init__(self, target: Any, blame: Blame | None = None, variables: Variables = ()) -> None:
@@ -161,12 +160,13 @@ class Handler:
         self.data: Callable[[Rows], list[Any]] = instance.data if self.interprets else Rows.data
         entry = instance if inspect.isroutine(instance) else type(instance).__call__
         self.is_async = inspect.iscoroutinefunction(entry) or inspect.isasyncgenfunction(entry)
+        self.answers_by_returning = _is_annotated_none(instance)
         self._runner: asyncio.Runner | None = None
         if isinstance(self.call, Openable):
             self.finish(self.call.open())
 
     def renew(self) -> None:
-        """Closes user code and opens it anew, as after an outage; raises what opening it raises."""
+        """Closes and reopens user code, as after an outage; raises what opening it raises."""
         with contextlib.suppress(*USER_ERRORS):
             self.close()
         with in_environment(self.variables):
@@ -209,6 +209,14 @@ class Handler:
                 self.finish(self.call.close())
         if self._runner is not None:
             self._runner.close()
+
+
+def _is_annotated_none(code: Any) -> bool:
+    """Returns whether a call of the code says ``-> None``; the annotation may still be text."""
+    while isinstance(code, partial):
+        code = code.func
+    entry = code if inspect.isroutine(code) else type(code).__call__
+    return getattr(entry, "__annotations__", {}).get("return", ...) in (None, "None")
 
 
 def call_with_retries(
@@ -278,14 +286,35 @@ def call_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
         return
     trial, scopes = Trial(verdict, handler.blame), _find_scopes(verdict.rows)
     call = _in_scopes(handler, scopes) if scopes else handler.call
-    record = verdict.record_interpreted if handler.interprets else verdict.record
-    with RUNNING as running:
+    interprets, largest = handler.interprets, verdict.rules.largest
+    record = verdict.record_interpreted if interprets else verdict.record
+    with RUNNING as running, PlainRun(verdict) as run:
+        values = run.values
         for index, datum in enumerate(handler.data(verdict.rows)):
             running.row = index
             try:
                 result = call(datum)
+                # Nearly every message is just a value of a size that is allowed: there is nothing
+                # to check, and a call of a function would take longer than all that is left.
+                if (
+                    type(result) is Message
+                    and type(value := result.value) is bytes
+                    and len(value) <= largest
+                    and result.signal is None
+                    and result.keys is None
+                    and not result.tags
+                    and result.event_time is None
+                    and result.metadata is None
+                ):
+                    values.append(value)
+                    continue
+                if interprets and type(result) is bytes and len(result) <= largest:
+                    values.append(result)
+                    continue
+                run.end_before(index)
                 record(index, result if type(result) in _AT_HAND else handler.finish(result))
             except USER_ERRORS as error:
+                run.end_before(index)
                 trial.failed(index, index + 1, error)
                 if trial.stops and not ordered:
                     trial.leave(index + 1)
@@ -294,6 +323,28 @@ def call_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
                 verdict.decisions.stop_at(index + 1)
                 return
     trial.finish()
+
+
+class PlainRun:
+    """The outputs of inputs in a row that each say nothing but a value; recorded at once."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        self.values: list[bytes] = []
+        self._start = 0
+
+    def end_before(self, index: int) -> None:
+        """Records what there is; the input at the index has more to say, and is recorded alone."""
+        if self.values:
+            self._verdict.record_run(self._start, self.values)
+            self.values.clear()
+        self._start = index + 1
+
+    def __enter__(self) -> PlainRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_before(len(self._verdict.rows))
 
 
 def _in_scopes(handler: Handler, scopes: Mapping[int, Scope]) -> Callable[[Any], Any]:
@@ -313,22 +364,22 @@ async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int)
     """Gives every row to an ``async`` map, ``concurrency`` of them at a time."""
     trial, call = Trial(verdict, handler.blame), handler.call
     gate, scopes = asyncio.Semaphore(concurrency), _find_scopes(verdict.rows)
-    away = 0
+    down = 0
 
     async def call_with(index: int, datum: Datum) -> Any:
-        nonlocal away
+        nonlocal down
         async with gate:
-            if away >= trial.calls_in_a_row:
+            if down >= trial.calls_in_a_row:
                 return _UNTRIED
             try:
                 with scopes.get(index, contextlib.nullcontext)():
                     result = call(datum)
                     result = _gather(result) if inspect.isasyncgen(result) else result
                     result = await in_time(result, RUNNING.limit)
-                away = 0
+                down = 0
                 return result
             except USER_ERRORS as error:
-                away = away + 1 if trial.means_away(error) else 0
+                down = down + 1 if trial.means_down(error) else 0
                 return error
 
     with RUNNING, beating():
@@ -336,7 +387,9 @@ async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int)
         results = await asyncio.gather(*(call_with(index, datum) for index, datum in data))
     untried = [index for index, result in enumerate(results) if result is _UNTRIED]
     trial.postpone(untried)
-    trial.failed_beside(list(_record_results(verdict, 0, results)), len(results), bool(untried))
+    trial.failed_among_others(
+        list(_record_results(verdict, 0, results)), len(results), bool(untried)
+    )
 
 
 def _record_results(
@@ -391,6 +444,8 @@ def call_sink(
     def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         batch = data[start:end]
         answers = handler.finish(handler.call(list(batch)))
+        if answers is None and handler.answers_by_returning:
+            return []
         return record_answers(verdict, start, batch, answers, fail_unavailable)
 
     _in_batches(handler, verdict, batch_size, give)
@@ -441,7 +496,7 @@ def _give_columns(
 
 
 def run_stream(handler: Handler, verdict: Verdict) -> None:
-    """Gives the rows to the map one by one and forwards what it yields while it goes on.
+    """Gives the rows to the map one by one and forwards what it yields while it runs.
 
     Outputs that have been forwarded stay forwarded when the input is nacked afterwards.
     """
@@ -458,7 +513,7 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
             trial.failed(index, index + 1, error)
         else:
             # Before the rest is looked at: what has passed shows that an outage is over.
-            trial.failed_beside((), index + 1)
+            trial.failed_among_others((), index + 1)
         if _leave_rest(verdict, trial, index, index + 1):
             return
     trial.finish()
@@ -468,7 +523,7 @@ Failed = Sequence[tuple[int, BaseException | None]]
 """Rows that failed by themselves, each with its error; ``None`` for one that was not tried."""
 
 RecordColumns = Callable[[Verdict, int, int, Any], Failed]
-"""Records the answer for so many rows from one on; returns those that failed by themselves."""
+"""Records the answer for that many rows from one on; returns those that failed by themselves."""
 
 Give = Callable[[int, int], Failed]
 """Has user code decide about the rows of a batch; returns those that failed by themselves."""
@@ -505,7 +560,7 @@ def _try_batch(trial: Trial, start: int, end: int, give: Give) -> None:
     try:
         _note_failures(trial, give(start, end), end)
     except USER_ERRORS as error:
-        if end - start < ENOUGH or isinstance(error, Nack) or trial.means_away(error):
+        if end - start < ENOUGH or isinstance(error, Nack) or trial.means_down(error):
             trial.failed(start, end, error)
         else:
             _try_alone(trial, start, end, give, error)
@@ -514,7 +569,9 @@ def _try_batch(trial: Trial, start: int, end: int, give: Give) -> None:
 def _note_failures(trial: Trial, failures: Failed, end: int) -> None:
     """Decides about the rows up to ``end`` that failed, and leaves those that were not tried."""
     trial.postpone([index for index, error in failures if error is None])
-    trial.failed_beside([(index, error) for index, error in failures if error is not None], end)
+    trial.failed_among_others(
+        [(index, error) for index, error in failures if error is not None], end
+    )
 
 
 def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseException) -> None:
@@ -533,7 +590,7 @@ def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseExcept
     if trial.stops:
         trial.leave(index + 1, end)
     elif index + 1 < end:
-        trial.failed(index + 1, end, error, beside=True)
+        trial.failed(index + 1, end, error, others_passed=True)
 
 
 def _leave_rest(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
@@ -550,7 +607,7 @@ def _leave_rest(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
 def _cut_calls(verdict: Verdict, size: int) -> Iterable[tuple[int, int]]:
     """Yields the rows of each call; as a rule none has failed before, and none is looked at."""
     rows, ordered = verdict.rows, verdict.rules.ordered
-    if not ordered and not pc.max(rows.batch.column("failures")).as_py():
+    if not ordered and not rows.count_failed():
         return _full_ranges(len(rows), size)
     return call_ranges(rows.column("failures"), size, rows.column("keys") if ordered else None)
 

@@ -107,7 +107,7 @@ def _take_apart(
     if not isinstance(result, tuple):
         return result, {}
     if len(result) != 2 or not isinstance(result[1], Mapping):
-        raise _violation(vertex, "returned a tuple that is no pair of outputs and failed rows")
+        raise _violation(vertex, "returned a tuple that is not a pair of outputs and failed rows")
     for row, error in result[1].items():
         if type(row) is not int or not 0 <= row < count:
             raise _violation(vertex, f"returned an error for row {row!r:.40} of {count}")
@@ -273,12 +273,12 @@ def _refuse_large(
     """Records an error for the inputs of rows that no message can hold; returns these inputs."""
     refused: set[int] = set()
     largest = verdict.rules.largest
-    beside = [columns[name] for name in ("keys", "metadata") if name in columns]
+    others = [columns[name] for name in ("keys", "metadata") if name in columns]
     sizes = pc.binary_length(columns["value"])
     most = pc.max(sizes).as_py() or 0
-    if most + sum(column.nbytes for column in beside) > largest:
+    if most + sum(column.nbytes for column in others) > largest:
         for row, (parent, size) in enumerate(zip(parents, sizes.to_pylist(), strict=True)):
-            size += sum(frames.count_content(column.slice(row, 1)) for column in beside)
+            size += sum(frames.count_content(column.slice(row, 1)) for column in others)
             if size > largest and parent not in ended and parent not in refused:
                 refused.add(parent)
                 verdict.record_error(parent, MessageTooLarge(size, largest))

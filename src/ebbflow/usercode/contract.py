@@ -2,7 +2,9 @@
 
 Messages with exactly one valid response keep it, whatever the others did. Every other message is
 treated as failed with a ``ContractViolation`` that names the sink, the ids and the fix, so it is
-redelivered with back-off and finally dead-lettered. Nothing stalls and nothing is lost.
+redelivered with back-off and finally dead-lettered. Nothing stalls and nothing is lost. A sink that
+is annotated ``-> None`` answers by returning; one that merely forgets to return breaks the
+contract.
 
 A columnar sink answers only for the rows that it has not simply written. An exception in place of
 an answer is what that row failed with. A row with an answer that cannot be used has failed. An
@@ -14,18 +16,21 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import itemgetter
+from datetime import timedelta
+from operator import attrgetter, itemgetter
 from typing import Any, assert_never
 
 from ebbflow.domain.errors import ContractViolation, Unavailable
-from ebbflow.domain.message import Datum, Message, NackOptions, Response, RowResponse, Status
+from ebbflow.domain.message import Datum, Message, NackOptions, Response, Status
 from ebbflow.domain.outcome import DeadLetter
 from ebbflow.engine.verdict import Verdict
 
 _ROWS_FIX = (
     "Return None when all rows are written, or {row: answer} for the others, with numbers of rows "
-    "from 0 and answers made with the class methods of RowResponse."
+    "from 0 and answers made with the class methods of Response: without an id, the rest by name."
 )
+
+_STATUS_OF, _ID_OF = attrgetter("status"), attrgetter("id")
 
 UNTRIED = object()
 """A columnar sink's answer for a row that it has not tried: the row comes back as it is."""
@@ -46,7 +51,7 @@ def record_answers(
     Returns the rows for which a system is unavailable, each with the error that says so. With
     ``fail_unavailable`` these rows are recorded as failed instead.
     """
-    if _all_done(batch, answers):
+    if _all_done(verdict.rows.column("id")[start : start + len(batch)], answers):
         return []
     vertex = verdict.rules.vertex
     valid, wrong = _sort_responses(vertex, answers)
@@ -57,13 +62,13 @@ def record_answers(
     copies = Counter(datum.id for datum in batch)
     kept = {i for i, number in copies.items() if len(by_id[i]) == number}
     violation = _violation(vertex, copies, by_id, wrong)
-    away: list[tuple[int, BaseException]] = []
+    down: list[tuple[int, BaseException]] = []
     for index, datum in enumerate(batch, start):
         if datum.id not in kept:
             verdict.record_error(index, violation)
         elif error := _record(verdict, index, by_id[datum.id].popleft(), fail_unavailable):
-            away.append((index, error))
-    return away
+            down.append((index, error))
+    return down
 
 
 def record_rows(
@@ -83,7 +88,7 @@ def record_rows(
     failed: list[tuple[int, BaseException | None]] = []
     for row in answers.keys() - wrong.keys():
         response: Any = answers[row]
-        if not isinstance(response, RowResponse):
+        if not isinstance(response, Response):
             failed.append((start + row, None if response is UNTRIED else response))
         elif (error := _record(verdict, start + row, response, fail_unavailable)) is not None:
             failed.append((start + row, error))
@@ -106,8 +111,10 @@ def _find_row_fault(row: Any, count: int, answer: Any) -> str | None:
         return f"an answer for row {row!r:.40} of {count}"
     if answer is UNTRIED or isinstance(answer, BaseException):
         return None
-    if not isinstance(answer, RowResponse):
-        return f"{type(answer).__name__} where a RowResponse belongs"
+    if not isinstance(answer, Response):
+        return f"{type(answer).__name__} where a Response belongs"
+    if answer.id != "":
+        return "a Response with an id, or with one in place of what it says"
     return _find_wrong_fact(answer)
 
 
@@ -136,13 +143,13 @@ def _record_wrong(
     verdict.record_errors((start + row for row in sorted(failed)), violation)
 
 
-def _all_done(batch: Sequence[Datum], answers: Any) -> bool:
+def _all_done(ids: Sequence[str], answers: Any) -> bool:
     """Returns whether each message got OK, in order: nearly always so, and quickly seen."""
     return (
         type(answers) is list
-        and {type(answer) for answer in answers} == {Response}
-        and [answer.status for answer in answers] == [Status.OK] * len(answers)
-        and [answer.id for answer in answers] == [datum.id for datum in batch]
+        and {*map(type, answers)} == {Response}
+        and [*map(_STATUS_OF, answers)] == [Status.OK] * len(answers)
+        and [*map(_ID_OF, answers)] == ids
     )
 
 
@@ -154,7 +161,10 @@ def order_results(vertex: str, batch: Sequence[Datum], results: Any) -> list[Any
             f"returned {type(results).__name__} where a mapping of results by id belongs",
             fix="Return {datum.id: messages} with an entry for each message of the batch.",
         )
-    ids = dict.fromkeys(datum.id for datum in batch)
+    in_order = [datum.id for datum in batch]
+    if type(results) is dict and [*results] == in_order:
+        return [*results.values()]
+    ids = dict.fromkeys(in_order)
     missing = [i for i in ids if i not in results]
     unknown = [i for i in results if i not in ids]
     violation = ContractViolation(
@@ -164,7 +174,7 @@ def order_results(vertex: str, batch: Sequence[Datum], results: Any) -> list[Any
         [*missing, *map(str, unknown)],
         "Return {datum.id: messages} with an entry for each message of the batch.",
     )
-    return [results.get(datum.id, violation) for datum in batch]
+    return [results.get(one, violation) for one in in_order]
 
 
 def _sort_responses(vertex: str, answers: Any) -> tuple[list[Response], list[str]]:
@@ -173,7 +183,8 @@ def _sort_responses(vertex: str, answers: Any) -> tuple[list[Response], list[str
         raise ContractViolation(
             vertex,
             f"returned {type(answers).__name__} where a list of responses belongs",
-            fix="Return one Response for each message: [Response.ok(d.id) for d in data].",
+            fix="Return one Response for each message: [Response.ok(d.id) for d in data]. A sink "
+            "that has written everything when it returns may be annotated -> None instead.",
         )
     valid, wrong = [], []
     for answer in answers:
@@ -190,10 +201,12 @@ def _find_fault(answer: Any) -> str | None:
         return f"{type(answer).__name__} where a Response belongs"
     if not isinstance(answer.id, str):
         return f"a Response whose id is {type(answer.id).__name__}"
+    if not answer.id:
+        return "a Response without an id"
     return _find_wrong_fact(answer)
 
 
-def _find_wrong_fact(answer: Response | RowResponse) -> str | None:
+def _find_wrong_fact(answer: Response) -> str | None:
     for what, value, kind in (
         ("status", answer.status, Status),
         ("error", answer.error, str | None),
@@ -232,7 +245,7 @@ def _violation(
 
 
 def _record(
-    verdict: Verdict, index: int, response: Response | RowResponse, fail_unavailable: bool
+    verdict: Verdict, index: int, response: Response, fail_unavailable: bool
 ) -> Unavailable | None:
     """Records a response; returns the error if the system behind the sink is unavailable."""
     match response.status:
@@ -255,10 +268,15 @@ def _record(
         case Status.UNAVAILABLE if fail_unavailable:
             verdict.fail(index, response.error or "its system")
         case Status.UNAVAILABLE:
-            return Unavailable(response.error or "its system", response.retry_after)
+            return Unavailable(response.error or "its system", _wait(response))
         case never:
             assert_never(never)
     return None
+
+
+def _wait(response: Response) -> timedelta | None:
+    wait = response.retry_after
+    return None if wait is None else timedelta(milliseconds=wait)
 
 
 _NEEDS = {
@@ -268,15 +286,13 @@ _NEEDS = {
 }
 
 
-def _unconfigured(
-    verdict: Verdict, index: int, response: Response | RowResponse
-) -> ContractViolation:
-    status, beside = response.status.name, verdict.rules.beside
+def _unconfigured(verdict: Verdict, index: int, response: Response) -> ContractViolation:
+    status, secondary = response.status.name, verdict.rules.secondary
     needed, field = _NEEDS[response.status]
     answers = f"{type(response).__name__}.ok, .failure or .nack."
     ids = [verdict.rows.column("id")[index]]
-    if beside is not None:
-        what = f"its {beside} answered {status}, which only the primary sink can"
+    if secondary is not None:
+        what = f"its {secondary} answered {status}, which only the primary sink can"
         return ContractViolation(verdict.rules.vertex, what, ids, f"There, answer with {answers}")
     what = f"answered {status}, but there is no {needed} for it"
     fix = f"Configure {field}, or answer with {answers}"

@@ -68,8 +68,8 @@ class MonoStep:
     strategy: RetryStrategy | None = None
 
 
-class Way(Enum):
-    """The ways of a message from a step: on to the next one, or straight to a sink."""
+class Branch(Enum):
+    """Where a message goes after a step: on to the next one, or straight to a sink."""
 
     ON = "on"
     SINK = "sink"
@@ -85,14 +85,14 @@ class Bypass:
     fallback: Edge | None = None
     on_success: Edge | None = None
 
-    def choose_way(self, tags: Sequence[str]) -> Way:
+    def choose_branch(self, tags: Sequence[str]) -> Branch:
         """Returns where a message with these tags goes."""
         rules = (
-            (self.sink, Way.SINK),
-            (self.fallback, Way.FALLBACK),
-            (self.on_success, Way.ON_SUCCESS),
+            (self.sink, Branch.SINK),
+            (self.fallback, Branch.FALLBACK),
+            (self.on_success, Branch.ON_SUCCESS),
         )
-        return next((way for rule, way in rules if rule and rule.accepts(tags)), Way.ON)
+        return next((branch for rule, branch in rules if rule and rule.accepts(tags)), Branch.ON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class _Run:
         self._taken: list[Sequence[int]] = []
         """The roots of messages that are simply done."""
         self._answers: defaultdict[int, list[tuple[str, bytes]]] = defaultdict(list)
-        self._levels = {way: _Level() for way in Way if way is not Way.ON}
+        self._levels = {branch: _Level() for branch in Branch if branch is not Branch.ON}
 
     def run(self) -> None:
         decisions = self._verdict.decisions
@@ -201,10 +201,10 @@ class _Run:
         if self._mono.bypass.sink is not None and self._mono.steps:
             self._record(dict.fromkeys(level.roots, NOT_FOR_THE_SINK))
             level = _Level()
-        for messages in (level, self._levels[Way.SINK]):
+        for messages in (level, self._levels[Branch.SINK]):
             self._give_to_sinks(messages)
-        self._give_to_fallback(self._levels[Way.FALLBACK])
-        self._give_to_on_success(self._levels[Way.ON_SUCCESS])
+        self._give_to_fallback(self._levels[Branch.FALLBACK])
+        self._give_to_on_success(self._levels[Branch.ON_SUCCESS])
         self._conclude()
 
     def _part(self, batch: pa.RecordBatch) -> Verdict:
@@ -213,7 +213,8 @@ class _Run:
     def _without_stopped(self, level: _Level) -> tuple[pa.RecordBatch, Sequence[int]]:
         """Returns the level without the messages of roots that stop here anyway.
 
-        A root that comes back brings all its messages again; what went on now would be doubled.
+        A root that comes back brings all its messages again; what was forwarded now would be
+        doubled.
         """
         batch, roots = level.batch, level.roots
         stops = {root for root, end in self._ends.items() if isinstance(end, _STOPS)}
@@ -223,7 +224,7 @@ class _Run:
         return frames.take_rows(batch, kept), [roots[n] for n in kept]
 
     def _advance(self, level: _Level, step: MonoStep) -> _Level:
-        """Gives the messages to a step; returns those that go on to the next."""
+        """Gives the messages to a step; returns those that continue to the next."""
         batch, roots = self._without_stopped(level)
         part = self._part(batch)
         call_with_retries(part, step.call, step.strategy, self._pause, step.name)
@@ -234,7 +235,7 @@ class _Run:
         for index, outcome in part.outcomes.items():
             self._record({roots[index]: outcome})
         for index in part.decisions.fallback:
-            self._levels[Way.FALLBACK].add(batch.slice(index, 1), [roots[index]])
+            self._levels[Branch.FALLBACK].add(batch.slice(index, 1), [roots[index]])
         return self._route(part, roots, step)
 
     def _route(self, part: Verdict, roots: Sequence[int], step: MonoStep) -> _Level:
@@ -244,13 +245,13 @@ class _Run:
         if self._mono.bypass == Bypass():
             one_each = outputs.parents == list(range(len(roots)))
             return _Level(batch, roots if one_each else [roots[p] for p in outputs.parents])
-        rows: dict[Way, list[int]] = {way: [] for way in Way}
+        rows: dict[Branch, list[int]] = {branch: [] for branch in Branch}
         for row, tags in enumerate(outputs.tags):
-            rows[self._mono.bypass.choose_way(tags)].append(row)
+            rows[self._mono.bypass.choose_branch(tags)].append(row)
         following = _Level()
-        for way, level in ((Way.ON, following), *self._levels.items()):
-            own = [roots[outputs.parents[row]] for row in rows[way]]
-            level.add(frames.take_rows(batch, rows[way]), own)
+        for branch, level in ((Branch.ON, following), *self._levels.items()):
+            own = [roots[outputs.parents[row]] for row in rows[branch]]
+            level.add(frames.take_rows(batch, rows[branch]), own)
         return following
 
     def _give_to_sinks(self, level: _Level) -> None:
@@ -265,7 +266,7 @@ class _Run:
                 message = part.rows.column("id")[index]
                 self._answers[roots[index]] += [(message, payload) for payload in payloads]
             self._record_written(roots, part)
-            # The on-success sink took these beside the primary.
+            # The on-success sink took these next to the primary.
             also = sum(isinstance(end, Succeeded) for end in part.outcomes.values())
             self._verdict.decisions.count_written(also)
 
@@ -283,7 +284,7 @@ class _Run:
         ask: Callable[[Decisions, int], None],
         run: Callable[[Verdict, Sinks, Pause], None],
     ) -> None:
-        """Gives messages straight to a sink beside the primary, which ``ask`` asks for."""
+        """Gives messages straight to a sink next to the primary, which ``ask`` asks for."""
         batch, roots = self._without_stopped(level)
         if roots:
             part = self._part(batch)

@@ -1,7 +1,7 @@
 """Poison messages: isolating the one that kills its worker by a segfault, ``os._exit`` and so on.
 
 After a worker has died, user code first runs in a child process, on the rows that the dead worker
-had in hand. If the child dies too, its rows are tried again in pieces, in other children, until one
+had in flight. If the child dies too, its rows are tried again in pieces, in new children, until one
 row is left: that one goes to the dead letters, alone, and its neighbours are processed. Rows before
 it in the same piece may be given to user code again, as after any crash. A row whose call was over
 its time when the child ended is the error policy's instead. A child that dies of a signal that
@@ -31,7 +31,7 @@ from ebbflow.domain import host
 from ebbflow.domain.errors import CallTimeout
 from ebbflow.domain.host import keep_private
 from ebbflow.domain.outcome import DeadLetter
-from ebbflow.engine.blame import Outage
+from ebbflow.engine.blame import SystemOutage
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.verdict import Decisions, Operator, Verdict
 from ebbflow.usercode.call_watch import WorkerLeaves, watch_calls
@@ -54,13 +54,13 @@ _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 class ChildAnswer:
     """The answer of a child about a piece: its decisions, or what user code raised when it opened.
 
-    ``printed`` is what user code has printed meanwhile, ``outage`` is what is away.
+    ``printed`` is what user code has printed meanwhile, ``outage`` is what is down.
     """
 
     decided: Decisions | None
     raised: Exception | None
     printed: list[Printed]
-    outage: Outage | None = None
+    outage: SystemOutage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Child:
         self,
         fresh: Callable[[Emit], Operator],
         close: Callable[[], None],
-        away: Callable[[], Outage | None],
+        down: Callable[[], SystemOutage | None],
         call_timeout: float | None = None,
     ) -> None:
         mine, its = Pipe()
@@ -97,7 +97,7 @@ class Child:
         if self._pid == 0:
             mine.close()
             watch = watch_calls(call_timeout, lambda _: None, self._last_words)
-            _serve(its, fresh, close, away, watch)
+            _serve(its, fresh, close, down, watch)
         its.close()
         self._line: Connection[Any, Any] = mine
         self._ended = host.watch_end(self._pid)
@@ -106,7 +106,7 @@ class Child:
         """Returns the answer about a piece, or how the child died of it."""
         try:
             self._line.send_bytes(pickle.dumps(piece))
-            # By its process and not by its line, which somebody else may hold open.
+            # By its process and not by its line, which someone else may hold open.
             wait([self._line, self._ended])
             if self._line.poll():
                 answer: ChildAnswer = pickle.loads(self._line.recv_bytes())  # noqa: S301 - our own child
@@ -140,7 +140,7 @@ def _serve(
     line: Connection[Any, Any],
     fresh: Callable[[Emit], Operator],
     close: Callable[[], None],
-    away: Callable[[], Outage | None],
+    down: Callable[[], SystemOutage | None],
     watch: AbstractContextManager[None],
 ) -> NoReturn:
     """Runs the child: decides, answers, and ends without touching what the worker has open."""
@@ -157,7 +157,7 @@ def _serve(
                     operator(piece)
                 except Exception as error:
                     raised = error
-            line.send_bytes(_pack(piece, raised, printed.take(), away()))
+            line.send_bytes(_pack(piece, raised, printed.take(), down()))
         with redirected(lambda _: None):
             close()
         os._exit(0)
@@ -173,7 +173,7 @@ def _receive(line: Connection[Any, Any]) -> Verdict | None:
 
 
 def _pack(
-    piece: Verdict, raised: Exception | None, printed: list[Printed], outage: Outage | None
+    piece: Verdict, raised: Exception | None, printed: list[Printed], outage: SystemOutage | None
 ) -> bytes:
     """Pickles an answer; user code may have made objects that only cloudpickle can pickle."""
     decided = None if raised else piece.decisions
@@ -186,7 +186,7 @@ def _pack(
         return pickle.dumps(ChildAnswer(None, text, printed))
 
 
-# Two chunks of the largest size: all that a worker can have had in hand when it died.
+# Two chunks of the largest size: all that a worker can have had in flight when it died.
 SUSPECTS = 20_000
 # Many, because only those that die are dear: each takes a new child, and maybe all of a timeout.
 _PIECES = 16
@@ -213,7 +213,7 @@ def end_worker_on_base_exception() -> Iterator[None]:
 class PoisonIsolation:
     """An operator that tries rows in child processes until all suspects are through.
 
-    ``make`` starts a child, in which user code opens things of its own, so that it shares no
+    ``make`` starts a child, in which user code opens its own things, so that it shares no
     connection with its parent. ``emit`` gets what user code prints, because a child cannot use its
     parent's connection to print. ``outage`` is the one that the last chunk met with, if any.
     """
@@ -223,7 +223,7 @@ class PoisonIsolation:
         self._make = make
         self._emit = emit
         self._child: Child | None = None
-        self.outage: Outage | None = None
+        self.outage: SystemOutage | None = None
         self._suspects = SUSPECTS
 
     def __call__(self, verdict: Verdict) -> None:
@@ -284,7 +284,7 @@ class PoisonIsolation:
         for printed in answer.printed:
             self._emit(printed)
         if answer.raised is not None:
-            self.close()  # the next one opens user code anew
+            self.close()  # the next one opens user code again
             raise answer.raised
         self.outage = answer.outage
         assert answer.decided is not None

@@ -5,7 +5,7 @@ has. Of one line, or of one text printed at once, more than ``LONGEST`` characte
 the rest says so. Thus nothing that is printed can fill the memory, either.
 
 What goes through ``logging`` keeps its level and the name of its logger. Code that gives the root
-logger a handler of its own shows its logs in its own way: they are then prints like any other.
+logger its own handler shows its logs in its own way: they are then prints like any other.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class _Lines(io.TextIOBase):
 
 
 class _Bytes(io.RawIOBase):
-    """The binary side of standard output: what is no text is shown escaped."""
+    """The binary side of standard output: what is not text is shown escaped."""
 
     def __init__(self, write: Callable[[str], int]) -> None:
         self._write = write

@@ -1,4 +1,4 @@
-"""A sink and the sinks beside it: primary, then fallback, then on-success, then the answers.
+"""A sink and the sinks next to it: primary, then fallback, then on-success, then the answers.
 
 A message is settled when the last sink it reached has decided. A nack from any of them redelivers
 the input, so the primary sees it again. The fallback and on-success sinks answer OK, FAILURE or
@@ -60,7 +60,7 @@ class Sinks:
         return PLAIN | {status for status, configured in more.items() if configured}
 
     def bind(self, rules: Rules) -> Rules:
-        """Returns the rules for the primary, with what the sinks beside it make possible."""
+        """Returns the rules for the primary, with what the sinks next to it make possible."""
         return replace(rules, allowed=self.allowed, has_fallback=self.fallback is not None)
 
 
@@ -114,7 +114,7 @@ def run_on_success(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
 
 def _last_sink(rules: Rules, name: str) -> Rules:
     """Returns the rules for a sink without a further fallback: what it refuses is dead."""
-    return replace(rules, allowed=PLAIN, has_fallback=False, beside=name)
+    return replace(rules, allowed=PLAIN, has_fallback=False, secondary=name)
 
 
 def _conclude(verdict: Verdict, at: Sequence[int], part: Verdict, usual_end: Outcome) -> None:
@@ -151,7 +151,7 @@ def _store_with_chunk(verdict: Verdict) -> None:
 
 
 def _store_outside(verdict: Verdict, store: Store) -> None:
-    """Gives the answers to a store of the user's, until it is clear that it is away."""
+    """Gives the answers to a store of the user's, until it is clear that it is down."""
     served = verdict.decisions.take_served()
     at = sorted(served)
     part = verdict.part_at(at, replace(verdict.rules, has_fallback=False))

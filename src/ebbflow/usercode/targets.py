@@ -1,14 +1,16 @@
 """``module:attribute`` → the user's function or class.
 
-Modules beside the pipeline's file are found first, then those on the Python path. Used by lint
+Modules next to the pipeline's file are found first, then those on the Python path. Used by lint
 and on Spark's workers, so nothing heavy is imported here. Whatever the user's module does while
-it is imported, the outcome is its attribute or a ``TargetError``.
+it is imported, the outcome is its attribute or a ``TargetError``. Processes outlive runs, so a new
+run calls ``forget_changed_modules`` first: it gets the code that is on disk.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -18,13 +20,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ebbflow.domain.errors import TargetError, did_you_mean
+from ebbflow.domain.errors import TargetError
+from ebbflow.domain.spelling import did_you_mean
 
 _DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _TARGET = re.compile(f"({_DOTTED}):({_DOTTED})")
 
 _found_in: dict[str, Path] = {}
-"""Top-level module → the folder beside a pipeline that it was imported from."""
+"""Top-level module → the folder next to a pipeline that it was imported from."""
+
+_versions: dict[str, tuple[Path, str, int]] = {}
+"""Module → the folder next to a pipeline that it is from, its file, and when that was changed."""
 
 
 def is_well_formed(target: str) -> bool:
@@ -54,7 +60,34 @@ def resolve(target: str, search: Path | None = None) -> Callable[..., Any]:
     name, attribute = match.groups()
     if search is not None:
         _look_in(search.resolve(), name.partition(".")[0], target)
-    return _attribute(_import(name, target), attribute, target)
+    module = _import(name, target)
+    if search is not None:
+        _note_versions(search.resolve())
+    return _attribute(module, attribute, target)
+
+
+def forget_changed_modules() -> None:
+    """Has modules imported again whose files have changed, with all others of their folder."""
+    stale = {folder for folder, file, changed in _versions.values() if _changed(file) != changed}
+    for name in [name for name, (folder, _, _) in _versions.items() if folder in stale]:
+        del _versions[name]
+        sys.modules.pop(name, None)
+
+
+def _note_versions(folder: Path) -> None:
+    """Notes what the modules of a folder were when they were imported."""
+    inside = f"{folder}{os.sep}"
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None) or ""
+        if name not in _versions and file.startswith(inside):
+            _versions[name] = folder, file, _changed(file)
+
+
+def _changed(file: str) -> int:
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _look_in(folder: Path, top: str, target: str) -> None:
@@ -91,7 +124,7 @@ def _import(name: str, target: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            reason = f"there is no module {error.name!r} beside the pipeline or on the Python path"
+            reason = f"there is no module {error.name!r} next to the pipeline or on the Python path"
             raise TargetError(target, reason) from None
         raise TargetError(target, _explain_import_failure(name, error)) from error
     except KeyboardInterrupt as interrupt:  # a person's, or the module's own

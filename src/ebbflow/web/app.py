@@ -100,7 +100,7 @@ class Router:
             del self._exact[path.encode()]
 
     def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
-        """Returns who takes the body of a request; ``Refusal`` if nobody does."""
+        """Returns who takes the body of a request; ``Refusal`` if no one does."""
         by_method = self._exact.get(request.target)
         route = None if by_method is None else by_method.get(request.method)
         if route is None:
@@ -260,7 +260,7 @@ class Admission:
 
     def _check(self, requests: int, size: int) -> None:
         if self._inside + requests > self._requests or self._held + size > self._bytes:
-            raise too_many("too many requests are on their way")
+            raise too_many("too many requests are in flight")
 
     async def wait_until_empty(self) -> None:
         """Returns when no request is in flight."""
@@ -396,7 +396,7 @@ class RequestTasks:
         exchange.on_disconnect = task.cancel
 
     async def end(self, grace: float) -> None:
-        """Waits for the answers that are due within so many seconds; others are refused."""
+        """Waits for the answers that are due within that many seconds; others are refused."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         for task in list(self._tasks):
@@ -408,7 +408,7 @@ class RequestTasks:
         try:
             await work()
         except (Exception, asyncio.CancelledError) as error:
-            # If the client has gone, nobody reads this.
+            # If the client has gone, no one reads this.
             exchange.fail(self._explain(error))
 
     def _finish(self, reservation: Reservation, task: asyncio.Task[None]) -> None:

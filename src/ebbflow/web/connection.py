@@ -8,7 +8,7 @@ asked for. A request whose body could end in two
 places gets 400 and its connection is closed: a proxy that read it differently might have hidden
 another request behind it.
 
-A request is handed on when its head is there, then piece by piece, without a task of its own; its
+A request is handed on when its head is there, then piece by piece, without its own task; its
 answer may come at any later time. Requests that a client sends without waiting are worked on side
 by side, and their answers leave in the order of the requests.
 """
@@ -29,7 +29,6 @@ _STEP = 4 * 1024
 _KEEP_ALIVE = 15.0
 _DISCARDING = 1.0
 _MOST_UNANSWERED = 64
-_PATIENCE = 15.0
 _LEAST_TAKEN = 16 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ABOUT_THE_BODY = frozenset((b"host", b"transfer-encoding", b"expect"))
@@ -43,7 +42,7 @@ class Host(Protocol):
     connections: set[HttpConnection]
 
     def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
-        """Returns who takes the body; ``Refusal`` if nobody does."""
+        """Returns who takes the body; ``Refusal`` if no one does."""
 
 
 class Phase(enum.Enum):
@@ -56,6 +55,9 @@ class Phase(enum.Enum):
 
 class HttpConnection(asyncio.Protocol):
     """A connection, on the loop of its host, which calls ``check_time`` again and again."""
+
+    patience = 15.0
+    """A client that takes next to nothing for this many seconds is ended."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -161,7 +163,7 @@ class HttpConnection(asyncio.Protocol):
         self._balance()
 
     def resume_writing(self) -> None:
-        """Reads on, and lets a stream go on."""
+        """Reads on, and lets a stream continue."""
         self._is_clogged = False
         self._untaken = None
         self._balance()
@@ -268,7 +270,7 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, refusal: Refusal) -> None:
         """Has the rest of the body read and forgotten for a moment, then answers.
 
-        An answer to somebody who is still sending may get lost.
+        An answer to someone who is still sending may get lost.
         """
         self._leave_receiver()
         self._refusal = refusal
@@ -327,7 +329,7 @@ class HttpConnection(asyncio.Protocol):
         """Ends a client that takes next to nothing; what is written for it is held here."""
         untaken = self._transport.get_write_buffer_size()
         if self._untaken is None or untaken <= self._untaken - _LEAST_TAKEN:
-            self._untaken, self._give_up = untaken, now + _PATIENCE
+            self._untaken, self._give_up = untaken, now + self.patience
         elif now >= self._give_up:
             self._transport.abort()
 
@@ -355,9 +357,9 @@ class HttpConnection(asyncio.Protocol):
         self._exchange.refuse(refusal)
 
     def _close(self) -> None:
-        """Closes, a moment later if somebody is still sending.
+        """Closes, a moment later if someone is still sending.
 
-        While data comes in that nobody reads, closing would take the answer back.
+        While data comes in that no one reads, closing would take the answer back.
         """
         self._reads = False
         self._deadline = None

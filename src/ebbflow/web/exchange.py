@@ -6,7 +6,7 @@ Nothing here knows how a connection is read: whoever parses HTTP hands on an ``H
 An answer is given as a whole, or written piece by piece as a stream, at any time; it leaves when
 those before it on the connection have left. A stream waits for a client that reads slowly, so it
 never holds more than the connection does. When the client disconnects, ``on_disconnect`` is called:
-nobody works on for it.
+no one works on for it.
 
 A request that is not taken is a ``Refusal``. Its sender may try again after a 429 and after a 503;
 all other refusals are about the request itself.
@@ -70,7 +70,7 @@ class HttpRequest:
         pairs = parse_qsl(text, keep_blank_values=True)
         query = dict(pairs)
         if len(query) < len(pairs):
-            raise Refusal(400, "a parameter is there twice")
+            raise Refusal(400, "duplicate query parameter")
         return query
 
     def json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class HttpRequest:
 def _read_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
-        # A half of a surrogate pair is text for JSON, and for nobody else.
+        # A half of a surrogate pair is text for JSON, and for no one else.
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise Refusal(400, "the body is not JSON") from None
@@ -108,7 +108,7 @@ class Receiver(Protocol):
 
 
 Opener = Callable[["HttpRequest", "Exchange"], Receiver]
-"""Takes the head of a request and returns who takes its body; ``Refusal`` if nobody does."""
+"""Takes the head of a request and returns who takes its body; ``Refusal`` if no one does."""
 
 
 # --- refusals -----------------------------------------------------------------------------------
@@ -139,12 +139,12 @@ class Refusal(Exception):
 
 
 def too_many(reason: str) -> Refusal:
-    """Returns a 429: there is no room at the moment, and the sender is to come again."""
+    """Returns a 429: there is no room at the moment, and the sender is to try again."""
     return Refusal(429, reason, retry=_RETRY_AFTER)
 
 
 def unavailable(reason: str) -> Refusal:
-    """Returns a 503: the server cannot do it at the moment, and the sender is to come again."""
+    """Returns a 503: the server cannot do it at the moment, and the sender is to try again."""
     return Refusal(503, reason, retry=_RETRY_AFTER)
 
 
@@ -243,7 +243,7 @@ class Exchange:
     # --- piece by piece -------------------------------------------------------------------------
 
     def begin(self, status: int, headers: Mapping[str, str] | None, content_type: str) -> None:
-        """Begins an answer whose length nobody knows: ``send`` and ``end`` follow."""
+        """Begins an answer whose length no one knows: ``send`` and ``end`` follow."""
         self._has_begun = True
         self._is_chunked = self._is_current
         self.closes |= not self._is_current
@@ -277,7 +277,7 @@ class Exchange:
         self._writer.flush()
 
     def fail(self, refusal: Refusal) -> None:
-        """Refuses; an answer that has begun is cut off, so that nobody takes it for the whole."""
+        """Refuses; an answer that has begun is cut off, so that no one takes it for the whole."""
         if self._has_begun:
             self._writer.abort()
         elif not self.is_complete:
@@ -286,7 +286,7 @@ class Exchange:
     # --- as the connection sees it --------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Lets ``send`` go on."""
+        """Lets ``send`` continue."""
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 

@@ -56,7 +56,7 @@ class Endpoint:
     """A host and port to listen on: in the clear, or with TLS.
 
     TLS has the certificate that was given, or one that is made for it if it is ``self_signed``. An
-    ``optional`` endpoint, which nobody asked for, is left out when somebody else has the port.
+    ``optional`` endpoint, which no one asked for, is left out when someone else has the port.
     """
 
     host: str
@@ -130,7 +130,7 @@ class WebServer:
         self._check_times()
 
     def _check_times(self) -> None:
-        """Looks at all connections, so that a request needs no timers of its own."""
+        """Looks at all connections, so that no request needs timers."""
         loop = self._thread.loop
         now = loop.time()
         for connection in list(self.connections):
@@ -173,8 +173,8 @@ def bind(
 ) -> socket.socket | None:
     """Returns a socket that listens; ``SetupError`` with the ``advice`` when that is not possible.
 
-    ``None`` if the endpoint is optional and somebody else has its port. One that does not listen
-    yet takes the port from nobody, and finds out whether somebody has it.
+    ``None`` if the endpoint is optional and someone else has its port. One that does not listen
+    yet takes the port from no one, and finds out whether someone has it.
     """
     family, address = _resolve(endpoint.host, endpoint.port, who)[0]
     # Named as TCP, or asyncio would let each answer wait for the client to acknowledge its head.
@@ -182,7 +182,7 @@ def bind(
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
-        # A port is taken as soon as somebody listens, not before.
+        # A port is taken as soon as someone listens, not before.
         if listens:
             bound.listen(_BACKLOG)
     except OSError as error:
@@ -200,7 +200,7 @@ def _resolve(host: str, port: int, who: str) -> list[tuple[int, Any]]:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise SetupError(
-            f"The {who} is to listen on {host}, which is no address of this machine: "
+            f"The {who} cannot listen on {host}, which is not an address of this machine: "
             f"{error.strerror}.",
             "Correct its host.",
         ) from None
@@ -235,7 +235,7 @@ def make_certificate(host: str) -> Certificate:
     """Returns a new certificate for this machine and the host that is listened on, with its key.
 
     It keeps those on the network from reading along, as Numaflow's does. It proves nothing to a
-    client, which has to be told to trust it: ``curl -k``. It lives in memory and is made anew with
+    client, which has to be told to trust it: ``curl -k``. It lives in memory and is made again with
     every run.
     """
     from cryptography import x509

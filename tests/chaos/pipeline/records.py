@@ -14,7 +14,7 @@ JOURNAL = Path(os.environ.get("CHAOS_JOURNAL", "journal"))
 def some_later(datum):
     """Nack 5 % of all deliveries, for up to two seconds."""
     if random.random() < 0.05:
-        nack(delay=random.randrange(2_000), reason="not now")
+        nack("not now", delay=f"{random.randrange(2_000)}ms")
     return Message(datum.value)
 
 

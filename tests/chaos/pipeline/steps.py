@@ -45,6 +45,14 @@ def work_the_same(datum):
     return Message(datum.value)
 
 
+def check_the_same(datum):
+    """Nacks one in thirty on its first delivery, some of them with a delay."""
+    chance = zlib.crc32(datum.id.encode())
+    if datum.deliveries == 1 and chance % 30 == 0:
+        return Message.to_nack(NackOptions(delay=chance % 3 * 400))
+    return Message(datum.value)
+
+
 def store_the_same(data):
     """Nacks one in fifty on its first delivery, and writes the rest."""
     again = {d.id for d in data if d.deliveries == 1 and zlib.crc32(d.id.encode()) % 50 == 0}

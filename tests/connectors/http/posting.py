@@ -20,7 +20,7 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_subject
 from ebbflow.streams import catalogue, provision
-from ebbflow.streams.feed import Feed, Spot
+from ebbflow.streams.feed import Feed, FeedContext
 from ebbflow.streams.names import Names
 from ebbflow.web.server import Endpoint
 
@@ -55,8 +55,8 @@ class Posting:
 
     def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPConnection:
         if context is not None:
-            return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=context)
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+            return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=120, context=context)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
 
     def ask(self, method: str, path: str, body: Any = None, headers: Any = (), **options: Any):
         """One request on a connection of its own."""
@@ -119,8 +119,8 @@ def posting(
     ):
         link.run(provision.ensure(link.client, config))
     lines: list[str] = []
-    spot = Spot(pipeline, vertex, 1, largest, link, None, lines.append, memory, False)
-    feed = HttpFeed(HttpSourceSettings(endpoints, **settings), spot)
+    context = FeedContext(pipeline, vertex, 1, largest, link, None, lines.append, memory, False)
+    feed = HttpFeed(HttpSourceSettings(endpoints, **settings), context)
     feed.start()
     try:
         yield Posting(link, pipeline, vertex, feed, lines)

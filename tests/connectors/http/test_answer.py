@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ebbflow.connectors.http import sink as answers
 from ebbflow.connectors.http.http_client import LONGEST_WAIT, HttpAnswer, parse_retry_after
 from ebbflow.connectors.http.sink import decide_response
-from ebbflow.domain.message import RowResponse, Status
+from ebbflow.domain.message import Response, Status
 from ebbflow.engine.verdict import Failure
 from ebbflow.usercode.contract import record_rows
 from tests.engine.sample_rows import some, verdict_on
@@ -21,11 +21,11 @@ from tests.engine.sample_rows import some, verdict_on
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 
-def decide_each(ids: Sequence[str], answer: HttpAnswer) -> list[RowResponse]:
+def decide_each(ids: Sequence[str], answer: HttpAnswer) -> list[Response]:
     """The answer for each message; what is not answered for is written."""
     responses = answers.decide_each(ids, answer)
     assert responses.keys() <= set(range(len(ids)))
-    return [responses.get(row, RowResponse.ok()) for row in range(len(ids))]
+    return [responses.get(row, Response.ok()) for row in range(len(ids))]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_no_retry_after_breaks_anything(text):
     ],
 )
 def test_the_status_decides(answer, status, text):
-    response = decide_response(answer) or RowResponse.ok()
+    response = decide_response(answer) or Response.ok()
 
     assert response.status is status
     if status is Status.NACK:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.connectors.http.posting import NDJSON, posting
+from tests.waiting import let_time_pass
 
 CASES = int(os.environ.get("EBBFLOW_CASES", "150"))
 GOOD = b"POST /vertices/in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello"
@@ -129,7 +130,7 @@ ENDS = ["wait", "half-close", "close", "reset"]
 def sent(source, chance, kind, end):
     """What comes back when something is sent in pieces, and the connection is then ended."""
     data = kind(chance)
-    with socket.create_connection(("127.0.0.1", source.port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", source.port), timeout=120) as client:
         try:
             for piece in pieces(chance, data):
                 client.sendall(piece)
@@ -153,7 +154,7 @@ def pieces(chance, data):
         yield data[start : start + size]
         start += size
         if len(data) < 200 and chance.random() < 0.1:
-            time.sleep(0.001)
+            let_time_pass(0.001)
 
 
 def checked(answer):
@@ -213,7 +214,7 @@ UNCLEAR = {
     "no size": PIECES + b"\r\nhello\r\n0\r\n\r\n",
     "a size that is too small": PIECES + b"3\r\nhello\r\n0\r\n\r\n",
     "a good piece before the bad one": PIECES + b"5\r\nhello\r\nzz\r\n\r\n",
-    "a coding beside the pieces": HEAD
+    "a coding next to the pieces": HEAD
     + b"Transfer-Encoding: gzip, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
     "pieces twice": HEAD + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n5\r\nhello\r\n0\r\n\r\n",
     "two lengths": HEAD + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
@@ -232,7 +233,7 @@ UNCLEAR = {
 def test_a_body_whose_end_is_unclear_is_a_bad_request(source, request_):
     before = len(source.rows())
 
-    with socket.create_connection(("127.0.0.1", source.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", source.port), timeout=120) as client:
         client.sendall(request_)
         answer = b"".join(iter(lambda: client.recv(65_536), b""))
 
@@ -285,7 +286,7 @@ def test_a_client_that_would_rather_speak_another_protocol_is_heard_all_the_same
 
 def test_a_client_that_asks_first_is_told_to_go_on_or_why_not(source):
     asking = HEAD + b"Expect: 100-continue\r\nConnection: close\r\n"
-    with socket.create_connection(("127.0.0.1", source.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", source.port), timeout=120) as client:
         client.sendall(asking + b"Content-Length: 5\r\n\r\n")
         assert client.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.sendall(b"hello")
@@ -315,7 +316,7 @@ def test_a_refused_post_leaves_the_connection_open_for_the_next(source):
 
 def everything_about(source, data):
     """All that comes back until the other side closes."""
-    with socket.create_connection(("127.0.0.1", source.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", source.port), timeout=120) as client:
         client.sendall(data)
         return b"".join(iter(lambda: client.recv(65_536), b""))
 

@@ -9,10 +9,11 @@ import time
 import pytest
 
 from ebbflow import Message, MonoVertex, Pipeline, Response
+from ebbflow.connectors import Blackhole, Http, Ports
 from ebbflow.domain.errors import SetupError
 from ebbflow.publishing import Login
 from ebbflow.runtime.provision import permissions_of
-from ebbflow.status.run_report import Silent
+from ebbflow.status.run_report import Watcher
 from ebbflow.testing.background_run import BackgroundRun, until
 from tests.connectors.http.posting import NDJSON, Answered, asked
 from tests.nats.securing import nats_server
@@ -36,7 +37,7 @@ def store(journal):
 
 
 def post(port: int, vertex: str, body: bytes, **headers: str) -> Answered:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
         return asked(connection, "POST", f"/vertices/{vertex}", body, named)
@@ -48,8 +49,8 @@ def test_what_is_posted_to_two_sources_on_one_port_arrives(port, store, journal,
     both = {"ports": {"http": port}}
     pipeline = (
         Pipeline("test")
-        .source("one", http=both, partitions=2)
-        .source("two", http=both)
+        .source("one", Http(**both), partitions=2)
+        .source("two", Http(**both))
         .sink("out", store, after=["one", "two"])
     )
     live = BackgroundRun(pipeline, tmp_path / "state")
@@ -57,7 +58,7 @@ def test_what_is_posted_to_two_sources_on_one_port_arrives(port, store, journal,
         for number in range(20):
             post(port, "one", b"%d" % number, x_numaflow_id=f"a{number}", x_numaflow_keys="k")
         post(port, "two", b"20\n21\n22", x_numaflow_id="b", content_type=NDJSON)
-        assert until(lambda: len(journal.read()) >= 23, 30)
+        assert until(lambda: len(journal.read()) >= 23, 120)
     finally:
         summary = live.stop()
 
@@ -68,7 +69,7 @@ def test_what_is_posted_to_two_sources_on_one_port_arrives(port, store, journal,
 
 
 def test_a_stop_and_a_start_lose_nothing_and_know_the_ids(port, store, journal, tmp_path):
-    mono = MonoVertex("test").source(http={"ports": {"http": port}}).map(slowly).sink(store)
+    mono = MonoVertex("test").source(Http(ports=Ports(http=port))).map(slowly).sink(store)
     posted = 0
     for _ in range(2):
         live = BackgroundRun(mono, tmp_path / "state")
@@ -82,7 +83,7 @@ def test_a_stop_and_a_start_lose_nothing_and_know_the_ids(port, store, journal, 
             live.stop()
     live = BackgroundRun(mono, tmp_path / "state")
     try:
-        assert until(lambda: len(journal.read()) >= 50 + posted, 30)
+        assert until(lambda: len(journal.read()) >= 50 + posted, 120)
     finally:
         summary = live.stop()
 
@@ -96,7 +97,7 @@ def slowly(datum):
     return Message(datum.value)
 
 
-class Stages(Silent):
+class Stages(Watcher):
     def __init__(self):
         self.stages = []
 
@@ -108,14 +109,14 @@ def test_a_port_that_is_taken_ends_the_run_before_spark_is_started(run, tmp_path
     stages = Stages()
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        pipeline = Pipeline("test").source("in", http={"ports": {"http": port}})
+        pipeline = Pipeline("test").source("in", Http(ports=Ports(http=port)))
         with pytest.raises(SetupError, match=f"cannot listen on 127.0.0.1:{port}: Address already"):
-            run(pipeline.sink("out", blackhole=True), watcher=stages)
+            run(pipeline.sink("out", Blackhole()), watcher=stages)
     assert [stage for stage in stages.stages if "NATS" not in stage] == []
 
 
 def test_it_runs_with_the_permissions_that_are_printed_for_it(port, store, journal, tmp_path):
-    pipeline = Pipeline("test").source("in", http={"ports": {"http": port}}).sink("out", store)
+    pipeline = Pipeline("test").source("in", Http(ports=Ports(http=port))).sink("out", store)
     (tmp_path / "nats").mkdir()
     (tmp_path / "nats" / "me.conf").write_text(permissions_of(pipeline.spec).to_config())
     config = 'authorization { users: [ { user: "me", password: "m", include "me.conf" } ] }\n'
@@ -126,7 +127,7 @@ def test_it_runs_with_the_permissions_that_are_printed_for_it(port, store, journ
         )
         try:
             assert post(port, "in", b"x", x_numaflow_id="a").status == 200
-            assert until(lambda: journal.read() == [["a", "x", []]], 30)
+            assert until(lambda: journal.read() == [["a", "x", []]], 120)
         finally:
             live.stop()
         assert "Violation" not in (tmp_path / "nats" / "nats.log").read_text()

@@ -8,7 +8,8 @@ import sys
 import pytest
 import trustme
 
-from ebbflow import Pipeline
+from ebbflow import Backoff, Pipeline
+from ebbflow.connectors import File, Generator, Http, Log
 from ebbflow.connectors.file import FileSettings
 from ebbflow.connectors.http.sink import BatchSettings, HttpSinkSettings
 from ebbflow.connectors.http.source import HttpSourceSettings
@@ -117,7 +118,10 @@ def test_a_sink_that_is_fine(problems_of, fields):
             "http: {url: 'http://a', headers: {Authorization: Bearer x}}",
             "EB109 'headers': a login does not belong here; write it as auth",
         ),
-        ("http: {url: 'http://a', headers: {'a b': c}}", "EB104 'headers': 'a b' is no header"),
+        (
+            "http: {url: 'http://a', headers: {'a b': c}}",
+            "EB104 'headers': 'a b' is not a header name",
+        ),
         ("http: {url: 'http://a', auth: {}}", "EB104 'auth': write exactly one of token and basic"),
         (
             "http: {url: 'http://a', method: GET}",
@@ -128,7 +132,7 @@ def test_a_sink_that_is_fine(problems_of, fields):
         ("file: {path: out/}", "EB104 'path': must be the path of a file"),
         (
             "file: {path: '{date}.txt'}",
-            "EB104 'path': '{date}' stands for nothing; "
+            "EB104 'path': '{date}' is not a placeholder; "
             "there are {pipeline}, {vertex}, {partition}",
         ),
         ("file: {path: a, maxBytes: 0}", "EB104 'maxBytes' must be at least 1, not 0"),
@@ -154,7 +158,7 @@ def test_the_settings_of_a_source_have_its_secrets_read(tmp_path, monkeypatch):
     tls |= {"key_secret": {"file": str(tmp_path / "k.pem")}}
     http = {"auth": {"token": {"env": "TOKEN"}}, "tls": tls, "ack_wait": "2s"}
 
-    source, _ = planned(Pipeline("web").source("in", http=http).sink("out", log=True))
+    source, _ = planned(Pipeline("web").source("in", Http(**http)).sink("out", Log()))
 
     settings = source.source.settings
     assert isinstance(settings, HttpSourceSettings)
@@ -186,14 +190,14 @@ def test_the_settings_of_a_source_have_its_secrets_read(tmp_path, monkeypatch):
 )
 def test_it_listens_as_numaflows_does_but_on_this_machine_only(ports, endpoints):
     http = {"ports": ports} if ports else {}
-    source, _ = planned(Pipeline("web").source("in", http=http).sink("out", log=True))
+    source, _ = planned(Pipeline("web").source("in", Http(**http)).sink("out", Log()))
     assert source.source.settings.endpoints == tuple(endpoints)
 
 
 def test_a_secret_that_is_not_there_is_told_at_the_start():
     http = {"auth": {"token": {"env": "NO_SUCH_TOKEN"}}}
     with pytest.raises(SetupError) as raised:
-        planned(Pipeline("web").source("in", http=http).sink("out", log=True))
+        planned(Pipeline("web").source("in", Http(**http)).sink("out", Log()))
     assert str(raised.value) == (
         "The variable NO_SUCH_TOKEN is not set. It is to hold the token of the http source in."
     )
@@ -203,7 +207,7 @@ def test_a_certificate_that_is_none_is_told_at_the_start(tmp_path):
     (tmp_path / "ca.pem").write_text("no certificate")
     http = {"url": "https://a", "tls": {"ca_cert_secret": {"file": str(tmp_path / "ca.pem")}}}
     with pytest.raises(SetupError) as raised:
-        planned(Pipeline("web").source("in", generator={}).sink("out", http=http))
+        planned(Pipeline("web").source("in", Generator()).sink("out", Http(**http)))
     assert str(raised.value) == (
         "The tls of the http sink to https://a: is not a certificate in PEM form. "
         "Correct its files."
@@ -213,8 +217,9 @@ def test_a_certificate_that_is_none_is_told_at_the_start(tmp_path):
 def test_the_settings_of_sinks(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     http = {"url": "http://a", "headers": {"X-A": "b"}, "batch": {"size": 7}, "timeout": "3s"}
-    pipeline = Pipeline("web").source("in", generator={})
-    pipeline.sink("out", http=http, retry={"interval": "1s"}, fallback={"file": {"path": "x"}})
+    pipeline = Pipeline("web").source("in", Generator())
+    fallback = File(path="x")
+    pipeline = pipeline.sink("out", Http(**http), retry=Backoff("1s"), fallback=fallback)
 
     sinks = planned(pipeline)[1].role
 
@@ -227,7 +232,7 @@ def test_the_settings_of_sinks(monkeypatch, tmp_path):
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch):
-    pipeline = Pipeline("web").source("in", http={}).sink("out", log=True)
+    pipeline = Pipeline("web").source("in", Http()).sink("out", Log())
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(SetupError) as raised:
         planned(pipeline)
@@ -239,7 +244,7 @@ def test_without_the_extra_its_name_is_told(monkeypatch):
 def test_what_takes_posts_in_stays_on_the_driver(monkeypatch):
     monkeypatch.setenv("TOKEN", "open sesame")
     http = {"auth": {"token": {"env": "TOKEN"}}}
-    plan, _ = planned(Pipeline("web").source("in", http=http).sink("out", log=True))
+    plan, _ = planned(Pipeline("web").source("in", Http(**http)).sink("out", Log()))
 
     shipped = pickle.dumps(plan)
 

@@ -20,7 +20,7 @@ import trustme
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.connectors.kafka.jars import jars, java
+from tests.connectors.kafka.jars import jars, java, pkcs8
 from tests.waiting import until
 
 USER, PASSWORD = "alice", "wonderland-7"
@@ -69,8 +69,10 @@ class Broker:
             "ScramLoginModule required;",
             "ssl.keystore.type": "PEM",
             "ssl.keystore.certificate.chain": chain.replace("\n", "\\n"),
-            "ssl.keystore.key": _pkcs8(key).replace("\n", "\\n"),
+            "ssl.keystore.key": pkcs8(key).replace("\n", "\\n"),
             "log.dirs": self._folder / "data",
+            # Else a record whose time is years ago is deleted half a minute after the start.
+            "log.retention.ms": -1,
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1,
             "transaction.state.log.replication.factor": 1,
@@ -227,12 +229,3 @@ def free_ports(count: int) -> list[int]:
     for listener in sockets:
         listener.close()
     return ports
-
-
-def _pkcs8(pem: str) -> str:
-    """A private key in the form that Java reads."""
-    from cryptography.hazmat.primitives import serialization as forms
-
-    key = forms.load_pem_private_key(pem.encode(), None)
-    plain = forms.NoEncryption()
-    return key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, plain).decode()

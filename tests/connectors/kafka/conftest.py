@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
-_NEED_THE_CLIENT = ["test_outage.py", "test_sink.py", "test_sink_reports.py", "test_source.py"]
+_NEED_THE_CLIENT = [
+    f"test_{name}.py" for name in ("outage", "sink", "sink_reports", "source", "transactions")
+]
 
 collect_ignore = [] if importlib.util.find_spec("confluent_kafka") else _NEED_THE_CLIENT

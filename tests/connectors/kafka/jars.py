@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pyspark
@@ -34,13 +35,24 @@ def java() -> str:
 
 def jars() -> Path:
     """The folder that has them; ``NoBroker`` if they cannot be had."""
-    version = hashlib.sha256(IVY_FILE.read_bytes()).hexdigest()[:12]
-    folder = _cache() / f"kafka-{version}"
+
+    def fetch(place: Path) -> Path:
+        run_ivy(IVY_FILE, place, ("jar", "bundle"))
+        if not list(place.glob("files/kafka_*.jar")):
+            raise NoBroker("its jars cannot be fetched")
+        return place / "files"
+
+    return keep("kafka", IVY_FILE, fetch)
+
+
+def keep(name: str, ivy_file: Path, fetch: Callable[[Path], Path]) -> Path:
+    """The folder with what that file names; ``fetch`` makes it in a folder that it is given."""
+    version = hashlib.sha256(ivy_file.read_bytes()).hexdigest()[:12]
+    folder = _cache() / f"{name}-{version}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetching-") as place:
-            _fetch(Path(place))
-            _put((Path(place) / "jars"), folder)
+            _put(fetch(Path(place)), folder)
     return folder
 
 
@@ -56,20 +68,30 @@ def _put(fetched: Path, folder: Path) -> None:
             raise
 
 
-def _fetch(place: Path) -> None:
+def run_ivy(ivy_file: Path, place: Path, types: tuple[str, ...]) -> None:
+    """Fetches what the file names to ``place/files``; ``NoBroker`` if it cannot be had."""
     (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
     settings = os.environ.get("EBBFLOW_TEST_IVY_SETTINGS")
     command = [
-        *(java(), "-jar", str(ivy), "-warn", "-ivy", str(IVY_FILE), "-cache", str(place / "ivy")),
+        *(java(), "-jar", str(ivy), "-warn", "-ivy", str(ivy_file), "-cache", str(place / "ivy")),
         *(("-settings", settings) if settings else ()),
-        *("-types", "jar", "bundle"),
-        *("-retrieve", f"{place}/jars/[artifact]-[revision].[ext]"),
+        *("-types", *types),
+        *("-retrieve", f"{place}/files/[artifact]-[revision].[ext]"),
     ]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_WITHIN)
     except subprocess.TimeoutExpired:
-        raise NoBroker(f"its jars were not fetched within {_FETCH_WITHIN} s") from None
-    if ended.returncode or not list(place.glob("jars/kafka_*.jar")):
+        raise NoBroker(f"its files were not fetched within {_FETCH_WITHIN} s") from None
+    if ended.returncode or not any((place / "files").glob("*")):
         lines = [line.strip() for line in (ended.stdout + ended.stderr).splitlines()]
         why = next((line for line in lines if "not found" in line or "Exception" in line), "")
-        raise NoBroker(f"its jars cannot be fetched: {why or lines[-1:]}")
+        raise NoBroker(f"its files cannot be fetched: {why or lines[-1:]}")
+
+
+def pkcs8(pem: str) -> str:
+    """A private key in the form that Java reads."""
+    from cryptography.hazmat.primitives import serialization as forms
+
+    key = forms.load_pem_private_key(pem.encode(), None)
+    plain = forms.NoEncryption()
+    return key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, plain).decode()

@@ -41,9 +41,10 @@ def batch_of(rows, values=None):
 
 
 def write(*rows, values=None, set_key=False):
+    """The values, keys and headers of the records for these messages."""
     records = write_records(batch_of(rows, values), set_key)
     return [list(map(dict, column)) if name == "headers" else list(column)
-            for name, column in limit(records, len(rows))]  # fmt: skip
+            for name, column in limit(records, len(rows)) if name != "timestamps"]  # fmt: skip
 
 
 def limit(records: Records, count):

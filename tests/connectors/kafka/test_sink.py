@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -20,9 +21,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def sink_to(kafka):
-    def make(topic, access=None, set_key=False, **config):
+    def make(topic, access=None, set_key=False, set_timestamp=False, **config):
         access = access or KafkaAccess((kafka.address,), tuple(config.items()))
-        sink = KafkaSink(KafkaSinkSettings(access, topic, set_key))
+        sink = KafkaSink(KafkaSinkSettings(access, topic, set_key, set_timestamp))
         sink.open()
         return sink
 
@@ -100,6 +101,19 @@ def test_what_a_source_reads_is_what_the_sink_was_given(kafka, sink_to, keys):
     (message,) = messages_of(columns_of_records(kafka.records(topic)))
     assert message.value == b"\x00\xff"
     assert (list(message.keys), message.headers) == (keys, headers)
+
+
+def test_event_times_are_timestamps_if_the_spec_says_so(kafka, sink_to):
+    topic = kafka.topic()
+    then = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+    columns = {"id": ["0", "1"], "value": [b"old", b"new"], "event_time": [then, None]}
+    before = datetime.now(UTC) - timedelta(minutes=1)
+
+    assert not sink_to(topic, set_timestamp=True)(frames.batch_of(columns, 2))
+
+    old, new = messages_of(columns_of_records(kafka.records(topic)))
+    assert old.event_time == then
+    assert new.event_time > before
 
 
 def test_a_deleted_value_stays_one(kafka, sink_to):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from ebbflow import Message, Pipeline
+from ebbflow import Message, MonoVertex, Nack, Pipeline
+from ebbflow.connectors import Kafka
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
@@ -23,8 +26,8 @@ def test_from_kafka_to_kafka_keys_and_headers_stay_and_what_is_too_large_is_a_de
     brokers = [kafka.address]
     summary = run(
         Pipeline("copy")
-        .source("in", kafka={"brokers": brokers, "topic": here}, transformer=grow)
-        .sink("out", kafka={"brokers": brokers, "topic": there, "setKey": True})
+        .source("in", Kafka(brokers=brokers, topic=here), transformer=grow)
+        .sink("out", Kafka(brokers=brokers, topic=there, set_key=True))
     )
 
     records = kafka.records(there)
@@ -35,3 +38,59 @@ def test_from_kafka_to_kafka_keys_and_headers_stay_and_what_is_too_large_is_a_de
     assert (summary.vertices["out"].done, summary.vertices["out"].dead_lettered) == (500, 1)
     (letter,) = server_letters("copy")
     assert letter.error == "MSG_SIZE_TOO_LARGE: Broker: Message size too large"
+
+
+@pytest.mark.long
+@pytest.mark.guarantee("kafka-writes-once")
+def test_from_kafka_to_kafka_each_record_once_though_the_worker_is_killed_around_commits(
+    run, kafka, server_letters, tmp_path
+):
+    from tests.connectors.kafka.test_transactions import committed
+
+    here, there, marks = kafka.topic(2), kafka.topic(2), tmp_path / "marks"
+    marks.mkdir()
+    kafka.fill(here, (b"%d" % n for n in range(500)))
+    kafka.fill(here, [b"bad"])
+
+    def work(datum):
+        number = int(datum.value)
+        if number % 20 == 0 and datum.deliveries == 1:
+            raise Nack(delay="100ms", reason="not now")
+        kill_around_commits(marks)
+        return Message(datum.value)
+
+    source = Kafka(brokers=[kafka.address], topic=here)
+    sink = Kafka(brokers=[kafka.address], topic=there, exactly_once=True)
+    run(MonoVertex("once").source(source).map(work).sink(sink))
+
+    assert sorted(mark.name for mark in marks.iterdir()) == ["after", "before"]
+    assert Counter(committed(kafka, there)) == Counter(map(str, range(500)))
+    assert [letter.value for letter in server_letters("once")] == [b"bad"]
+
+
+def kill_around_commits(marks):
+    """Has this worker be killed before its third commit, and the next one right after its own."""
+    import os
+    import signal
+
+    from ebbflow.connectors.kafka.transactions import TransactionalOutbox
+
+    commit = getattr(TransactionalOutbox, "as_it_is", TransactionalOutbox.commit)
+    TransactionalOutbox.as_it_is = commit
+
+    def die_once(name):
+        try:
+            (marks / name).touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying(outbox):
+        outbox.calls = getattr(outbox, "calls", 0) + 1
+        if outbox.calls == 2:
+            die_once("before")
+        commit(outbox)
+        if outbox.calls == 2 and (marks / "before").exists():
+            die_once("after")
+
+    TransactionalOutbox.commit = dying

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ebbflow import Pipeline
+from ebbflow.connectors import Kafka
 from ebbflow.domain.errors import SetupError
 
 SPEC = """\
@@ -36,9 +37,9 @@ def problems(problems_of):
     return lint
 
 
-def sections(**fields):
-    pipeline = Pipeline("shop").source("in", kafka={"brokers": ["b:1"], "topic": "t", **fields})
-    return pipeline.sink("out", kafka={"brokers": ["b:1"], "topic": "t"}).spec.vertices
+def sections(topic="t", **fields):
+    pipeline = Pipeline("shop").source("in", Kafka(brokers=["b:1"], topic=topic, **fields))
+    return pipeline.sink("out", Kafka(brokers=["b:1"], topic="t")).spec.vertices
 
 
 def test_numaflows_own_form_is_accepted(problems):
@@ -180,3 +181,25 @@ def test_without_the_extra_its_name_is_told(monkeypatch):
         kafka.plan("records", "in")
     text = "Kafka needs a package that is not installed. Run: pip install 'ebbflow[kafka]'"
     assert str(raised.value) == text
+
+
+ALONE = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: MonoVertex
+metadata: {name: shop}
+spec:
+  partitions: 1
+  source: {generator: {}}
+  sink:
+    kafka: {brokers: [a], topic: done, exactlyOnce: true}
+"""
+
+
+def test_a_sink_that_writes_once_is_alone(problems_of):
+    assert problems_of(ALONE) == []
+    assert problems_of(ALONE.replace("partitions: 1", "partitions: 2")) == [
+        "8:53: EB213 'exactlyOnce' needs a vertex with one partition; this one has 2"
+    ]
+    assert problems_of(f"{ALONE}    fallback: {{log: {{}}}}\n") == [
+        "8:53: EB213 'exactlyOnce' is for the only sink of a vertex; this one has sink and fallback"
+    ]

@@ -42,7 +42,7 @@ def halted(folder):
 
 def test_posts_that_arrive_together_share_a_frame_and_have_their_own_answers(link, tmp_path):
     with posting(link, tmp_path) as source:
-        with socket.create_connection(("127.0.0.1", source.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", source.port), timeout=120) as client:
             client.sendall(b"".join(request(f"m{n}", b"%d" % n) for n in range(50)))
             answers = read_answers(client, 50)
 
@@ -60,7 +60,7 @@ def request(message_id, body, head=b""):
 
 
 def read_answers(client, count):
-    """The bodies of so many answers, in the order in which they come."""
+    """The bodies of that many answers, in the order in which they come."""
     stream = client.makefile("rb")
     bodies = []
     for _ in range(count):
@@ -73,7 +73,7 @@ def read_answers(client, count):
 
 def test_single_posts_and_batches_share_a_frame(link, tmp_path):
     with posting(link, tmp_path) as source:
-        with socket.create_connection(("127.0.0.1", source.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", source.port), timeout=120) as client:
             kind = b"Content-Type: %b\r\n" % NDJSON.encode()
             client.sendall(request("a", b"1") + request("b", b"2\n3", kind) + request("c", b"4"))
             answers = read_answers(client, 3)
@@ -84,11 +84,11 @@ def test_single_posts_and_batches_share_a_frame(link, tmp_path):
 
 def test_posts_that_are_large_together_go_in_several_frames(link, tmp_path):
     with posting(link, tmp_path) as source:
-        with socket.create_connection(("127.0.0.1", source.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", source.port), timeout=120) as client:
             bodies = b"".join(request(f"m{n}", b"x" * 90_000) for n in range(20))
             thread, results = in_background(read_answers, client, 20)
             client.sendall(bodies)
-            thread.join(20)
+            thread.join(120)
 
         assert [answer["id"] for answer in results[0]] == [f"m{n}" for n in range(20)]
         assert len(source.rows()) == 20
@@ -200,7 +200,7 @@ def test_posts_in_doubt_hold_their_room_until_their_fate_is_known(tmp_path):
         until(lambda: source.post(b"x", x_numaflow_id="m4").status == 200)
 
         assert (doubtful, refused.status) == ([503, 503, 503], 429)
-        assert refused.reason == "too many requests are on their way"
+        assert refused.reason == "too many requests are in flight"
 
 
 def test_recent_ids_are_forgotten_after_two_minutes_however_many_there_are(monkeypatch):

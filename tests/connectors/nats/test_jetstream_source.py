@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -48,7 +48,7 @@ def source(stream):
 
 def read(source, limit, timeout) -> list[SourceMessage]:
     """What the source gives, as the messages that its columns stand for."""
-    rows = source.read(limit, timeout).to_pylist()
+    rows = source.read(limit, timedelta(seconds=timeout)).to_pylist()
     return [SourceMessage(**_without_nulls(row)) for row in rows]
 
 
@@ -59,7 +59,7 @@ def _without_nulls(row):
 
 def read_all(source, number, limit=500):
     found = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len(found) < number:
         assert time.monotonic() < deadline, f"only {len(found)} messages came"
         found += read(source, limit, 0.5)
@@ -141,14 +141,14 @@ def test_large_messages_arrive_within_the_bounds_of_memory(stream, source):
     stream.fill([b"x" * 1_000_000 for _ in range(12)])
     # An answer has at least twice the largest message.
     reading = source(bounds={"most_bytes": 4_000_000, "answer_bytes": 1})
-    found, in_hand = [], read_all(reading, 4)
+    found, in_flight = [], read_all(reading, 4)
     while some := read(reading, 500, 0.2):
-        in_hand += some
-    assert len(in_hand) <= 6
+        in_flight += some
+    assert len(in_flight) <= 6
     while len(found) < 12:
-        reading.ack([one.offset for one in in_hand])
-        found += in_hand
-        in_hand = read(reading, 500, 0.2)
+        reading.ack([one.offset for one in in_flight])
+        found += in_flight
+        in_flight = read(reading, 500, 0.2)
 
     assert {int(one.offset) for one in found} == set(range(1, 13))
 
@@ -212,7 +212,7 @@ def test_settings_that_are_left_out_are_those_of_the_consumer(stream, source):
 # --- acks and nacks -------------------------------------------------------------------------------
 
 
-def test_acks_are_on_record_when_the_source_has_nothing_in_hand(stream, source):
+def test_acks_are_on_record_when_the_source_has_nothing_in_flight(stream, source):
     stream.fill([b"%d" % n for n in range(2_000)])
     reading = source()
     found = read_all(reading, 2_000)
@@ -276,7 +276,7 @@ def test_a_consumer_with_a_bound_on_what_is_in_hand_is_used_and_told_of(stream, 
     assert "max_ack_pending 10" in capsys.readouterr().out
 
 
-# --- in hand --------------------------------------------------------------------------------------
+# --- in flight ------------------------------------------------------------------------------------
 
 
 @pytest.mark.guarantee("jetstream-source-settles-natively")
@@ -345,7 +345,7 @@ def test_exhausted_is_when_everything_is_acknowledged(stream, source):
     one, two = read_all(first, 2)
     assert first.pending() == 0
     assert not first.exhausted
-    assert not second.exhausted  # what another process has in hand may come to this one
+    assert not second.exhausted  # what another process has in flight may come to this one
 
     first.ack([one.offset])
     nack(first, two, delay=100)

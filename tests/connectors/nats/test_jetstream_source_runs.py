@@ -10,8 +10,9 @@ from itertools import pairwise
 
 import pytest
 
-from ebbflow import Message, Nack, Pipeline
-from ebbflow.status.run_report import Silent
+from ebbflow import Backoff, Message, Nack, Pipeline
+from ebbflow.connectors import JetStream
+from ebbflow.status.run_report import Watcher
 from tests.nats.outside import Outside, Stream
 from tests.waiting import until
 
@@ -37,12 +38,12 @@ def test_the_streams_own_tools_show_acks_naks_and_redeliveries_as_they_are(
     def nack_every_tenth(datum):
         number = int(datum.value)
         if number == 0 and datum.deliveries == 2:
-            until(looked.exists)  # in hand until somebody has looked
+            until(looked.exists)  # in flight until somebody has looked
         if number % 10 == 0 and datum.deliveries < 3:
             raise Nack(delay="300ms", reason=f"delivery {datum.deliveries}")
         return Message(datum.value)
 
-    class Looking(Silent):
+    class Looking(Watcher):
         def look(self, status):
             info = stream.info()
             if info["num_redelivered"]:
@@ -50,7 +51,7 @@ def test_the_streams_own_tools_show_acks_naks_and_redeliveries_as_they_are(
                 looked.touch()
 
     pipeline = Pipeline("test").source(
-        "in", jetstream=reading(stream), transformer=nack_every_tenth
+        "in", JetStream(**reading(stream)), transformer=nack_every_tenth
     )
     stream.consumer(max_ack_pending=-1)
     with stream.advisories("MSG_NAKED") as naked, stream.advisories("MSG_TERMINATED") as ended:
@@ -87,10 +88,10 @@ def test_deliveries_and_failures_are_exact_in_several_partitions(
 
     pipeline = Pipeline("test").source(
         "in",
-        jetstream=reading(stream),
+        JetStream(**reading(stream)),
         transformer=refuse,
         partitions=2,
-        on_error={"interval": "100ms", "steps": 2},
+        on_error=Backoff("100ms", steps=2),
     )
     with stream.advisories("MSG_NAKED") as naked:
         run(pipeline.sink("out", store))
@@ -114,14 +115,14 @@ def test_an_unfit_consumer_is_told_on_one_line(run, stream, store):
     stream.consumer(ack_policy="none")
     told = []
 
-    class Listening(Silent):
+    class Listening(Watcher):
         def look(self, status):
             if status["in"].failure:
                 told.append(status["in"].failure)
                 os.kill(os.getpid(), signal.SIGINT)
 
     run(
-        Pipeline("test").source("in", jetstream=reading(stream)).sink("out", store),
+        Pipeline("test").source("in", JetStream(**reading(stream))).sink("out", store),
         watcher=Listening(),
     )
 

@@ -15,7 +15,7 @@ from ebbflow.nats import api
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.stored import read_subject
 from ebbflow.streams import catalogue
-from ebbflow.streams.feed import Spot
+from ebbflow.streams.feed import FeedContext
 from tests.nats.outside import Outside
 from tests.nats.securing import nats_server
 from tests.waiting import until
@@ -28,8 +28,8 @@ class Place:
         self.link, self.names = link, names
         self.told: list[str] = []
 
-    def spot(self, largest=1_000_000) -> Spot:
-        return Spot(
+    def context(self, largest=1_000_000) -> FeedContext:
+        return FeedContext(
             pipeline=self.names.pipeline,
             vertex="in",
             partitions=1,
@@ -67,7 +67,7 @@ def start(place):
     with ExitStack() as stack:
 
         def begin(server, subject, queue=None, **options):
-            feed = NatsFeed(NatsSettings(server, subject, queue), place.spot(**options))
+            feed = NatsFeed(NatsSettings(server, subject, queue), place.context(**options))
             feed.start()
             stack.callback(feed.stop)
             return feed
@@ -98,7 +98,7 @@ def test_what_is_published_is_stored_in_order_with_subject_headers_and_keys(outs
     until(lambda: len(place.values()) == 2_500)
     assert place.values() == list(range(2_500))
     first = place.stored()[0]
-    assert (first.keys, first.headers) == (["k"], {"A": "b", "Nats-Subject": "one.a"})
+    assert (list(first.keys), first.headers) == (["k"], {"A": "b", "Nats-Subject": "one.a"})
     assert first.event_time is not None
     assert len({datum.id for datum in place.stored()}) == 2_500
     assert feed.failure is None
@@ -193,7 +193,7 @@ def test_a_lost_connection_is_told_and_made_again(tmp_path, place, start):
     with Outside.running(tmp_path, port) as outside:
         until(lambda: feed.failure is None)
         until(lambda: say(outside, "seven.a", b"1") or place.values())
-    lost = "in: the connection was lost for a while, and what was published meanwhile"
+    lost = "in: the connection was lost for a while, with what was published meanwhile"
     assert place.told == [lost]
 
 

@@ -20,7 +20,7 @@ from ebbflow.connectors.serving.source import ServingFeed
 from ebbflow.connectors.serving.store import ServedRequest
 from ebbflow.engine.answers import Answer, own_answers
 from ebbflow.nats.link import Link
-from ebbflow.streams.feed import Spot
+from ebbflow.streams.feed import FeedContext
 from ebbflow.web.exchange import Refusal
 from ebbflow.web.server import Endpoint
 
@@ -153,7 +153,7 @@ class Asking:
         self.port = int(self.url.rpartition(":")[2])
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Asked:
         """One request on a connection of its own; ``x_a`` is the header ``x-a``."""
@@ -199,21 +199,23 @@ def asking(
             return book
 
     pipeline = f"p-{secrets.token_hex(4)}"
-    spot = Spot(pipeline, "in", 1, largest, link, None, print, memory, False, is_ready=is_ready)
-    with started(Feed, spot, endpoints, **settings) as asked:
+    context = FeedContext(
+        pipeline, "in", 1, largest, link, None, print, memory, False, is_ready=is_ready
+    )
+    with started(Feed, context, endpoints, **settings) as asked:
         yield asked
 
 
 @contextmanager
 def started(
     kind: type[ServingFeed],
-    spot: Spot,
+    context: FeedContext,
     endpoints: tuple[Endpoint, ...] = (LOOPBACK,),
     **settings: Any,
 ) -> Iterator[Asking]:
     """A feed, until the context ends."""
     lines: list[str] = []
-    feed = kind(ServingSettings(endpoints, **settings), replace(spot, tell=lines.append))
+    feed = kind(ServingSettings(endpoints, **settings), replace(context, tell=lines.append))
     feed.start()
     try:
         yield Asking(feed, lines[-1])

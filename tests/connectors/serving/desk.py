@@ -23,7 +23,7 @@ from ebbflow.nats.stored import read_subject
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.answer_bucket import AnswerBucket
 from ebbflow.streams.catalogue import bucket_config
-from ebbflow.streams.feed import Spot, StorePlan
+from ebbflow.streams.feed import FeedContext, StorePlan
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
 from ebbflow.streams.publish_settlement import address
@@ -55,7 +55,7 @@ class Desk:
         self.bucket = f"{names.pipeline}-answers"
         self.answers: AnswerSource = BucketAnswers(AnswerBucket(link.client, self.bucket))
         store = StorePlan(self.bucket, TTL)
-        self.spot = Spot(
+        self.context = FeedContext(
             names.pipeline, "in", 1, 1024, link, None, print, folder, False, store=store
         )
         for config in (
@@ -92,7 +92,7 @@ class Desk:
         return book
 
     async def _make(self, answers: AnswerSource) -> RequestBook:
-        return RequestBook(self.link, self.spot, answers, ack_wait=5.0)
+        return RequestBook(self.link, self.context, answers, ack_wait=5.0)
 
     def submit(self, book: RequestBook, id: str | None, body: bytes = b"?") -> str:
         """Hands a request in; without an id the server makes one. Returns the id."""
@@ -161,7 +161,7 @@ class Desk:
 
 
 def make_envelope(id: str | None) -> Envelope:
-    """What a caller says beside the body."""
+    """What a caller says besides the body."""
     named = [(b"x-numaflow-id", id.encode())] if id else []
     return Envelope(
         [*named, (b"content-length", b"1"), (b"x-own", b"1")], now=1_800_000_000_000_000

@@ -89,7 +89,7 @@ def test_an_id_is_free_again_when_its_request_was_refused(desk, link):
 
 def test_a_body_that_is_too_large_is_refused(desk):
     with desk.opened() as book:
-        assert desk.refusal(book, "large", b"x" * (desk.spot.largest + 1)).status == 413
+        assert desk.refusal(book, "large", b"x" * (desk.context.largest + 1)).status == 413
         assert desk.run(book.find("large")) is None
 
 
@@ -154,7 +154,7 @@ def test_a_dead_letter_fails_a_request_at_once(desk):
         assert failed.failure is not None
         assert (failed.failure.vertex, failed.failure.reason) == ("out", "failures")
         assert failed.failure.error == "ValueError: no"
-        desk.tell("out", row("r/2", "served"))  # goes on, and changes nothing
+        desk.tell("out", row("r/2", "served"))  # continues, and changes nothing
         assert desk.run(book.find("r")) == failed
 
 
@@ -167,25 +167,24 @@ def test_whoever_asks_gets_the_answers_as_they_were_stored(desk):
         until(lambda: len(book._register.open) == 3)
         for n in (2, 0, 1):
             desk.serve(f"r{n}", b"%d" % n, b"again")
-        assert [payloads(each.result(10)) for each in asking] == [
+        assert [payloads(each.result(120)) for each in asking] == [
             [b"0", b"again"], [b"1", b"again"], [b"2", b"again"]
         ]  # fmt: skip
         assert not book._awaited
 
 
-def test_answers_that_nobody_follows_are_read_from_the_store(desk, monkeypatch):
-    monkeypatch.setattr(books, "_MISSING", 0.05)
-
+def test_answers_that_nobody_follows_are_read_from_the_store(desk):
     async def ask(book):
         return await book.ask(make_envelope("r"), b"?", 10)
 
     with desk.opened() as book:
+        book.answers_within = 0.05
         book._take_answers = lambda answers: None
         desk.run(book._answers.close())
         asking = desk.link.submit(ask(book))
         until(desk.waiting)
         desk.serve("r", b"stored")
-        assert payloads(asking.result(10)) == [b"stored"]
+        assert payloads(asking.result(120)) == [b"stored"]
 
 
 @pytest.mark.guarantee("a-request-that-was-taken-is-answered")
@@ -217,7 +216,7 @@ def test_answers_are_watched_as_they_come(desk):
         until(lambda: len(watched) == 2)
         desk.tell("in", row("r", "done", "out:r/1", "out:r/2"))
         desk.tell("out", row("r/1", "served", answers=1), row("r/2", "served", answers=1))
-        watching.result(10)
+        watching.result(120)
         assert [each.payload for each in watched[:2]] == [b"early", b"late"]
         assert payloads(watched[2]) == [b"late", b"early"]
 
@@ -257,9 +256,9 @@ def test_a_store_of_the_users_is_asked_when_the_request_has_ended(desk):
         desk.answers.stored["r"] = [b"one", b"two"]
         for id in ("r", "lost"):
             desk.tell("in", row(id, "served", answers=1))
-        assert payloads(asking[0].result(10)) == [b"one", b"two"]
+        assert payloads(asking[0].result(120)) == [b"one", b"two"]
         with pytest.raises(books.Refusal) as refused:
-            asking[1].result(10)
+            asking[1].result(120)
         assert refused.value.status == 503
         assert "lost is completed" in refused.value.reason
 
@@ -293,7 +292,7 @@ def test_requests_survive_a_crash_wherever_they_are(desk):
     for id in ("waiting", "begun", "sent", "nacked", "done", "failed", "overtaken"):
         desk.submit(book, id)
     kill(desk, book)
-    # Meanwhile the pipeline goes on; what a message sent may be told of before it is.
+    # Meanwhile the pipeline continues; what a message sent may be told of before it is.
     desk.tell("out", row("sent/1", "redelivered", reason="busy"), row("overtaken/1"))
     desk.tell("in", row("overtaken", "done", "out:overtaken/1"))
     desk.tell("in", row("sent", "done", "out:sent/1"), row("nacked", "redelivered"))
@@ -363,9 +362,9 @@ def test_a_checkpoint_passes_only_what_has_ended_and_is_written_down(desk):
         assert (book._register.checkpoint.begin, book._register.checkpoint.written) == (5, 5)
 
 
-def test_what_is_far_back_in_the_trail_is_told_again_at_its_end(desk, monkeypatch):
-    monkeypatch.setattr(books, "_FAR_BEHIND", 3)
+def test_what_is_far_back_in_the_trail_is_told_again_at_its_end(desk):
     with desk.opened() as book:
+        book.far_behind = 3
         desk.submit(book, "slow")
         desk.tell("in", row("slow", "done", "out:slow/1", "out:slow/2"))
         desk.tell("out", row("slow/1", "served", answers=1))
@@ -389,7 +388,7 @@ def test_a_checkpoint_of_an_earlier_life_is_not_used(desk, link):
         desk.wait(book, "r")
         write_checkpoint(desk, book)
     link.run(api.delete(link.client, [desk.names.trail, desk.names.buffer("in", 0)]))
-    anew = Desk(link, desk.spot.memory, desk.names)
+    anew = Desk(link, desk.context.memory, desk.names)
     with anew.opened() as book:
         anew.submit(book, "other")
         anew.serve("other", b"2")
@@ -417,7 +416,7 @@ def test_callers_hear_that_the_run_stops(desk):
         asking = desk.link.submit(ask(book))
         until(desk.waiting)
     with pytest.raises(books.Refusal) as refused:
-        asking.result(10)
+        asking.result(120)
     assert refused.value.status == 503
     assert "fetch request r" in refused.value.reason
     with desk.opened() as book:

@@ -10,6 +10,7 @@ from benchmarks.outside import free_port
 from benchmarks.work import numbered, work
 from benchmarks.workers.asking import Crowd
 from ebbflow import Message, Nack, Pipeline
+from ebbflow.connectors import Ports, Serve
 from ebbflow.testing.background_run import BackgroundRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
@@ -35,9 +36,9 @@ def test_500_clients_at_once_get_the_answers_of_their_requests(tmp_path):
     port = free_port()
     pipeline = (
         Pipeline("crowd")
-        .serve("in", ports={"http": port})
+        .serve("in", ports=Ports(http=port))
         .map("map", answer, partitions=2)
-        .sink("out", serve=True)
+        .sink("out", Serve())
     )
     live = BackgroundRun(pipeline, tmp_path / "state")
     try:

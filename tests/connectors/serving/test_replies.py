@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ebbflow.connectors.listening.feed import Listener
+from ebbflow.connectors.serving.source import ServingFeed
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
+from ebbflow.web.connection import HttpConnection
 from ebbflow.web.server import Endpoint
 from tests.connectors.http.posting import in_background
 from tests.connectors.serving.asking import asking
@@ -29,7 +32,7 @@ def server(link, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
     """All who share a port have been added as soon as one is there."""
-    monkeypatch.setattr("ebbflow.connectors.listening.feed._SETTLING", 0.0)
+    monkeypatch.setattr(Listener, "settling", 0.0)
 
 
 # --- sync ---------------------------------------------------------------------------------------
@@ -105,7 +108,7 @@ def test_a_caller_that_waits_too_long_hears_the_id_to_fetch(server):
 
     assert (answer.status, answer.json["id"], answer.json["code"]) == (408, "late", 408)
     assert answer.json["message"] == (
-        "no answer within 0.05 s; the request goes on, fetch it by its id"
+        "no answer within 0.05 s; the request continues, fetch it by its id"
     )
     assert server.get("fetch?id=late").json == {"status": "in-progress"}
     server.on_loop(server.book.add, "late", b"at last")
@@ -190,7 +193,7 @@ def test_pending_unknown_failed_and_empty_are_told_apart(server):
     assert server.get("fetch?id=d").status == 204
     unknown = server.get("fetch?id=nobody")
     assert (unknown.status, unknown.json["id"]) == (404, "nobody")
-    assert unknown.json["message"] == "nobody knows a request of this id; it may be too old"
+    assert unknown.json["message"] == "no request with this id; it may have expired"
     assert server.get("status?id=nobody").status == 404
     assert server.get("sse?id=nobody").status == 404
 
@@ -236,7 +239,7 @@ def test_an_id_may_have_any_visible_character_but_a_slash(server):
         ("fetch", "name the request with ?id="),
         ("fetch?id=", "id must be 1 to 256 visible ASCII characters"),
         ("fetch?id=a%20b", "id must be 1 to 256 visible ASCII characters"),
-        ("fetch?id=a&id=b", "a parameter is there twice"),
+        ("fetch?id=a&id=b", "duplicate query parameter"),
         ("status?ID=a", "name the request with ?id="),
         ("sse", "name the request with ?id="),
         ("sse?id=a&timeout=-1", "timeout must be a number of seconds, more than 0"),
@@ -420,7 +423,7 @@ def test_nobody_waits_for_a_client_that_has_gone(server, path):
 def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go(
     link, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ebbflow.web.connection._PATIENCE", 0.3)
+    monkeypatch.setattr(HttpConnection, "patience", 0.3)
     with asking(link, tmp_path, read_timeout=0.5) as server:
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -444,7 +447,7 @@ def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go
 def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_never_reads(
     link, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ebbflow.web.connection._PATIENCE", 0.3)
+    monkeypatch.setattr(HttpConnection, "patience", 0.3)
     with asking(link, tmp_path, largest=20_000_000, read_timeout=5.0) as server:
         connections = server.feed.listeners[0].server.connections
         client = socket.socket()
@@ -630,7 +633,7 @@ def test_each_answer_belongs_to_its_request_however_many_ask_at_once(server):
 
 
 def test_at_the_end_callers_that_still_wait_hear_it(link, tmp_path, monkeypatch):
-    monkeypatch.setattr("ebbflow.connectors.serving.source._GRACE", 0.1)
+    monkeypatch.setattr(ServingFeed, "grace", 0.1)
     with asking(link, tmp_path) as server:
         thread, answers = in_background(
             lambda: server.post("sync", b"wait", X_Numaflow_Id="waiting")
@@ -638,4 +641,4 @@ def test_at_the_end_callers_that_still_wait_hear_it(link, tmp_path, monkeypatch)
         until(lambda: server.book.open_calls)
     thread.join()
     assert (answers[0].status, answers[0].json["id"]) == (503, "waiting")
-    assert answers[0].json["message"] == ("the run is stopping; fetch the results when it goes on")
+    assert answers[0].json["message"] == "the run is stopping; fetch the results when it continues"

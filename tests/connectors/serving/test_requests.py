@@ -55,7 +55,7 @@ def ways(request: str) -> dict[str, list[tuple[str, TrailRow]]]:
 
 @dataclass
 class World:
-    """A trail, what is stored beside it, and the register of the present run."""
+    """A trail, what is stored next to it, and the register of the present run."""
 
     told: list[TrailFrame] = field(default_factory=list)
     records: Written = field(default_factory=Written)
@@ -151,7 +151,7 @@ def test_each_request_ends_once_wherever_crashes_come(data):
 
 
 def opened(*told: int) -> World:
-    """A request of which so many rows were told."""
+    """A request of which that many rows were told."""
     world = World()
     world.accept("r", ways("r")["completed"])
     for _ in told:

@@ -108,7 +108,7 @@ def test_good_rows_are_in_the_table_and_bad_ones_are_dead_letters_with_the_datab
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=300,
     )
 
     assert ended.returncode == 0, ended.stdout

@@ -10,7 +10,8 @@ from itertools import count
 
 import pytest
 
-from ebbflow import Message, Pipeline, Response
+from ebbflow import Backoff, Message, Pipeline, Response
+from ebbflow.connectors import Generator, Spark
 from ebbflow.domain.errors import SetupError
 from tests.spark.runs import Failures, StopWhen
 
@@ -66,7 +67,7 @@ def orders(amount, wrong=None):
         value = {"id": f"o{number}", "total": number % 7} | wrong.get(number, {})
         return Message(b"no JSON" if "text" in value else json.dumps(value).encode())
 
-    return Pipeline("test").source("in", generator={"messages": amount}, transformer=order)
+    return Pipeline("test").source("in", Generator(messages=amount), transformer=order)
 
 
 def into(derby, **fields):
@@ -82,7 +83,8 @@ def test_one_wrong_row_in_a_hundred_is_dead_lettered_with_the_databases_error(
     wrong = {33: {"total": 500}, 133: {"text": True}, 233: {"total": None}, 250: {"id": "o" * 10}}
 
     summary = run(
-        orders(300, wrong).sink("db", spark=into(derby), on_error={"steps": 0}), timeout="120s"
+        orders(300, wrong).sink("db", Spark(**into(derby)), on_error=Backoff("1s", steps=0)),
+        timeout="240s",
     )
 
     assert derby.ids() == sorted(f"o{n}" for n in range(300) if n not in wrong)
@@ -109,7 +111,7 @@ def test_a_database_that_is_not_there_blames_no_message(run, derby, server_lette
                 told.append(status["db"].failure)
                 derby.create_empty()
 
-    summary = run(orders(20).sink("db", spark=into(derby)), watcher=Watching())
+    summary = run(orders(20).sink("db", Spark(**into(derby))), watcher=Watching())
 
     assert told == [f"SQLException: Database 'memory:{derby.url.rpartition(':')[2]}' not found."]
     assert len(derby.ids()) == summary.vertices["db"].done == 20
@@ -127,8 +129,8 @@ def test_a_strategy_decides_about_what_cannot_be_written(run, derby, journal):
 
     pipeline = orders(20, {3: {"total": 500}}).sink(
         "db",
-        spark=into(derby, columns={"id": "data.id", "total": "data.total + 1"}),
-        retry={"interval": "50ms", "steps": 2},
+        Spark(**into(derby, columns={"id": "data.id", "total": "data.total + 1"})),
+        retry=Backoff("50ms", steps=2),
         on_failure="fallback",
         fallback=aside,
     )
@@ -142,7 +144,7 @@ def test_a_strategy_decides_about_what_cannot_be_written(run, derby, journal):
 
 def test_with_a_strategy_a_database_that_is_not_there_ends_in_it(run, derby, server_letters):
     pipeline = orders(10).sink(
-        "db", spark=into(derby), retry={"interval": "20ms", "steps": 1}, on_failure="drop"
+        "db", Spark(**into(derby)), retry=Backoff("20ms", steps=1), on_failure="drop"
     )
     summary = run(pipeline)
 
@@ -160,9 +162,9 @@ def test_files_are_written_with_the_columns_asked_for_and_can_be_read_back(
     def numbered(datum):
         return Message(json.dumps({"n": json.loads(datum.value)["value"]}).encode())
 
-    source = Pipeline("test").source("in", generator={"messages": 100}, transformer=numbered)
-    source = source.sink("table", spark={**to_table, "columns": columns, "partitionBy": ["n"]})
-    run(source.sink("lines", spark={"format": "text", "options": {"path": lines}}, after="in"))
+    source = Pipeline("test").source("in", Generator(messages=100), transformer=numbered)
+    source = source.sink("table", Spark(**to_table, columns=columns, partition_by=["n"]))
+    run(source.sink("lines", Spark(format="text", options={"path": lines}), after="in"))
 
     found = spark.read.parquet(table)
     assert sorted(found.columns) == ["at", "id", "n"]
@@ -193,21 +195,21 @@ def test_what_cannot_be_written_whatever_comes_is_refused_before_anything_runs(
     run, derby, fields, told
 ):
     with pytest.raises(SetupError) as refused:
-        run(orders(1).sink("db", spark=into(derby, **fields)))
+        run(orders(1).sink("db", Spark(**into(derby, **fields))))
     assert str(refused.value).startswith(told)
 
 
 def test_a_secret_is_in_no_error(run, derby, monkeypatch):
     monkeypatch.setenv("TEST_DRIVER", "hidden.Driver")
     options = {name: text for name, text in derby.options.items() if name != "driver"}
-    secret = {"options": options, "secretOptions": {"driver": {"env": "TEST_DRIVER"}}}
+    secret = {"options": options, "secret_options": {"driver": {"env": "TEST_DRIVER"}}}
     told = []
 
     def has_failed(status):
         told.extend(view.failure for view in status.vertices if view.failure)
         return bool(told)
 
-    pipeline = orders(1).sink("db", spark=into(derby, **secret))
+    pipeline = orders(1).sink("db", Spark(**into(derby, **secret)))
     run(pipeline, watcher=StopWhen(has_failed))
 
     assert set(told) == {"ClassNotFoundException: ***"}

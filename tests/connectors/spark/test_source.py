@@ -11,12 +11,13 @@ from functools import partial
 
 import pytest
 
-from ebbflow import MonoVertex, Pipeline, Response
+from ebbflow import Limits, MonoVertex, Pipeline, Response
+from ebbflow.connectors import Blackhole, Spark
 from ebbflow.connectors.spark.source import SCHEMA, Storing, store_on_worker
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.status.run_report import Silent
+from ebbflow.status.run_report import Watcher
 from ebbflow.status.terminal import PlainLines
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
@@ -60,11 +61,11 @@ def test_rows_become_messages_as_the_expressions_say(run, folder, journal):
         folder,
         value="CAST(n AS STRING)",
         keys="concat('k', n)",
-        eventTime="at",
+        event_time="at",
         id="n",
         headers={"half": "n / 2", "absent": "CAST(NULL AS STRING)"},
     )
-    run(Pipeline("test").source("in", spark=source).sink("out", look))
+    run(Pipeline("test").source("in", Spark(**source)).sink("out", look))
 
     *messages, first, second = journal.read()
     assert messages == [
@@ -80,7 +81,7 @@ def test_without_expressions_a_message_is_the_row_as_json_and_a_run_goes_on_wher
 ):
     fill(folder, "one", range(2_000))
     source = {"format": "json", "options": {"path": str(folder)}}  # the schema is found out
-    pipeline = Pipeline("test").source("in", spark=source).sink("out", store)
+    pipeline = Pipeline("test").source("in", Spark(**source)).sink("out", store)
     run(pipeline)
     fill(folder, "two", range(2_000, 2_010))
     summary = run(pipeline)
@@ -98,7 +99,7 @@ def test_what_cannot_be_streamed_is_read_once(run, spark, store, journal):
     table = spark.range(1_500).selectExpr("id", "CAST(id AS STRING) AS value")
     table.write.format("jdbc").options(**options).save()
     source = {"format": "jdbc", "options": options}
-    pipeline = MonoVertex("test").source(spark=source).sink(store)
+    pipeline = MonoVertex("test").source(Spark(**source)).sink(store)
 
     assert run(pipeline).vertices["test"].read == 1_500
     assert run(pipeline).vertices["test"].read == 0
@@ -108,15 +109,15 @@ def test_what_cannot_be_streamed_is_read_once(run, spark, store, journal):
 @pytest.mark.long
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_a_stop_lets_a_micro_batch_end_so_that_nothing_is_stored_twice(run, folder, store, journal):
-    class UntilSome(Silent):
+    class UntilSome(Watcher):
         def look(self, status):
             if status["out"].counts.read:
                 os.kill(os.getpid(), signal.SIGINT)
 
     fill(folder, "one", range(30_000))
     source = json_in(folder, value="CAST(n AS STRING)")
-    limits = {"buffer_max_length": 2, "buffer_usage_limit": 100}
-    pipeline = Pipeline("test").source("in", spark=source, limits=limits).sink("out", store)
+    limits = Limits(buffer_max_length=2, buffer_usage_limit=100)
+    pipeline = Pipeline("test").source("in", Spark(**source), limits=limits).sink("out", store)
     assert run(pipeline, watcher=UntilSome(), drain=False).ended == "stopped"
     run(pipeline)
 
@@ -146,7 +147,7 @@ def test_a_row_that_no_message_can_hold_is_a_dead_letter(
     rows = spark.sql("SELECT 'fine' AS value UNION ALL SELECT repeat('x', 9000000)")
     rows.write.parquet(str(tmp_path / "large"))
     source = {"format": "parquet", "options": {"path": str(tmp_path / "large")}, "stream": False}
-    counts = run(Pipeline("test").source("in", spark=source).sink("out", store)).vertices["in"]
+    counts = run(Pipeline("test").source("in", Spark(**source)).sink("out", store)).vertices["in"]
 
     assert journal.read() == ["fine"]
     (letter,) = server_letters("test")
@@ -159,7 +160,7 @@ def test_a_query_that_fails_tells_why_and_is_started_again(run, folder, store, j
     told, plain = [], io.StringIO()
     lines = PlainLines(io.StringIO(), plain)
 
-    class Watching(Silent):
+    class Watching(Watcher):
         def look(self, status):
             lines.look(status)
             if status["in"].failure and not told:
@@ -168,7 +169,7 @@ def test_a_query_that_fails_tells_why_and_is_started_again(run, folder, store, j
 
     (folder / "bad.json").write_text("no JSON\n")
     source = json_in(folder, options={"path": str(folder), "mode": "FAILFAST"}, value="n")
-    run(Pipeline("test").source("in", spark=source).sink("out", store), watcher=Watching())
+    run(Pipeline("test").source("in", Spark(**source)).sink("out", store), watcher=Watching())
 
     assert told[0].startswith("JsonParseException: Unrecognized token 'no'")
     assert told[0].endswith(f"(in file://{folder}/bad.json)")
@@ -204,5 +205,5 @@ def test_what_cannot_be_read_is_refused_with_the_expression_and_the_reason(
 ):
     source = json_in(folder, **fields)
     with pytest.raises(SetupError) as refused:
-        run(Pipeline("test").source("in", spark=source).sink("out", blackhole=True))
+        run(Pipeline("test").source("in", Spark(**source)).sink("out", Blackhole()))
     assert str(refused.value).startswith(told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ebbflow import Message, MonoVertex, Pipeline
+from ebbflow.connectors import Spark
 from ebbflow.connectors.plans import Format, SparkSourceSettings
 from ebbflow.connectors.spark.rows import as_messages, open_source_table
 from ebbflow.connectors.spark.vertex_session import clone_session, leaving_active
@@ -60,17 +61,17 @@ def test_rows_that_spark_cannot_read_are_dead_letters_with_their_text_and_the_re
     broken = {
         b'{"id":"b","total":"x"}': "total cannot be read as INT: x",
         b'{"id":"s","of":{"n":[1]}}': "of.n cannot be read as DATE: [1]",
-        b"br\xf6ken": "it is no JSON: 'utf-8' codec can't decode byte 0xf6 in position 2: "
+        b"br\xf6ken": "it is not JSON: 'utf-8' codec can't decode byte 0xf6 in position 2: "
         "invalid start byte",
-        b"broken": "it is no JSON: Expecting value: line 1 column 1 (char 0)",
-        b'{"id":"t","tot': "it is no JSON: Unterminated string starting at: line 1 column 11 "
+        b"broken": "it is not JSON: Expecting value: line 1 column 1 (char 0)",
+        b'{"id":"t","tot': "it is not JSON: Unterminated string starting at: line 1 column 11 "
         "(char 10)",
-        b"42": "it is no JSON object",
+        b"42": "it is not a JSON object",
     }
     good = [b'{"id":"a","total":1}', b'{"id":"c"}', b'{"id":"d","total":null}']
     (folder / "one.json").write_bytes(b"\n".join([*good[:2], *broken, good[2]]))
     source = json_in(folder, schema=f"{SCHEMA}, of STRUCT<n: DATE>", value="id", keys="id")
-    counts = run(Pipeline("test").source("in", spark=source).sink("out", store)).vertices["in"]
+    counts = run(Pipeline("test").source("in", Spark(**source)).sink("out", store)).vertices["in"]
 
     assert (counts.read, counts.done, counts.dead_lettered) == (9, 3, 6)
     assert sorted(journal.read()) == ["a", "c", "d"]
@@ -91,7 +92,7 @@ def test_user_code_is_not_given_what_could_not_be_read_and_a_replay_of_it_is_ref
     def loud(datum):
         return Message(datum.value.upper())
 
-    pipeline = MonoVertex("test").source(spark=json_in(folder, value="id")).map(loud).sink(store)
+    pipeline = MonoVertex("test").source(Spark(**json_in(folder, value="id"))).map(loud).sink(store)
     counts = run(pipeline).vertices["test"]
 
     assert (counts.read, counts.done, counts.dead_lettered) == (3, 2, 1)
@@ -179,7 +180,7 @@ def test_what_users_say_about_such_rows_themselves_stands(read, fields, good):
     [
         (
             {"mode": "FAILSLOW"},
-            "in cannot read json: the mode 'FAILSLOW' is none of PERMISSIVE, DROPMALFORMED, "
+            "in cannot read json: the mode 'FAILSLOW' is not one of PERMISSIVE, DROPMALFORMED, "
             "FAILFAST. Correct it, or leave it out",
         ),
         (

@@ -34,7 +34,7 @@ class QueueFile:
             db.executescript(_SCHEMA)
 
     def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=30)
+        return sqlite3.connect(self.path, timeout=120)
 
     def fill(self, values):
         with closing(self.connect()) as db, db:
@@ -52,11 +52,11 @@ class Queue(Source):
     ends = True
 
     def open(self) -> None:
-        self._db = sqlite3.connect(self.path, timeout=30, isolation_level=None)
+        self._db = sqlite3.connect(self.path, timeout=120, isolation_level=None)
         self._db.execute("update messages set state = 'ready' where state = 'given'")
 
     def read(self, limit, timeout):
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout.total_seconds()
         while not (found := self._due(limit)):
             if time.monotonic() > deadline:
                 return []

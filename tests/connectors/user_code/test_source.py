@@ -12,12 +12,22 @@ from typing import Any
 
 import pytest
 
-from ebbflow import Message, MonoVertex, Nack, NackOptions, Pipeline, Response, SourceMessage
+from ebbflow import (
+    Backoff,
+    Limits,
+    Message,
+    MonoVertex,
+    Nack,
+    NackOptions,
+    Pipeline,
+    Response,
+    SourceMessage,
+)
 from ebbflow.deadletters import DeadLetters
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spark.run import run_pipeline
-from ebbflow.status.run_report import Silent, Summary
+from ebbflow.status.run_report import Summary, Watcher
 from tests.connectors.user_code.queue import Queue, QueueFile, RedeliveringQueue
 from tests.spark.runs import Failures, Journal
 from tests.waiting import until
@@ -140,7 +150,7 @@ def redelivering(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
         ]
 
     source = at(made.queue, RedeliveringQueue)
-    on_error = {"interval": "200ms", "steps": 2}
+    on_error = Backoff("200ms", steps=2)
     pipeline = Pipeline("test").source("in", source, transformer=decide, on_error=on_error)
     made.drain(pipeline.sink("out", nack_later))
     return made
@@ -206,10 +216,10 @@ def test_deliveries_are_counted_across_runs(run, queue, store, journal):
 
     def fourth(datum):
         if datum.deliveries < 4:
-            raise Nack(delay=100, max_deliveries=5)
+            raise Nack(delay="100ms", max_deliveries=5)
         return Message(b"%d" % datum.deliveries)
 
-    class UntilNacked(Silent):
+    class UntilNacked(Watcher):
         def look(self, status):
             if status["in"].counts.redelivered:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -223,7 +233,7 @@ def test_deliveries_are_counted_across_runs(run, queue, store, journal):
     assert journal.read() == ["4"]
 
 
-class KillSourceOnce(Silent):
+class KillSourceOnce(Watcher):
     """Kills the process of the source when some messages have arrived."""
 
     def __init__(self, pid_file, after):
@@ -251,7 +261,7 @@ def test_a_killed_source_process_is_started_again_and_nothing_is_lost(
 
     watcher = KillSourceOnce(pid_file, 2_000)
     source = at(queue, open=open_and_tell)
-    limits = {"read_batch_size": 100}
+    limits = Limits(read_batch_size=100)
     run(Pipeline("test").source("in", source, limits=limits).sink("out", store), watcher=watcher)
 
     assert watcher.killed
@@ -278,7 +288,7 @@ def test_one_process_serves_all_epochs_and_ends_with_the_run(run, queue, store, 
         def close(self):
             closed.touch()
 
-    run(Pipeline("test").source("in", Slow).sink("out", store), epoch=1.0)
+    run(Pipeline("test").source("in", Slow).sink("out", store), epoch="1s")
 
     assert Counter(map(int, journal.read())) == dict.fromkeys(range(400), 1)
     (pid,) = opened.read_text().split()
@@ -299,7 +309,7 @@ def test_what_raises_in_a_source_is_told_and_tried_again(run, queue, store, jour
                 raise ConnectionError("the queue is not up")
             return super().read(limit, timeout)
 
-    class Watching(Silent):
+    class Watching(Watcher):
         def look(self, status):
             if status["in"].failure:
                 told.append(status["in"].failure)

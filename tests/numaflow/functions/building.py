@@ -43,10 +43,21 @@ class Language:
     environment: dict[str, str] = field(default_factory=dict)
     long: bool = False
     asked: bool = False
+    folder: Path | None = None
+
+    @property
+    def where(self) -> Path:
+        """The folder with the sources."""
+        return self.folder or HERE / self.name
 
     def sources(self) -> list[Path]:
         """All files that are built, in order."""
-        return sorted(path for path in (HERE / self.name).rglob("*") if path.is_file())
+        return sorted(path for path in self.where.rglob("*") if path.is_file())
+
+
+_GO_FETCH = ("go", "mod", "download")
+_GO_BUILD = ("go", "build", "-trimpath", "-o", "{out}/function", ".")
+_GO_ENVIRONMENT = {"GOFLAGS": "-mod=readonly"}
 
 
 LANGUAGES = {
@@ -55,11 +66,21 @@ LANGUAGES = {
         Language(
             "go",
             ("go",),
-            ("go", "mod", "download"),
-            ("go", "build", "-trimpath", "-o", "{out}/function", "."),
+            _GO_FETCH,
+            _GO_BUILD,
             ("{out}/function",),
-            {"GOFLAGS": "-mod=readonly"},
+            _GO_ENVIRONMENT,
             long=True,
+        ),
+        Language(  # not a function: the server of the tests of Pub/Sub, built in the same way
+            "pstest",
+            ("go",),
+            _GO_FETCH,
+            _GO_BUILD,
+            ("{out}/function",),
+            _GO_ENVIRONMENT,
+            long=True,
+            folder=HERE.parent.parent / "connectors" / "pubsub" / "pstest",
         ),
         Language(
             "rust",
@@ -102,7 +123,9 @@ def command(name: str) -> tuple[str, ...]:
 def _version(language: Language) -> str:
     digest = hashlib.sha256(repr((language.build, language.command)).encode())
     for path in language.sources():
-        digest.update(path.relative_to(HERE).as_posix().encode() + b"\0" + path.read_bytes())
+        digest.update(
+            path.relative_to(language.where.parent).as_posix().encode() + b"\0" + path.read_bytes()
+        )
     return digest.hexdigest()[:12]
 
 
@@ -124,7 +147,7 @@ def _make(language: Language, folder: Path) -> None:
 
 def _asked_for(name: str) -> bool:
     named = name in os.environ.get("EBBFLOW_TEST_FUNCTIONS", "").split(",")
-    return named or examples(1) > 1 or (name == "go" and are_long_tests_wanted())
+    return named or examples(1) > 1 or ("go" in LANGUAGES[name].tools and are_long_tests_wanted())
 
 
 @contextmanager
@@ -138,7 +161,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def _fetch_and_build(language: Language, folder: Path) -> None:
     building = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(building, ignore_errors=True)
-    shutil.copytree(HERE / language.name, building / "sources")
+    shutil.copytree(language.where, building / "sources")
     fetched = _run(language, language.fetch, building)
     if fetched.returncode:
         shutil.rmtree(building)

@@ -236,7 +236,7 @@ sink_server = SinkServer(Answering())
 
 
 class Numbers(Sourcer):
-    """Gives numbers, remembers what is not acknowledged, and gives again what is nacked."""
+    """Gives numbers, remembers what is not acknowledged, and redelivers what is nacked."""
 
     def __init__(self, last: int = 20) -> None:
         self.last = last

@@ -102,9 +102,7 @@ def test_the_options_of_a_nack_are_taken_over_where_a_release_has_them():
 
 
 def test_a_failure_is_retried_by_the_strategy():
-    (result,) = run_map(
-        functions.obey, b"fail", retry=Backoff(interval=1, steps=2), on_failure="drop"
-    )
+    (result,) = run_map(functions.obey, b"fail", retry=Backoff("1ms", steps=2), on_failure="drop")
     assert isinstance(result.outcome, DeadLetter)
 
 
@@ -122,7 +120,7 @@ def test_an_empty_answer_is_a_drop():
     ],
 )
 def test_what_goes_wrong_is_counted_on_its_message_alone(word, text):
-    result, other = run_map(functions.obey, word, b"flat x", on_error=Backoff(interval=1, steps=0))
+    result, other = run_map(functions.obey, word, b"flat x", on_error=Backoff("1ms", steps=0))
     assert isinstance(result.outcome, DeadLetter)
     assert text in result.outcome.error
     assert values(other) == [[b"x"]]
@@ -196,7 +194,7 @@ def test_batch_maps_are_called_in_batches_without_a_mode(code):
 
 
 def test_a_batch_map_that_forgets_a_message_breaks_the_contract_for_that_one():
-    policy = Backoff(interval=1, steps=0)
+    policy = Backoff("1ms", steps=0)
     first, second = run_map(functions.batch, b"forget", b"c", on_error=policy)
     assert isinstance(first.outcome, DeadLetter)
     assert "returned no result for 1" in first.outcome.error
@@ -205,7 +203,7 @@ def test_a_batch_map_that_forgets_a_message_breaks_the_contract_for_that_one():
 
 @pytest.mark.parametrize("code", [functions.split, functions.Splitting], ids=["function", "class"])
 def test_stream_maps_are_streams_without_a_mode(code):
-    policy = Backoff(interval=1, steps=0)
+    policy = Backoff("1ms", steps=0)
     good, bad = run_map(code, Datum(b"a,b", keys=["k"]), b"a,raise", on_error=policy)
     assert [(m.value, m.keys) for m in good.messages] == [(b"a", ["k"]), (b"b", ["k"])]
     assert isinstance(bad.outcome, DeadLetter)

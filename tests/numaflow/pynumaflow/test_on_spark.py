@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow import MonoVertex
+from ebbflow import Backoff, MonoVertex
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spec.lint import load
@@ -52,7 +52,7 @@ def test_a_source_hears_of_nacks_and_a_failure_is_one_messages_own(tmp_path: Pat
     # A server cannot be sent to a worker; what is in it can.
     server: Any = functions.SourceAsyncServer(functions.Numbers(20))
     mono = (
-        MonoVertex("numbers", on_error={"interval": "10ms", "steps": 1})
+        MonoVertex("numbers", on_error=Backoff("10ms", steps=1))
         .source(server, transformer=functions.nack_once)
         .map(functions.Tell)
         .sink(functions.print_all)

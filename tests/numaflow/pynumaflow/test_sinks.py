@@ -13,7 +13,7 @@ from ebbflow.domain.outcome import DONE, DeadLetter, FellBack, Redeliver, Served
 from ebbflow.testing import run_sink
 from tests.numaflow.pynumaflow import functions
 
-ONCE = Backoff(interval=1, steps=0)
+ONCE = Backoff("1ms", steps=0)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_each_response_decides_about_its_message():
     assert isinstance(fell_back.outcome, Redeliver)
     assert "its fallback sink answered FALLBACK" in fell_back.outcome.reason
     assert original.outcome == other.outcome == Succeeded()
-    assert handed_on == [(b"on_success", ["k"]), (b"done", ["on"])]
+    assert handed_on == [(b"on_success", ("k",)), (b"done", ("on",))]
 
 
 def functions_ok(data):
-    """A sink for Ebbflow, beside one for pynumaflow."""
+    """A sink for Ebbflow, next to one for pynumaflow."""
     return [Response.ok(datum.id) for datum in data]
 
 
@@ -76,7 +76,7 @@ def test_a_failure_without_a_text_is_a_failure():
 
 
 def test_a_sink_sees_how_often_a_message_was_retried():
-    (result,) = run_sink(functions.count_retries, b"a", retry=Backoff(interval=1, steps=3))
+    (result,) = run_sink(functions.count_retries, b"a", retry=Backoff("1ms", steps=3))
     assert result.outcome == DONE
 
 

@@ -1,6 +1,6 @@
 """A source that is written for pynumaflow, called as its process calls it."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -26,7 +26,7 @@ class Opened:
 
 def test_messages_have_all_that_the_read_handler_gave():
     source = Opened(functions.Numbers)
-    first, second = source.call("read", 2, 0.1)
+    first, second = source.call("read", 2, timedelta(milliseconds=100))
     assert (first.value, second.value) == (b"0", b"1")
     assert second.keys == ["k1"]
     assert second.headers == {"n": "1"}
@@ -37,7 +37,7 @@ def test_messages_have_all_that_the_read_handler_gave():
 
 def test_offsets_come_back_with_their_partitions():
     source = Opened(partial(functions.Numbers, 4))
-    messages = source.call("read", 10, 0.1)
+    messages = source.call("read", 10, timedelta(milliseconds=100))
     source.call("ack", [message.offset for message in messages])
     assert source.sourcer.acked == [0, 1, 2, 3]
     assert source.call("pending") == 0
@@ -48,18 +48,18 @@ def test_a_nack_is_handed_on_when_its_delay_is_over(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("ebbflow.numaflow.pynumaflow.adapters.time.monotonic", lambda: clock[0])
     source = Opened(functions.source_server)
-    messages = source.call("read", 3, 0.1)
+    messages = source.call("read", 3, timedelta(milliseconds=100))
     later, soon = NackOptions(delay="5s", reason="later"), NackOptions()
     wishes = [later, soon, NackOptions(delay="2s")]
     pairs = zip(messages, wishes, strict=True)
     source.call("nack", [NackOffset(message.offset, options) for message, options in pairs])
-    assert [m.value for m in source.call("read", 3, 0.1)] == [b"1"]
+    assert [m.value for m in source.call("read", 3, timedelta(milliseconds=100))] == [b"1"]
     clock[0] = 102.0
-    assert [m.value for m in source.call("read", 3, 0.1)] == [b"2"]
+    assert [m.value for m in source.call("read", 3, timedelta(milliseconds=100))] == [b"2"]
     clock[0] = 104.9
-    assert source.call("read", 3, 0.1) == []
+    assert source.call("read", 3, timedelta(milliseconds=100)) == []
     clock[0] = 105.0
-    assert [m.value for m in source.call("read", 3, 0.1)] == [b"0"]
+    assert [m.value for m in source.call("read", 3, timedelta(milliseconds=100))] == [b"0"]
 
 
 def test_a_count_below_zero_is_not_known():

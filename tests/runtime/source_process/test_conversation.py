@@ -33,12 +33,13 @@ from ebbflow.runtime.source_process.companion import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.runtime.source_process.program import SourceProcess
 from ebbflow.runtime.source_process.protocol import Order
+from ebbflow.runtime.source_process.reading import SourceReading
 from ebbflow.streams.ledger import History
 from tests.thorough import examples
-from tests.waiting import until
+from tests.waiting import let_time_pass, until
 
 RUNS = count()
-SOON = Backoff(interval=1)
+SOON = Backoff("1ms")
 
 
 class Outside:
@@ -185,7 +186,7 @@ class Task:
 
     def take(self, limit: int) -> tuple[Rows, pa.BinaryArray] | None:
         """Waits for a chunk; ``None`` when the source is exhausted."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not (batches := self.inlet.take(limit)):
             if self.inlet.exhausted:
                 return None
@@ -226,7 +227,7 @@ def served(source: type, messages: int) -> Iterator[tuple[Outside, str]]:
         finally:
             path.unlink()
     # A task that ends for good ends it.
-    process.join(10)
+    process.join(120)
     assert not process.is_alive()
 
 
@@ -305,7 +306,7 @@ def test_no_more_is_read_than_may_be_unsettled(source, monkeypatch):
     with served(source, 40) as (outside, run):
         task = Task(run, EmptyLedger())
         until(lambda: len(outside.given) == 12)
-        time.sleep(0.05)
+        let_time_pass(0.05)
         assert len(outside.given) == 12
         while taken := task.take(100):
             task.settle(*taken, set())
@@ -324,7 +325,7 @@ def test_columns_are_asked_for_in_larger_pieces():
 
 
 def test_a_quick_source_is_read_on_before_its_messages_are_given(monkeypatch):
-    monkeypatch.setattr(reading, "_GATHER", 10.0)
+    monkeypatch.setattr(SourceReading, "gathering", 10.0)
     with served(Reader, 23) as (outside, run):
         task = Task(run, EmptyLedger())
         rows, offsets = task.take(100)
@@ -345,7 +346,7 @@ class Failing(Reader):
 
 
 def test_what_has_come_is_given_before_the_failure_of_the_next_read_is_told(monkeypatch):
-    monkeypatch.setattr(reading, "_GATHER", 10.0)
+    monkeypatch.setattr(SourceReading, "gathering", 10.0)
     with served(Failing, 9) as (_, run):
         task = Task(run, EmptyLedger())
         until(lambda: task.inlet._queue)

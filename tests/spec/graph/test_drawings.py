@@ -30,9 +30,9 @@ TREE = """\
 in  map
 ├─► a  steps:a
 │   └─► out  map
-│       └─► a  (goes on above)
+│       └─► a  (continues above)
 └─► b  map  (tags odd)
-    └─► out  (goes on above)"""
+    └─► out  (continues above)"""
 
 SHAPE = shape_of("in>a", "in>b:tags odd", "a>out", "b>out", "out>a", a="steps:a")
 

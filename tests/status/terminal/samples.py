@@ -15,7 +15,7 @@ from ebbflow.status.model import (
     Parked,
     PipelineStatus,
     VertexStatus,
-    WorkInHand,
+    WorkInFlight,
 )
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -68,7 +68,7 @@ def troubled() -> PipelineStatus:
         run_dead_letter_causes=(Cause("AttributeError: 'Datum' object has no attribute 'val'", 1),),
     )
     slow = vertex(
-        "slow", pending=4, in_call=63.0, in_hand=WorkInHand(4, NOON - timedelta(seconds=63))
+        "slow", pending=4, in_call=63.0, in_flight=WorkInFlight(4, NOON - timedelta(seconds=63))
     )
     opens = vertex(
         "opens",

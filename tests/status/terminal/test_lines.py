@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,6 +14,7 @@ from ebbflow.status.terminal.lines import JsonLines, PlainLines
 from ebbflow.streams.logs import LogEntry
 from ebbflow.usercode.printing import Printed
 from tests.status.terminal.samples import NOON, error, pipeline, troubled, vertex
+from tests.waiting import let_time_pass
 
 
 class Clock:
@@ -232,7 +232,7 @@ def test_the_run_is_interrupted_when_nobody_reads_its_lines_any_more() -> None:
 
 def _print_and_wait(lines: PlainLines) -> None:
     lines.line("one")
-    time.sleep(5)
+    let_time_pass(5)
 
 
 def test_counts_of_nothing_are_not_told(plain):

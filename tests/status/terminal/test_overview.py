@@ -27,7 +27,7 @@ RUN = {"run": "r1", "pid": 41, "host": "box", "began": NOON - timedelta(seconds=
         ),
         (
             {"answers": False},
-            "bugs: nobody answers; its run (process 41 on box) has told nothing since TIME",
+            "bugs: not responding; its run (process 41 on box) has not reported since TIME",
         ),
         ({"run": ""}, "bugs does not run"),
     ],
@@ -68,7 +68,7 @@ def test_all_that_is_known_of_a_vertex_is_shown_with_tracebacks():
     assert "call of chunk: p50 2.0 ms, p99 50.0 ms" in lines
     noon = f"{NOON.astimezone():%H:%M:%S}"
     assert lines[-3:] == [
-        f"KeyError: 'password' (steps.py:6), 7 times; last at {noon}, message in-3",
+        f"KeyError: 'password' (steps.py:6), 7 times, last message in-3; last at {noon}",
         "  Traceback:",
         '    File "steps.py", line 6',
     ]

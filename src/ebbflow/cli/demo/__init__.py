@@ -1,9 +1,9 @@
 """``ebbflow demo``: run the orders pipeline, then count the orders to see whether any is missing.
 
-The pipeline has late customers, a store that fails, and orders that no store can take. The command
-writes it and its user code into the state folder, where users can read and change them, and runs it
-as ``ebbflow run`` does. Afterwards it reads the store and the dead letters: every order that the
-source made must be in one of the two. Only the command line imports it. Start with
+The pipeline has late customers, a store that goes down, and orders that no store can take. The
+command writes it and its user code into the state folder, where users can read and change them, and
+runs it as ``ebbflow run`` does. Afterwards it reads the store and the dead letters: every order
+that the source made must be in one of the two. Only the command line imports it. Start with
 ``pipeline.yaml``.
 """
 
@@ -85,10 +85,10 @@ def demo(
     for name in ("EBBFLOW_NATS_URL", "CUSTOMERS"):
         os.environ.pop(name, None)
     os.environ["ORDERS_DB"] = str(database.resolve())
-    command = f"ebbflow run {_typed(spec)} --drain --fresh --timeout 110s --state {_quoted(state)}"
+    command = f"ebbflow run {_typed(spec)} --drain --fresh --timeout 5m --state {_quoted(state)}"
     console.print(f"$ {command}\n", markup=False, soft_wrap=True)
     server = ServerOptions(state)
-    run.run(run.RunFlags(spec, drain=True, fresh=True, timeout="110s", server=server))
+    run.run(run.RunFlags(spec, drain=True, fresh=True, timeout="5m", server=server))
     _report(console, _count_orders(orders, state, database), spec, state)
 
 
@@ -131,7 +131,7 @@ def _report(console: Console, orders: Orders, spec: Path, state: Path) -> None:
     console.print("", _totals(orders), _samples(orders), sep="\n")
     if not orders.adds_up:
         missing = ", ".join(map(str, sorted(orders.missing)[:20]))
-        raise EbbflowError(f"The demo does not add up; missing orders: {missing or 'none'}.")
+        raise EbbflowError(f"The demo's counts do not match; missing orders: {missing or 'none'}.")
     console.print("Every order is in the store or among the dead letters.", style="bold")
     for purpose, command in _next_commands(spec, state):
         console.print(f"\n# {purpose}\n{command}", markup=False, soft_wrap=True)

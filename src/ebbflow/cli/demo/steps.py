@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
-from ebbflow import Datum, Message, NackOptions, Response, nack
+from ebbflow import Datum, Message, Nack, Response, Unavailable
 
 DATABASE = Path(os.environ.get("ORDERS_DB", ".ebbflow/demo/orders.db"))
 ALL_CUSTOMERS = os.environ.get("CUSTOMERS") == "all"
-OUTAGE = NackOptions(delay="3s", reason="the store is down")
+OUTAGE = 3.0  # seconds
 
 
 def make_order(datum: Datum) -> Message:
@@ -26,11 +27,11 @@ def make_order(datum: Datum) -> Message:
 
 
 def enrich(datum: Datum) -> Message:
-    """Add the customer's name, or have the order come back while the customer is not known."""
+    """Add the customer's name, or nack the order while the customer is not known."""
     order = json.loads(datum.value)
     name = customer_name(order, datum.deliveries)
     if name is None:
-        nack(delay="1500ms", max_deliveries=3, reason="the customer is not known yet")
+        raise Nack("the customer is not known yet", delay="1500ms", max_deliveries=3)
     return message({**order, "name": name})
 
 
@@ -42,7 +43,7 @@ def customer_name(order: dict[str, Any], deliveries: int) -> str | None:
 
 
 class OrderStore:
-    """Writes orders to SQLite. An order that comes twice is stored once."""
+    """Writes orders to SQLite. An order that is delivered twice is stored once."""
 
     def open(self) -> None:
         """Connects once per worker, before the first call."""
@@ -51,22 +52,37 @@ class OrderStore:
         self.database.execute(
             "CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, name, amount)"
         )
+        self.database.execute(
+            "CREATE TABLE IF NOT EXISTS outages (number INTEGER PRIMARY KEY, began)"
+        )
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Writes a batch and answers for each order."""
+        """Writes a batch and responds to each order, unless the store is down."""
+        orders = [json.loads(datum.value) for datum in data]
+        self.begin_outages([order["number"] for order in orders if order["number"] % 1000 == 400])
+        if self.is_down():
+            raise Unavailable("the order store")
         with self.database:  # one transaction: all is on disk before anything is answered
-            return [self.write(datum) for datum in data]
+            return [self.write(datum.id, order) for datum, order in zip(data, orders, strict=True)]
 
-    def write(self, datum: Datum) -> Response:
-        """Writes one order, unless the store is down or the order makes no sense."""
-        order = json.loads(datum.value)
-        if order["number"] % 1000 // 100 == 6 and datum.deliveries < 3:
-            return Response.nack(datum.id, OUTAGE)
+    def begin_outages(self, numbers: list[int]) -> None:
+        """Takes the store down for a while when one of these orders arrives for the first time."""
+        began = [(number, time.time()) for number in numbers]
+        with self.database:
+            self.database.executemany("INSERT OR IGNORE INTO outages VALUES (?, ?)", began)
+
+    def is_down(self) -> bool:
+        """Returns whether an outage began a short while ago."""
+        (last,) = self.database.execute("SELECT max(began) FROM outages").fetchone()
+        return last is not None and time.time() < last + OUTAGE
+
+    def write(self, id: str, order: dict[str, Any]) -> Response:
+        """Writes one order, unless it makes no sense."""
         if order["amount"] < 0:
-            return Response.failure(datum.id, f"order {order['number']} has a negative amount")
+            return Response.failure(id, f"order {order['number']} has a negative amount")
         row = (order["number"], order["name"], order["amount"])
         self.database.execute("INSERT OR REPLACE INTO orders VALUES (?, ?, ?)", row)
-        return Response.ok(datum.id)
+        return Response.ok(id)
 
     def close(self) -> None:
         """Disconnects when the pipeline stops."""

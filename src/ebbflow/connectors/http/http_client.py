@@ -50,7 +50,7 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A status, the seconds after which to come again if there are any, and the body.
+    """A status, the seconds after which to try again if there are any, and the body.
 
     ``whole`` is false when the body was longer than what was read of it, or could not be unpacked.
     """
@@ -222,7 +222,7 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Reads on; an answer that nobody waits for makes the connection useless."""
+        """Reads on; an answer that no one waits for makes the connection useless."""
         if self._answer is None or self._answer.done():
             self.close()
             return

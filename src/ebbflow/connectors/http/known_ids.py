@@ -1,7 +1,7 @@
 """Ids that were taken in lately: remembered for as long as JetStream knows copies.
 
 JetStream recognises the copy of a frame, not of a post, of which a frame may hold many. So the ids
-of posts are written down in a stream of their own before anybody hears that they are taken, and
+of posts are written down in their own stream before anybody hears that they are taken, and
 the next run reads them. Ids that come at the same time are written together.
 
 A run that is killed may have stored a frame and not written down its ids. Therefore it announces

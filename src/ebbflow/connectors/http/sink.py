@@ -1,4 +1,4 @@
-"""The HTTP sink: sends messages on, each in a request of its own or many in one.
+"""The HTTP sink: sends messages on, each in its own request or many in one.
 
 What the other side answers decides about each message: 2xx is OK; 429 and 503 that say when to come
 again are a NACK with that delay; any other answer is a FAILURE, for the ``retryStrategy``. A batch
@@ -16,6 +16,7 @@ import os
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -31,14 +32,14 @@ from ebbflow.connectors.http.http_client import (
     NoAnswer,
     bound_wait,
 )
-from ebbflow.domain.message import NackOptions, RowResponse
+from ebbflow.domain.message import Response
 from ebbflow.domain.secrets import Secret
 from ebbflow.engine.position import LINEAGE
 from ebbflow.engine.trace_context import find_propagated
 
 T = TypeVar("T")
 
-Answers = dict[int, RowResponse]
+Answers = dict[int, Response]
 """The answers for those rows that are not simply written."""
 
 _AGAIN_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -76,7 +77,7 @@ class HttpSinkSettings:
     batch: BatchSettings | None = None
 
 
-def decide_response(answer: HttpAnswer) -> RowResponse | None:
+def decide_response(answer: HttpAnswer) -> Response | None:
     """Returns the response for a message that the whole answer is about; none if it is written."""
     return _respond(answer.status, answer.wait, answer.words)
 
@@ -87,7 +88,7 @@ def decide_each(ids: Sequence[str], answer: HttpAnswer) -> Answers:
         return _to_all(ids, decide_response(answer))
     if not answer.whole:
         why = f"HTTP {answer.status}, with an answer that could not be read as a whole"
-        return _to_all(ids, RowResponse.failure(why))
+        return _to_all(ids, Response.failure(error=why))
     entries = _entries(answer.body)
     if entries is None:
         return {}
@@ -95,12 +96,12 @@ def decide_each(ids: Sequence[str], answer: HttpAnswer) -> Answers:
     return {row: response for row, response in enumerate(responses) if response is not None}
 
 
-def _to_all(ids: Sequence[str], response: RowResponse | None) -> Answers:
+def _to_all(ids: Sequence[str], response: Response | None) -> Answers:
     return {} if response is None else dict.fromkeys(range(len(ids)), response)
 
 
 def _entries(body: bytes) -> dict[Any, Mapping[str, Any]] | None:
-    """Returns the entries by id; none when the answer is no array."""
+    """Returns the entries by id; none when the answer is not an array."""
     try:
         answer = json.loads(body)
     except ValueError:
@@ -111,24 +112,24 @@ def _entries(body: bytes) -> dict[Any, Mapping[str, Any]] | None:
     return {entry["id"]: entry for entry in entries if isinstance(entry.get("id"), str)}
 
 
-def _read_entry(entry: Mapping[str, Any] | None) -> RowResponse | None:
+def _read_entry(entry: Mapping[str, Any] | None) -> Response | None:
     status = entry.get("status") if entry is not None else None
     if entry is None or not isinstance(status, int):
-        return RowResponse.failure("the answer has no status for this message")
+        return Response.failure(error="the answer has no status for this message")
     wait = entry.get("retry_after")
     seconds = bound_wait(float(wait)) if isinstance(wait, int | float) else None
     return _respond(status, seconds, str(entry.get("error") or ""))
 
 
-def _respond(status: int, wait: float | None, words: str) -> RowResponse | None:
+def _respond(status: int, wait: float | None, words: str) -> Response | None:
     if 200 <= status < 300:
         return None
     why = f"HTTP {status}: {words}" if words else f"HTTP {status}"
     if status in _AGAIN_LATER and wait is not None:
-        return RowResponse.nack(NackOptions(wait * 1000, reason=why))
+        return Response.nack(reason=why, delay=timedelta(seconds=wait))
     if status in _UNAVAILABLE:
-        return RowResponse.unavailable(why)
-    return RowResponse.failure(why)
+        return Response.unavailable(what=why)
+    return Response.failure(error=why)
 
 
 _LONGEST_ANSWER = 64 * 1024
@@ -226,9 +227,9 @@ class HttpSink:
             return b"\n".join(lines) + b"\n"
         return b"[%b]" % b",".join(lines)
 
-    def _respond_unavailable(self, why: str) -> RowResponse:
+    def _respond_unavailable(self, why: str) -> Response:
         """Returns the answer for messages that the other side may take later."""
-        return RowResponse.unavailable(f"{self._settings.url}: {why}")
+        return Response.unavailable(what=f"{self._settings.url}: {why}")
 
 
 def split_lines(lines: Sequence[bytes], batch: BatchSettings) -> Iterator[range]:

@@ -1,4 +1,4 @@
-"""The HTTP source: a message is what somebody posts to ``/vertices/{name}``.
+"""The HTTP source: each POST to ``/vertices/{name}`` is a message.
 
 A feed: what is posted is stored in the vertex's buffer, and a post is answered with 200 when
 JetStream has confirmed that, not before. A post with an ``x-numaflow-id`` that was answered so
@@ -29,14 +29,13 @@ from ebbflow.connectors.listening.posts import (
 )
 from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import Link
-from ebbflow.streams.feed import Spot
+from ebbflow.streams.feed import FeedContext
 from ebbflow.streams.names import Names
 from ebbflow.web.app import Admission, Body, Reservation, Route
 from ebbflow.web.exchange import Exchange, HttpRequest, Receiver, Refusal, unavailable
 from ebbflow.web.server import Endpoint
 
 _MOST_BYTES = 64 * 1024 * 1024
-_GRACE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +58,26 @@ class HttpFeed(ListeningFeed):
 
     kind, purpose = "http", "takes messages"
 
-    def __init__(self, settings: HttpSourceSettings, spot: Spot) -> None:
-        path = f"/vertices/{spot.vertex}"
-        super().__init__(spot, path, settings.endpoints, settings.token, settings.read_timeout)
+    def __init__(self, settings: HttpSourceSettings, context: FeedContext) -> None:
+        path = f"/vertices/{context.vertex}"
+        super().__init__(context, path, settings.endpoints, settings.token, settings.read_timeout)
         self._ack_wait = settings.ack_wait
         self._admission = Admission(settings.in_flight, _MOST_BYTES)
 
     async def _prepare(self, link: Link) -> None:
-        buffers = replace(self._spot, link=link).buffers
-        names = Names(self._spot.pipeline)
-        known_ids = KnownIds(link, names, self._spot.vertex, CERTAIN_WITHIN)
+        buffers = replace(self._context, link=link).buffers
+        names = Names(self._context.pipeline)
+        known_ids = KnownIds(link, names, self._context.vertex, CERTAIN_WITHIN)
         await known_ids.load(buffers.has_stored)
         self._store = PostStore(buffers, known_ids, self._ack_wait)
-        # The first column that Arrow makes has it import pandas: not while somebody waits.
+        # The first column that Arrow makes has it import pandas: not while someone waits.
         rows_of_posts([])
 
     def _routes(self) -> list[Route]:
         return [Route((b"POST",), self._path, self.open)]
 
     async def _end(self) -> None:
-        async with asyncio.timeout(_GRACE):
+        async with asyncio.timeout(self.grace):
             await self._admission.wait_until_empty()
 
     def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
@@ -88,7 +87,7 @@ class HttpFeed(ListeningFeed):
         if failure := self.failure:
             raise unavailable(failure)
         envelope = Envelope(request.headers, time.time_ns() // 1000)
-        reservation = self._admission.reserve(envelope.announced, self._spot.largest)
+        reservation = self._admission.reserve(envelope.announced, self._context.largest)
         return Post(envelope, exchange, reservation, self._store)
 
 

@@ -86,7 +86,7 @@ class SinkAuth(Section):
 class HttpSourceSpec(ListeningSection):
     """Takes messages by POST. ``service`` is for Kubernetes only.
 
-    Without ``tls`` the certificate is one that nobody vouches for, made when the run begins.
+    Without ``tls`` the run makes a self-signed certificate when it begins.
     """
 
     service: Any = Field(default=None, description="without effect")

@@ -1,4 +1,4 @@
 """Kafka as a source and as a sink, which needs the extra ``ebbflow[kafka]``.
 
-The registry of connectors loads ``spec``; no other package imports this one. Start with ``source``.
+The registry of connectors loads ``spec``, and Pulsar uses ``records``. Start with ``source``.
 """

@@ -128,6 +128,7 @@ class KafkaSinkSettings:
     access: KafkaAccess
     topic: str
     set_key: bool = False
+    set_timestamp: bool = False
 
 
 class ClientErrors:
@@ -254,7 +255,7 @@ def commit_for_certain(consumer: Consumer, offsets: list[TopicPartition]) -> Non
 class GroupOffsets:
     """Asks brokers how far a group is, without being a member. Used by one thread.
 
-    It has a connection of its own: on the one that fetches, every question waits for half a second
+    It has its own connection: on the one that fetches, every question waits for half a second
     behind a fetch that waits for messages. What brokers do not answer in time raises
     ``KafkaException``.
     """

@@ -4,7 +4,7 @@ A record has one key, a message has any number. As in Numaflow they are carried 
 ``__key_len`` and ``__key_0`` and so on, and read back from there. A record without a value, which
 deletes its key from a compacted topic, is an empty message with the header ``__tombstone``.
 
-Keys and headers of messages are text. Bytes that are no UTF-8 are written as ``\\xff``, so that
+Keys and headers of messages are text. Bytes that are not UTF-8 are written as ``\\xff``, so that
 different ones stay different.
 """
 
@@ -71,7 +71,7 @@ def _take_numbered(key: _Raw, headers: dict[str, _Raw]) -> Sequence[_Raw]:
 
 @lru_cache
 def _count(text: _Raw) -> int:
-    """Returns the number of keys that a header speaks of; -1 if it is no number."""
+    """Returns the number of keys that a header speaks of; -1 if it is not a number."""
     digits = _text(text)
     return int(digits) if digits.isdecimal() and len(digits) < 10 else -1
 
@@ -104,18 +104,35 @@ def _text(value: _Raw) -> str:
 
 
 class Records(NamedTuple):
-    """Records to be written, as columns: what each has as its value, key and headers."""
+    """Records to be written, as columns: what each has as its value, key, headers and timestamp.
+
+    A timestamp is in milliseconds; 0 is the moment at which it is sent.
+    """
 
     values: Sequence[bytes | None]
     keys: Iterable[bytes | None]
     headers: Iterable[Mapping[str, bytes]]
+    timestamps: Iterable[int] = repeat(0)
 
 
 _WITHOUT_KEYS = {KEY_COUNT: b"0"}
 
 
-def write_records(messages: pa.RecordBatch, set_key: bool = False) -> Records:
-    """Returns the records for messages; with ``set_key`` their keys are the record's key, too."""
+def write_records(
+    messages: pa.RecordBatch, set_key: bool = False, set_timestamp: bool = False
+) -> Records:
+    """Returns the records for messages; with ``set_key`` their keys are the record's key, too.
+
+    With ``set_timestamp`` their event times are the timestamps.
+    """
+    records = _write_fields(messages, set_key)
+    if not set_timestamp:
+        return records
+    times = messages.column("event_time").cast(pa.timestamp("ms", "UTC"), safe=False)
+    return records._replace(timestamps=times.cast(pa.int64()).fill_null(0).to_pylist())
+
+
+def _write_fields(messages: pa.RecordBatch, set_key: bool) -> Records:
     values = messages.column("value").to_pylist()
     keys, headers = messages.column("keys"), messages.column("headers")
     if _is_empty(keys) and _is_empty(headers):

@@ -2,7 +2,7 @@
 
 A message is done when all in-sync replicas have it; the producer is idempotent, so its own retries
 make no copies. What brokers refuse about a message itself, such as its size, is a failure. What
-they only cannot take now comes again, so that an outage sends nothing to the dead letters.
+they only cannot take now is redelivered, so that an outage sends nothing to the dead letters.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice, repeat
 from operator import length_hint
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -22,14 +23,15 @@ from ebbflow.connectors.kafka.kafka_client import (
     ClientErrors,
     KafkaSinkSettings,
     describe_kafka_error,
+    explain_unreachable,
     find_topics,
     make_client,
 )
-from ebbflow.connectors.kafka.records import write_records
-from ebbflow.domain.message import RowResponse
+from ebbflow.connectors.kafka.records import Records, write_records
+from ebbflow.domain.message import Response
 
 _MARGIN = 2.0
-_ANY_PARTITION, _NOW = -1, 0
+_ANY_PARTITION = -1
 
 _REFUSED = frozenset(
     {
@@ -67,9 +69,12 @@ class Outbox:
     must not be taken for an answer about the rows of another call.
     """
 
-    def __init__(self, settings: KafkaSinkSettings) -> None:
+    def __init__(
+        self, settings: KafkaSinkSettings, own: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self.errors_seen = ClientErrors()
-        options = producer_settings(settings)
+        self.has_ended = False
+        options = producer_settings(settings) | dict(own)
         self.producer: Any = make_client(Producer, options, self.errors_seen)
         longest = options.get("delivery.timeout.ms", options["message.timeout.ms"])
         self._longest = (int(longest) or DEFAULTS["message.timeout.ms"]) / 1000 + _MARGIN
@@ -78,6 +83,9 @@ class Outbox:
         # Made once for each row that a call ever had: new ones would have the collector of
         # garbage look at everything, again and again.
         self._reports: list[Callable[..., None]] = []
+
+    def begin(self) -> None:
+        """Called once, before anything is sent; ``Unanswered`` if the brokers do not answer."""
 
     def send(self, messages: pa.RecordBatch) -> Errors:
         """Returns why messages are not written, when all are or the longest wait is over.
@@ -90,8 +98,8 @@ class Outbox:
         if self.producer.flush(max(0.0, deadline - time.monotonic())):
             self.producer.purge()
             if self.producer.flush(_MARGIN):
-                raise Unanswered
-        # Nothing is on its way any more. Of each message that the brokers have not confirmed the
+                raise Unanswered(KafkaError(KafkaError._TIMED_OUT))
+        # Nothing is in flight any more. Of each message that the brokers have not confirmed the
         # producer has reported so: the others are written.
         return errors
 
@@ -112,12 +120,12 @@ class Outbox:
         No Python code of ours runs for a single row. The error of one that the producer does not
         want is its answer.
         """
-        records = write_records(messages, self._settings.set_key)
+        records = self._write(messages)
         values, end = iter(records.values), first + len(records.values)
         calls = map(
             self.producer.produce, repeat(self._settings.topic), values, records.keys,
-            repeat(_ANY_PARTITION), islice(self._reports, first, end), repeat(None), repeat(_NOW),
-            records.headers,
+            repeat(_ANY_PARTITION), islice(self._reports, first, end), repeat(None),
+            records.timestamps, records.headers,
         )  # fmt: skip
         while True:
             try:
@@ -128,17 +136,26 @@ class Outbox:
             except KafkaException as error:
                 self._errors[end - 1 - length_hint(values)] = error.args[0]
 
+    def _write(self, messages: pa.RecordBatch) -> Records:
+        return write_records(messages, self._settings.set_key, self._settings.set_timestamp)
+
     def _note(self, row: int, error: KafkaError, _message: Any) -> None:
         """Called by the producer for a message that is not written."""
         self._errors[row] = error
 
 
 class Unanswered(Exception):
-    """The producer does not say of some messages what became of them."""
+    """The producer does not report the outcomes of some messages, and why not."""
+
+    def __init__(self, why: KafkaError) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 class KafkaSink:
     """Writes messages to one topic."""
+
+    outbox_kind: type[Outbox] = Outbox
 
     def __init__(self, settings: KafkaSinkSettings) -> None:
         self._settings = settings
@@ -146,56 +163,72 @@ class KafkaSink:
 
     def open(self) -> None:
         """Connects; ``SetupError`` if the brokers or the topic are not there."""
-        outbox, access, topic = Outbox(self._settings), self._settings.access, self._settings.topic
-        find_topics(outbox.producer, [topic], access, outbox.errors_seen, made_by_asking=True)
+        outbox, access = self.outbox_kind(self._settings), self._settings.access
+        topics = [self._settings.topic]
+        find_topics(outbox.producer, topics, access, outbox.errors_seen, made_by_asking=True)
+        try:
+            outbox.begin()
+        except Unanswered as unanswered:
+            raise explain_unreachable(
+                access, topics[0], unanswered.why, outbox.errors_seen
+            ) from None
         self._outbox = outbox
 
     def close(self) -> None:
-        """Drops the producer. Nothing is on its way any more: every call waits for its answers."""
+        """Drops the producer. Nothing is in flight any more: every call waits for its answers."""
         self._outbox = None
 
-    def __call__(self, messages: pa.RecordBatch) -> Mapping[int, RowResponse]:
+    def __call__(self, messages: pa.RecordBatch) -> Mapping[int, Response]:
         """Sends all, waits for all, and returns an answer for each that is not written."""
-        if self._outbox is None:  # after an error that the last one does not get over
-            self._outbox = Outbox(self._settings)
-        errors_seen = self._outbox.errors_seen
+        try:
+            errors_seen = self._begun().errors_seen
+        except Unanswered as unanswered:
+            answer = self._response(unanswered.why, ClientErrors())
+            return dict.fromkeys(range(messages.num_rows), answer)
         errors_seen.last = None
         errors = self._send(messages)
         if messages.num_rows > 1:
-            self._send_refused_alone(messages, errors)
+            self._send_refused_again(messages, errors)
         if any(error.fatal() for error in errors.values()):
             self.close()
         return {row: self._response(error, errors_seen) for row, error in errors.items()}
 
     def _send(self, messages: pa.RecordBatch) -> Errors:
-        if self._outbox is None:
-            self._outbox = Outbox(self._settings)
         try:
-            return self._outbox.send(messages)
-        except Unanswered:
+            return self._begun().send(messages)
+        except Unanswered as unanswered:
             self.close()
-            return dict.fromkeys(range(messages.num_rows), KafkaError(KafkaError._TIMED_OUT))
+            return dict.fromkeys(range(messages.num_rows), unanswered.why)
 
-    def _send_refused_alone(self, messages: pa.RecordBatch, errors: Errors) -> None:
+    def _begun(self) -> Outbox:
+        """Returns the outbox; a new one after an error that the last one does not get over."""
+        if self._outbox is None or self._outbox.has_ended:
+            outbox = self.outbox_kind(self._settings)
+            outbox.begin()
+            self._outbox = outbox
+        return self._outbox
+
+    def _send_refused_again(self, messages: pa.RecordBatch, errors: Errors) -> None:
         """Sends again: brokers refuse batches as a whole, and alone most may well be taken."""
         trouble: KafkaError | None = None
-        for row in sorted(row for row, error in errors.items() if _is_refusal(error)):
+        for row in sorted(row for row, error in errors.items() if is_refusal(error)):
             error = trouble or self._send(messages.slice(row, 1)).get(0)
             if error is None:
                 del errors[row]
                 continue
             errors[row] = error
-            if not _is_refusal(error):
+            if not is_refusal(error):
                 trouble = error  # the others need not wait for brokers that are gone
 
-    def _response(self, error: KafkaError, errors_seen: ClientErrors) -> RowResponse:
+    def _response(self, error: KafkaError, errors_seen: ClientErrors) -> Response:
         why = describe_kafka_error(error)
         if error.code() == KafkaError._MSG_TIMED_OUT and errors_seen.last is not None:
             why = f"{why} ({errors_seen.text})"
-        if _is_refusal(error):
-            return RowResponse.failure(why)
-        return RowResponse.unavailable(why)
+        if is_refusal(error):
+            return Response.failure(error=why)
+        return Response.unavailable(what=why)
 
 
-def _is_refusal(error: KafkaError) -> bool:
+def is_refusal(error: KafkaError) -> bool:
+    """Returns whether brokers refuse the message itself."""
     return error.code() in _REFUSED

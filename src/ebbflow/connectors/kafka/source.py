@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
@@ -110,7 +111,7 @@ class Progress:
     @property
     def committable(self) -> int | None:
         """The first offset that a successor has to read, or ``None`` while nothing is known."""
-        # The smallest, not the one that was fetched first: a topic that was made anew, or a place
+        # The smallest, not the one that was fetched first: a topic that was made again, or a place
         # that was set back, gives small numbers after large ones.
         return min(self._open, default=self.next)
 
@@ -177,10 +178,10 @@ class KafkaSource(Source):
 
     # --- for those who read and settle ----------------------------------------------------------
 
-    def read(self, limit: int, timeout: float) -> pa.RecordBatch:
+    def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
         """Returns what has come; ``SetupError`` for what the client does not get over by itself."""
         with self._change:
-            self._change.wait_for(lambda: self._ahead or self._failure, timeout)
+            self._change.wait_for(lambda: self._ahead or self._failure, timeout.total_seconds())
             taken, self._ahead = self._ahead[:limit], self._ahead[limit:]
             self._ahead_bytes -= _size(taken)
             if not taken and self._failure is not None:
@@ -314,7 +315,7 @@ class KafkaSource(Source):
             self._leave_group()
         if error.fatal() or error.code() not in _PASSING:
             raise SetupError(
-                f"Kafka at {self._settings.access} does not go on: {describe_kafka_error(error)}.",
+                f"Kafka at {self._settings.access} cannot continue: {describe_kafka_error(error)}.",
                 "See whether topic:, consumerGroup: and config: are right.",
             )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import override
 
 from ebbflow.connectors.base import SinkSection, SourceSection, require_extra, sink, source
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
@@ -252,6 +253,21 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
     set_key: StrictBool = Field(
         default=False, description="a record has the message's keys as its key, with `:` in between"
     )
+    set_timestamp: StrictBool = Field(
+        default=False,
+        description="a record has the message's event time as its timestamp, by which Kafka also "
+        "deletes old records; left out, the time at which it is sent",
+    )
+    exactly_once: StrictBool = Field(
+        default=False,
+        description="write in transactions, and each message once, for readers with "
+        "`isolation.level: read_committed`; the vertex has one partition and no other sink",
+    )
+
+    @property
+    @override
+    def alone(self) -> str | None:
+        return "exactlyOnce" if self.exactly_once else None
 
     def plan(self) -> UserSink:
         """Returns the sink, with all secrets read.
@@ -267,7 +283,9 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
             make_client,
         )
         from ebbflow.connectors.kafka.sink import KafkaSink, producer_settings
+        from ebbflow.connectors.kafka.transactions import TransactionalKafkaSink
 
         settings = self.freeze("Kafka", KafkaSinkSettings, access=self.access())
         make_client(Producer, producer_settings(settings), ClientErrors())
-        return UserSink(partial(KafkaSink, settings), "columnar", WHOLE_CHUNK)
+        kind = TransactionalKafkaSink if self.exactly_once else KafkaSink
+        return UserSink(partial(kind, settings), "columnar", WHOLE_CHUNK)

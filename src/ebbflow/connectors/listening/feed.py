@@ -24,13 +24,12 @@ from typing import ClassVar
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import Link
-from ebbflow.streams.feed import Spot
+from ebbflow.streams.feed import FeedContext
 from ebbflow.web.app import BodilessRequest, HttpReply, Route, Router, reply_health
 from ebbflow.web.exchange import Exchange, HttpRequest, Receiver, Refusal, unavailable
 from ebbflow.web.guard import Guard, SiteGuard
 from ebbflow.web.server import Endpoint, WebServer, bind, is_loopback, make_tls
 
-_SETTLING = 5.0
 _LATER = re.compile(rb"/vertices/[^/]+|/v1/process/[^/]+")
 
 Look = Callable[[], str | None]
@@ -51,6 +50,9 @@ class VertexRoutes:
 
 class Listener:
     """One port, on the loop of ``link``. ``is_ready`` says whether the run works on messages."""
+
+    settling = 5.0
+    """For this many seconds, a source that is missing here may be about to come."""
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Listener:
         if not _LATER.fullmatch(path):
             return Refusal(404, "Not Found")
         missing = "serving source" if path.startswith(b"/v1/") else "http source of that name"
-        if time.monotonic() - self._began < _SETTLING:
+        if time.monotonic() - self._began < self.settling:
             return unavailable(f"there is no {missing} here yet")
         return Refusal(404, f"there is no {missing} here")
 
@@ -147,15 +149,17 @@ _shared: dict[ListenerKey, Listener] = {}
 _links: dict[str, Link] = {}
 
 
-def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float, who: str) -> Listener | None:
+def acquire(
+    context: FeedContext, endpoint: Endpoint, read_timeout: float, who: str
+) -> Listener | None:
     """Returns the listener of the vertex's pipeline there, one for all vertices that share it.
 
-    ``who`` is the source, for errors. ``None`` if the endpoint is optional and somebody else has
+    ``who`` is the source, for errors. ``None`` if the endpoint is optional and someone else has
     its port.
     """
-    listener = _shared.get(key := _key(spot, endpoint))
+    listener = _shared.get(key := _key(context, endpoint))
     if listener is None:
-        listener = _open_listener(spot, endpoint, read_timeout, who)
+        listener = _open_listener(context, endpoint, read_timeout, who)
         if listener is not None:
             _shared[key] = listener
     elif replace(listener.endpoint, optional=endpoint.optional) != endpoint:
@@ -167,18 +171,18 @@ def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float, who: str) -> Li
 
 
 def _open_listener(
-    spot: Spot, endpoint: Endpoint, read_timeout: float, who: str
+    context: FeedContext, endpoint: Endpoint, read_timeout: float, who: str
 ) -> Listener | None:
     bound = bind(endpoint, who, _advice(endpoint))
     if bound is None:
         return None
     try:
-        link, secure = _link_of(spot), make_tls(endpoint, who)
+        link, secure = _link_of(context), make_tls(endpoint, who)
         server = WebServer(bound, link, secure, read_timeout)
-        return Listener(endpoint, server, link, spot.is_ready)
+        return Listener(endpoint, server, link, context.is_ready)
     except BaseException:
         bound.close()
-        _close_unused(spot.pipeline)
+        _close_unused(context.pipeline)
         raise
 
 
@@ -197,25 +201,25 @@ def _advice(endpoint: Endpoint) -> str:
     )
 
 
-def release(spot: Spot, listener: Listener) -> None:
+def release(context: FeedContext, listener: Listener) -> None:
     """Ends the listening of a vertex; the port is free when the last one has ended."""
-    if not listener.remove(spot.vertex):
-        del _shared[_key(spot, listener.endpoint)]
+    if not listener.remove(context.vertex):
+        del _shared[_key(context, listener.endpoint)]
         listener.stop()
-        _close_unused(spot.pipeline)
+        _close_unused(context.pipeline)
 
 
-def _key(spot: Spot, endpoint: Endpoint) -> ListenerKey:
+def _key(context: FeedContext, endpoint: Endpoint) -> ListenerKey:
     # Any free port is another one for https than for http.
     secured = endpoint.secured and endpoint.port == 0
-    return spot.pipeline, endpoint.host, endpoint.port, secured
+    return context.pipeline, endpoint.host, endpoint.port, secured
 
 
-def _link_of(spot: Spot) -> Link:
+def _link_of(context: FeedContext) -> Link:
     """Returns the connection that all listeners of the pipeline share."""
-    if spot.pipeline not in _links:
-        _links[spot.pipeline] = Link(spot.link.server)
-    return _links[spot.pipeline]
+    if context.pipeline not in _links:
+        _links[context.pipeline] = Link(context.link.server)
+    return _links[context.pipeline]
 
 
 def _close_unused(pipeline: str) -> None:
@@ -241,18 +245,20 @@ class ListeningFeed(ABC):
     kind: ClassVar[str]
     purpose: ClassVar[str]
     advice: ClassVar[str] = "send it from a program, or give the source a token"
+    grace = 5.0
+    """A stop waits this many seconds for requests in flight."""
 
     def __init__(
         self,
-        spot: Spot,
+        context: FeedContext,
         path: str,
         endpoints: Sequence[Endpoint],
         token: Secret | None,
         read_timeout: float,
         origins: Collection[str] = (),
     ) -> None:
-        self._who = f"{self.kind} source {spot.vertex}"
-        self._spot = spot
+        self._who = f"{self.kind} source {context.vertex}"
+        self._context = context
         self._path = path
         self._places = endpoints
         self._read_timeout = read_timeout
@@ -300,7 +306,7 @@ class ListeningFeed(ABC):
                 self.link.run(self._end(), timeout=_END)
             listeners, self.listeners = self.listeners, []
             for listener in listeners:
-                release(self._spot, listener)
+                release(self._context, listener)
 
     @abstractmethod
     async def _prepare(self, link: Link) -> None:
@@ -315,12 +321,12 @@ class ListeningFeed(ABC):
         """Finishes what is here, as far as that does not take too long."""
 
     def _acquire(self, endpoint: Endpoint) -> None:
-        listener = acquire(self._spot, endpoint, self._read_timeout, self._who)
+        listener = acquire(self._context, endpoint, self._read_timeout, self._who)
         if listener is not None:
             self.listeners.append(listener)
             return
-        self._spot.tell(
-            f"{self._spot.vertex} does without https: somebody else listens on "
+        self._context.tell(
+            f"{self._context.vertex} does not listen on https: another process uses "
             f"{endpoint.host}:{endpoint.port}"
         )
 
@@ -328,10 +334,10 @@ class ListeningFeed(ABC):
         """Has requests taken in, and tells where."""
         part = VertexRoutes(self._routes(), self._guard, lambda: self.failure)
         for listener in self.listeners:
-            listener.add(self._spot.vertex, part)
+            listener.add(self._context.vertex, part)
             how = " (self-signed: curl -k)" if listener.endpoint.self_signed else ""
             place = f"{listener.url}{self._path}{how}"
-            self._spot.tell(f"{self._spot.vertex} {self.purpose} at {place}")
+            self._context.tell(f"{self._context.vertex} {self.purpose} at {place}")
 
     def _refuse_strangers(self, endpoint: Endpoint) -> None:
         """Beyond this machine only those who know the token may post."""
@@ -344,7 +350,7 @@ class ListeningFeed(ABC):
 
     def _warn_of_readers(self, endpoint: Endpoint) -> None:
         if not endpoint.secured and not is_loopback(endpoint.host, self._who):
-            self._spot.tell(
-                f"{self._spot.vertex} listens on {endpoint.host} without TLS: its token and its "
-                "messages can be read on their way"
+            self._context.tell(
+                f"{self._context.vertex} listens on {endpoint.host} without TLS: its token and its "
+                "messages can be read in transit"
             )

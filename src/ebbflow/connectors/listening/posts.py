@@ -61,7 +61,7 @@ CERTAIN_WITHIN = DUPLICATE_WINDOW - 10.0
 """So long a frame is tried. JetStream recognises a copy a bit longer; later it would be stored."""
 
 ROW_BYTES = 128
-"""About how many bytes a message has beside its value and headers."""
+"""About how many bytes a message has besides its value and headers."""
 
 _LATE = 0.05
 
@@ -70,11 +70,11 @@ _LATE = 0.05
 
 
 class Envelope:
-    """All that a request says beside its body. Times are microseconds since 1970.
+    """All that a request says besides its body. Times are microseconds since 1970.
 
     ``has_own_id`` if the sender named its id; otherwise it was made up. ``seen`` is when the
     request arrived. ``announced`` is the length of the body, if it was announced. ``size`` is about
-    how many bytes each of its messages has beside its value.
+    how many bytes each of its messages has besides its value.
     """
 
     __slots__ = (
@@ -154,7 +154,7 @@ def join_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         name, text = raw_name.decode("latin-1"), _decode(raw_text)
         if name in headers:
             if name in (ID, TIME):
-                raise Refusal(400, f"{name} is there twice")
+                raise Refusal(400, f"duplicate header {name}")
             text = f"{headers[name]}, {text}"
         headers[name] = text
     return headers
@@ -174,7 +174,7 @@ def _make_id() -> str:
 
 
 def check_id(text: str, name: str = ID) -> str:
-    """Returns an id that somebody named; ``Refusal`` if it is none."""
+    """Returns an id that someone named; ``Refusal`` if it is none."""
     if _ID.fullmatch(text) is None:
         raise Refusal(400, f"{name} must be 1 to 256 visible ASCII characters")
     return text
@@ -196,7 +196,7 @@ def _announced_size(headers: Mapping[str, str]) -> int:
     if "content-length" in headers:
         return int(headers["content-length"])
     if "transfer-encoding" not in headers:
-        raise Refusal(411, "there is no content-length")
+        raise Refusal(411, "content-length is missing")
     return 0
 
 

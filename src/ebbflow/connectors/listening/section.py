@@ -25,7 +25,7 @@ Port = Annotated[StrictInt, Field(ge=0, le=65_535)]
 def check_header_name(value: str) -> str:
     """Returns the name of a header; an error of validation if it is none."""
     if not _NAME.fullmatch(value):
-        raise PydanticCustomError("EB104", "{name} is no header", {"name": shown(value)})
+        raise PydanticCustomError("EB104", "{name} is not a header name", {"name": shown(value)})
     return value
 
 
@@ -71,7 +71,7 @@ class Ports(Section):
 
 
 class ListeningSection(SourceSection):
-    """A source that listens. Without ``tls`` it makes a certificate that nobody vouches for."""
+    """A source that listens. Without ``tls`` it makes a self-signed certificate."""
 
     host: StrictStr = Field(
         default="127.0.0.1", description="where to listen; beyond this machine a token is needed"
@@ -91,7 +91,7 @@ class ListeningSection(SourceSection):
 
     @model_validator(mode="after")
     def _refuse_strangers(self) -> ListeningSection:
-        """Beyond this machine a token is needed. What a name stands for is seen at the start."""
+        """Beyond this machine a token is needed. What a name resolves to is seen at the start."""
         if self.auth is None and _is_beyond(self.host):
             raise PydanticCustomError(
                 "EB104",
@@ -118,7 +118,7 @@ class ListeningSection(SourceSection):
             _HTTPS if https is None else https,
             certificate,
             self_signed=certificate is None,
-            # Whoever asks for http alone gets https beside it, but not at the price of no start.
+            # Whoever asks for http alone gets https next to it, but not at the price of no start.
             optional=http is not None and https is None and certificate is None,
         )
         return (*plain, secured)

@@ -2,12 +2,12 @@
 
 A consumer is made if it is missing and refused if it is unfit. Unfit is one with which messages
 could get lost or come at the wrong time: that does not want each message acknowledged, that gives
-messages up by itself, or that adds waits of its own to a nack. What a spec does not say about a
+messages up by itself, or that adds its own waits to a nack. What a spec does not say about a
 consumer stays as it is.
 
 While a consumer has no leader, an acknowledgement without an answer is lost without a sign. So
 each is sent as a request, many at a time, and again until the server has confirmed it. A copy does
-no harm: an acknowledged message stays acknowledged, and one that is nacked twice comes again at
+no harm: an acknowledged message stays acknowledged, and one that is nacked twice is redelivered at
 most once more.
 """
 
@@ -187,7 +187,7 @@ async def confirm(
     rows = Publishes.plain(subjects, words)
     while rows:
         if (left := deadline - time.monotonic()) <= 0:
-            problem = f"{len(rows)} are not confirmed, so their messages will come again"
+            problem = f"{len(rows)} are not confirmed, so their messages will be redelivered"
             raise JetStreamUnavailable("acknowledgements", within, problem)
         answers: list[Answer] = [None] * len(rows)
         if client.is_connected:  # while there is no connection, copies would pile up in the client

@@ -7,7 +7,7 @@ well before it would give it to another process; what is still in flight at the 
 Several partitions are several processes on the same consumer.
 
 Messages arrive, are handed on and are acknowledged in bulk. The source asks ahead: while the vertex
-works, the next messages are on their way, and words of acknowledgement go their own.
+works, the next messages are in flight, and words of acknowledgement go their own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import repeat
 from typing import Any, ParamSpec, TypeVar
 
@@ -103,7 +104,7 @@ class JetStreamSource(Source):
             self._shut()
             raise
 
-    def read(self, limit: int, timeout: float) -> pa.RecordBatch:
+    def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
         """Returns what has arrived, waiting for the first; raises why nothing can."""
         self._raise_failure()
         self._renew()
@@ -112,7 +113,7 @@ class JetStreamSource(Source):
         self._wanted = max(_AHEAD, 2 * limit) if limit >= _MANY else limit
         self._link.call_soon(self._room.set)
         if not self._arrived:
-            self._do(self._wait_for_arrival(timeout))
+            self._do(self._wait_for_arrival(timeout.total_seconds()))
             self._raise_failure()
         batches: list[Deliveries] = []
         while self._arrived and limit > 0:
@@ -159,7 +160,7 @@ class JetStreamSource(Source):
         self._shut()
 
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **more: P.kwargs) -> T:
-        """Does something on the link's loop; begins anew if connection or consumer are gone."""
+        """Does something on the link's loop; begins again if connection or consumer are gone."""
         self._renew()
         return self._do(work(*args, **more))
 
@@ -172,7 +173,7 @@ class JetStreamSource(Source):
             self.open()
 
     def _raise_failure(self) -> None:
-        # Before a lost consumer is made anew: the vertex has to hear of it.
+        # Before a lost consumer is made again: the vertex has to learn of it.
         if self._failure is not None and not self._arrived:
             failure, self._failure = self._failure, None
             raise not_allowed(failure) if isinstance(failure, AccessError) else failure
@@ -215,7 +216,7 @@ class JetStreamSource(Source):
         if (most := config.get("max_ack_pending", -1)) > 0:
             print(
                 f"consumer {self._durable.name} has max_ack_pending {most}: messages that wait for "
-                "a delay count, and hold up the others when there are so many; -1 is better"
+                "a delay count, and at this limit they block all others; set it to -1"
             )
         self._answer_bytes = max(self._settings.answer_bytes, 2 * client.max_payload)
         self._bounds = {ours: config.get(theirs) or sys.maxsize for ours, theirs in _BOUNDS.items()}

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.domain.errors import AccessError, MessageTooLarge, SetupError
-from ebbflow.domain.message import RowResponse
+from ebbflow.domain.message import Response
 from ebbflow.engine.position import LINEAGE
 from ebbflow.nats import wire
 from ebbflow.nats.client import SecuredClient
@@ -111,9 +111,9 @@ class Outbound:
     rows: Sequence[int]
     refused: Mapping[int, str] = field(default_factory=dict)
 
-    def answer(self, failures: Mapping[int, RowResponse]) -> dict[int, RowResponse] | None:
+    def answer(self, failures: Mapping[int, Response]) -> dict[int, Response] | None:
         """Returns the sink's answers; ``failures`` are those for messages, by their number."""
-        answers = {row: RowResponse.failure(why) for row, why in self.refused.items()}
+        answers = {row: Response.failure(error=why) for row, why in self.refused.items()}
         answers |= {self.rows[number]: answer for number, answer in failures.items()}
         return answers or None
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ebbflow.connectors.nats.messages import PublishSettings, outside_link, renew_link
 from ebbflow.domain.errors import AccessError, PermanentPublishError, PublishError, SetupError
-from ebbflow.domain.message import RowResponse
+from ebbflow.domain.message import Response
 from ebbflow.nats.bulk import publish_all
 from ebbflow.nats.publish import PublishRetry, WaitForRoom
 from ebbflow.nats.wire import Publishes
@@ -37,16 +37,16 @@ class _Publishing:
         """Ends the connection; the server has seen everything before."""
         self._link.close()
 
-    def __call__(self, rows: pa.RecordBatch) -> dict[int, RowResponse] | None:
+    def __call__(self, rows: pa.RecordBatch) -> dict[int, Response] | None:
         """Publishes all rows; returns when each is confirmed or has its reason why not."""
         try:
             self._link = renew_link(self._link, self.NAME)
         except SetupError as error:
-            return dict.fromkeys(range(rows.num_rows), RowResponse.unavailable(str(error)))
+            return dict.fromkeys(range(rows.num_rows), Response.unavailable(what=str(error)))
         outbound = self._settings.outgoing(rows, self._link.client.max_payload)
         return outbound.answer(self._link.run(self._publish(outbound.messages)))
 
-    async def _publish(self, messages: Publishes) -> dict[int, RowResponse]:
+    async def _publish(self, messages: Publishes) -> dict[int, Response]:
         """Returns the answers for messages that are not published, by their number."""
         raise NotImplementedError
 
@@ -56,14 +56,14 @@ class NatsSink(_Publishing):
 
     NAME = "nats sink"
 
-    async def _publish(self, messages: Publishes) -> dict[int, RowResponse]:
+    async def _publish(self, messages: Publishes) -> dict[int, Response]:
         try:
             denied = await self._send(messages)
         except (nats.errors.Error, OSError) as error:
             trouble = f"NATS at {self._settings.server} did not take it: {error or type(error)}"
-            return dict.fromkeys(range(len(messages)), RowResponse.unavailable(trouble))
+            return dict.fromkeys(range(len(messages)), Response.unavailable(what=trouble))
         return {
-            number: RowResponse.failure(f"the login may not publish to {subject.decode()}")
+            number: Response.failure(error=f"the login may not publish to {subject.decode()}")
             for number, subject in enumerate(messages.subjects if denied else ())
             if subject.decode() in denied
         }
@@ -95,14 +95,14 @@ class JetStreamSink(_Publishing):
         # Sent again for as long as there is time: after silence, without a leader, without room.
         self._retry = PublishRetry(attempts=-1, ack_wait=settings.ack_wait)
 
-    async def _publish(self, messages: Publishes) -> dict[int, RowResponse]:
+    async def _publish(self, messages: Publishes) -> dict[int, Response]:
         failures = await publish_all(
             self._link.client, messages, self._retry, room=WaitForRoom.DEADLINE
         )
         return {number: _respond(error) for number, error in failures.items()}
 
 
-def _respond(error: PublishError) -> RowResponse:
+def _respond(error: PublishError) -> Response:
     if isinstance(error, PermanentPublishError):
-        return RowResponse.failure(str(error))
-    return RowResponse.unavailable(str(error))
+        return Response.failure(error=str(error))
+    return Response.unavailable(what=str(error))

@@ -27,7 +27,7 @@ from ebbflow.engine import frames
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import WaitForRoom
 from ebbflow.nats.wire import Parcel
-from ebbflow.streams.feed import Spot
+from ebbflow.streams.feed import FeedContext
 
 MOST_WAITING = 64 * 1024 * 1024
 """The bytes that may wait in memory for room in the buffer."""
@@ -67,9 +67,9 @@ class NatsFeed:
 
     exhausted = False
 
-    def __init__(self, settings: NatsSettings, spot: Spot) -> None:
+    def __init__(self, settings: NatsSettings, context: FeedContext) -> None:
         self._settings = settings
-        self._spot = spot
+        self._context = context
         self._run = secrets.token_hex(6)
         self._number = 0
         self._waiting: deque[_Received] = deque()
@@ -92,16 +92,16 @@ class NatsFeed:
 
     def start(self) -> None:
         """Subscribes; ``SetupError`` when there is no connection or it is not allowed."""
-        self._spot.link.run(self._begin())
+        self._context.link.run(self._begin())
 
     def stop(self) -> None:
         """Takes in nothing more, and stores what has come."""
-        self._spot.link.run(self._end())
+        self._context.link.run(self._end())
 
     async def _begin(self) -> None:
         settings = self._settings
         self._arrival, self._stopping = asyncio.Event(), False
-        self._client = await outside_client(settings.server, f"source {self._spot.vertex}")
+        self._client = await outside_client(settings.server, f"source {self._context.vertex}")
         try:
             self._subscription = await self._client.listen(
                 settings.subject, self._receive, queue=settings.queue or ""
@@ -126,8 +126,8 @@ class NatsFeed:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._storing, _STOP_WITHIN)
         if left := sum(len(part.parcel) for part in self._waiting):
-            self._spot.tell(
-                f"{self._spot.vertex}: {left:,} messages could not be stored, and are lost"
+            self._context.tell(
+                f"{self._context.vertex}: {left:,} messages could not be stored, and are lost"
             )
         await leave(self._client)
 
@@ -136,9 +136,9 @@ class NatsFeed:
     def _receive(self, parcel: Parcel) -> None:
         if (connections := self._client.stats["reconnects"]) != self._connections:
             self._connections = connections
-            self._tell("the connection was lost for a while, and what was published meanwhile")
+            self._tell("the connection was lost for a while, with what was published meanwhile")
         sizes = _sizes(parcel)
-        if max(sizes) > self._spot.largest or self._bytes + sum(sizes) > MOST_WAITING:
+        if max(sizes) > self._context.largest or self._bytes + sum(sizes) > MOST_WAITING:
             parcel, sizes = self._drop(parcel, sizes)
         for part, size in _cut_frames(parcel, sizes):
             self._waiting.append(_Received(self._number + 1, datetime.now(UTC), part, size))
@@ -151,7 +151,7 @@ class NatsFeed:
         rows: list[int] = []
         room = MOST_WAITING - self._bytes
         for row, size in enumerate(sizes):
-            if size > self._spot.largest:
+            if size > self._context.largest:
                 self._too_large += 1
                 self._tell(f"{self._too_large:,} messages were too large to store and are dropped")
             elif size > room:
@@ -168,7 +168,7 @@ class NatsFeed:
         now = time.monotonic()
         if now - self._told_at >= _TELL_EVERY:
             self._told_at = now
-            self._spot.tell(f"{self._spot.vertex}: {text}")
+            self._context.tell(f"{self._context.vertex}: {text}")
 
     # --- storing --------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class NatsFeed:
         return chunk
 
     async def _put(self, chunk: list[_Received]) -> None:
-        rows, buffers = self._rows(chunk), self._spot.buffers
+        rows, buffers = self._rows(chunk), self._context.buffers
         while True:
             try:
                 await buffers.put(
@@ -216,7 +216,7 @@ class NatsFeed:
             await asyncio.sleep(_PAUSE)
 
     def _name(self, number: int) -> str:
-        return f"{self._spot.vertex}-{self._run}-{number}"
+        return f"{self._context.vertex}-{self._run}-{number}"
 
     def _rows(self, chunk: list[_Received]) -> pa.RecordBatch:
         ids = [self._name(c.first + row) for c in chunk for row in range(len(c.parcel))]

@@ -145,7 +145,7 @@ def _with_tls(url: str) -> str:
 class NatsSourceSpec(NatsAccess, SourceSection):
     """What is published on a subject; of those with the same ``queue`` each message goes to one.
 
-    Nothing is asked for again: what is published while nobody listens never comes.
+    Core NATS stores nothing: messages published while the source does not listen are lost.
     """
 
     subject: Pattern = Field(description="what to listen to, perhaps with `*` and `>`")

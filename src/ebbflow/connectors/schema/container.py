@@ -200,7 +200,7 @@ class Program(Section):
     """A program that is started as a function, or the folder of one that is running."""
 
     command: tuple[StrictStr, ...] = Field(
-        default=(), description="the program and its arguments; started beside each task"
+        default=(), description="the program and its arguments; started next to each task"
     )
     args: tuple[StrictStr, ...] = Field(default=(), description="arguments behind those")
     env: tuple[Variable, ...] = Field(default=(), description="variables of its environment")
@@ -228,7 +228,7 @@ class Container(Program):
         default=None, description="its image: bound to code, a command or a folder of sockets"
     )
     resources: Resources = Field(
-        default=Resources(), description="told to the function; nothing holds it to them"
+        default=Resources(), description="passed to the function, not enforced"
     )
     volume_mounts: Any = Field(default=None, description="without effect")
     security_context: Any = Field(default=None, description="without effect")

@@ -24,6 +24,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    ValidationInfo,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
@@ -34,7 +35,7 @@ from ebbflow.domain.durations import milliseconds
 from ebbflow.usercode.targets import is_code
 
 MOST_PARTITIONS = 1_000
-"""Each partition is a Spark task, a Python process and streams of its own."""
+"""Each partition is a Spark task, a Python process and a set of streams."""
 
 
 class Section(BaseModel):
@@ -91,8 +92,9 @@ def matching(pattern: str, code: LiteralString, why: LiteralString) -> AfterVali
     return AfterValidator(check)
 
 
-def _duration(value: Any) -> int:
-    if not isinstance(value, str | timedelta):
+def _duration(value: Any, info: ValidationInfo) -> int:
+    if info.context is not None and not isinstance(value, str | timedelta):
+        # Read from YAML, where there is only one way to write it.
         raise PydanticCustomError(
             "EB105", "{value} has no unit; write for example 1s", {"value": shown(value)}
         )
@@ -154,14 +156,14 @@ Millis = Annotated[
 DURATION = Millis.__metadata__[0]  # type: ignore[attr-defined]
 
 
-def is_duration(field: Any) -> bool:
+def takes_duration(field: Any) -> bool:
     """Returns whether a field of a model, or a type, is a duration in milliseconds."""
     if any(each is DURATION for each in getattr(field, "metadata", ())):
         return True
     annotation = getattr(field, "annotation", field)
     if any(each is DURATION for each in getattr(annotation, "__metadata__", ())):
         return True
-    return any(map(is_duration, get_args(annotation)))
+    return any(map(takes_duration, get_args(annotation)))
 
 
 Wait = Annotated[Millis, AfterValidator(_some_time)]

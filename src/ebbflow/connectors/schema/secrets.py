@@ -132,7 +132,7 @@ def _text(file: Path | str, step: str = "Correct the file.") -> str:
 # --- references in a spec -----------------------------------------------------------------------
 
 
-# What is no name must not become a path that leads out of the folder.
+# What is not a name must not become a path that leads out of the folder.
 ResourceName = Annotated[
     StrictStr,
     matching(

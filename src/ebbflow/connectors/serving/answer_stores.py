@@ -1,7 +1,7 @@
 """The store as a serving source reads it: answers as they are stored, and all of a request.
 
-A bucket in NATS can be followed. A store of the user's own cannot: it is asked, in a thread of its
-own, when a request has ended.
+A bucket in NATS can be followed. A store of the user's own cannot: it is asked, in its own thread,
+when a request has ended.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OwnStoreAnswers:
     """Answers in a store of the user's own, opened when it is first asked. ``AnswerSource``.
 
     One thread makes it, asks it and closes it. What the user's code raises is raised by ``get``,
-    and the next call opens the store anew.
+    and the next call opens the store again.
     """
 
     def __init__(self, code: Code, search: str | None, env: Variables = ()) -> None:
@@ -77,7 +77,7 @@ class OwnStoreAnswers:
         self._thread = ThreadPoolExecutor(1, "serving-store")
 
     async def follow(self, take: TakeAnswers, fail: Callable[[EbbflowError], None]) -> None:
-        """Does nothing: nobody tells when a store of the user's is given an answer."""
+        """Does nothing: no one tells when a store of the user's is given an answer."""
 
     async def get(self, request: str) -> list[Answer]:
         """Asks the store, in its thread."""

@@ -1,7 +1,7 @@
 """The book of requests: which are open, how they end, and what becomes known of them meanwhile.
 
 A request is accepted when its row is stored in the source's buffer. From then on the trail tells
-what becomes of it and of all that comes of it, and the book says when it is complete. Everything
+its outcome and that of all that comes of it, and the book says when it is complete. Everything
 that it knows follows from what is stored: after a crash it reads the rows that wait in the buffer
 and the trail from its last checkpoint on, so that no request is forgotten and none ends twice.
 
@@ -49,7 +49,7 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Follower
 from ebbflow.streams.answer_bucket import follow_trail
-from ebbflow.streams.feed import Spot
+from ebbflow.streams.feed import FeedContext
 from ebbflow.streams.names import Names
 from ebbflow.web.app import check_body_size
 from ebbflow.web.exchange import Refusal, too_many, unavailable
@@ -58,9 +58,6 @@ MOST_OPEN = 100_000
 """The most requests that may be open; others are refused until some have ended."""
 
 _CHECKPOINT_EVERY = 2.0
-_MISSING = 1.0
-# So many frames are read within seconds after a crash.
-_FAR_BEHIND = 20_000
 _CLOSE_WITHIN = 5.0
 _UNCERTAIN = 503
 STOPPING = "the run is stopping"
@@ -72,17 +69,24 @@ class RequestBook:
     ``ack_wait`` is how many seconds a caller waits to be told that its request is stored.
     """
 
-    def __init__(self, link: Link, spot: Spot, answers: AnswerSource, ack_wait: float) -> None:
-        assert spot.store is not None, "a source that serves has a store"
+    answers_within = 1.0
+    """Answers that are stored when the trail says so are followed for this many seconds."""
+    far_behind = 20_000
+    """This many frames are read within seconds after a crash."""
+
+    def __init__(
+        self, link: Link, context: FeedContext, answers: AnswerSource, ack_wait: float
+    ) -> None:
+        assert context.store is not None, "a source that serves has a store"
         self._link = link
-        self._spot = spot
-        self._names = Names(spot.pipeline)
+        self._context = context
+        self._names = Names(context.pipeline)
         self._answers = answers
         self._ack_wait = ack_wait
-        # A store of the user's own tells nobody when it is given an answer.
-        self._is_followed = spot.store.code is None
-        self._records = RequestRecords(link.client, spot.store.bucket, spot.pipeline)
-        self._register = RequestRegister(spot.vertex, self._records)
+        # A store of the user's own tells no one when it is given an answer.
+        self._is_followed = context.store.code is None
+        self._records = RequestRecords(link.client, context.store.bucket, context.pipeline)
+        self._register = RequestRegister(context.vertex, self._records)
         self._awaited: dict[str, OpenRequest] = {}
         self._failure: str | None = "requests of earlier runs are being read"
         self._trail: Follower | None = None
@@ -95,14 +99,14 @@ class RequestBook:
         return self._failure
 
     async def open(self) -> None:
-        """Reads what is open from earlier runs, and follows what becomes of requests."""
-        link, vertex = self._link, self._spot.vertex
-        self._store = PostStore(replace(self._spot, link=link).buffers, None, self._ack_wait)
+        """Reads what is open from earlier runs, and follows the outcomes of requests."""
+        link, vertex = self._link, self._context.vertex
+        self._store = PostStore(replace(self._context, link=link).buffers, None, self._ack_wait)
         await self._answers.follow(self._take_answers, self._fail)
         self._life = await read_life(link.client, self._names.trail)
         checkpoint = await self._records.read_checkpoint(vertex, self._life)
         # Before the trail's end is looked for: a row that leaves the buffer is in the trail.
-        waiting = await read_unsettled_requests(link, self._names, vertex, self._spot.partitions)
+        waiting = await read_unsettled_requests(link, self._names, vertex, self._context.partitions)
         self._register.begin_recovery(checkpoint, waiting)
         trail = self._trail = await follow_trail(
             link.client, self._names, checkpoint.begin, self._register.take, self._fail
@@ -110,7 +114,7 @@ class RequestBook:
         await trail.catch_up()
         await self._register.end_recovery(waiting)
         self._checkpoints = asyncio.get_running_loop().create_task(self._write_checkpoints(trail))
-        # The first column that Arrow makes has it import pandas: not while somebody waits.
+        # The first column that Arrow makes has it import pandas: not while someone waits.
         rows_of_posts([])
         self._failure = None
 
@@ -129,16 +133,16 @@ class RequestBook:
     async def _write_checkpoint(self) -> None:
         checkpoint = replace(self._register.checkpoint, life=self._life)
         if checkpoint != self._written:
-            await self._records.write_checkpoint(self._spot.vertex, checkpoint)
+            await self._records.write_checkpoint(self._context.vertex, checkpoint)
             self._written = checkpoint
 
     async def _tell_again(self, trail: Follower) -> None:
         """Moves open requests that are far back in the trail to its end."""
-        assert self._spot.store is not None
+        assert self._context.store is not None
         now = datetime.now(UTC)
         # Long before the trail forgets what is too old.
-        before = now - timedelta(milliseconds=self._spot.store.ttl / 2)
-        if behind := self._register.list_behind(_FAR_BEHIND, before):
+        before = now - timedelta(milliseconds=self._context.store.ttl / 2)
+        if behind := self._register.list_behind(self.far_behind, before):
             told = (row for retelling in behind for row in retelling.rows)
             seq = await tell_again(self._link.client, self._names, told)
             await trail.catch_up()
@@ -187,7 +191,7 @@ class RequestBook:
 
     def _make_request(self, envelope: Envelope, body: bytes) -> OpenRequest:
         """Returns a request that is not open yet; ``Refusal`` if it cannot be accepted."""
-        check_body_size(len(body), self._spot.largest)
+        check_body_size(len(body), self._context.largest)
         if self._failure is not None:
             raise unavailable(self._failure)
         if self._register.knows(envelope.id):
@@ -195,7 +199,7 @@ class RequestBook:
         if len(self._register.open) >= MOST_OPEN:
             raise too_many(f"{MOST_OPEN:,} requests are open")
         accepted = datetime.fromtimestamp(envelope.seen / 1_000_000, UTC)
-        return OpenRequest(self._spot.vertex, envelope.id, accepted)
+        return OpenRequest(self._context.vertex, envelope.id, accepted)
 
     async def _accept(self, request: OpenRequest, envelope: Envelope, body: bytes) -> None:
         # Before anything is awaited: of two requests with the same id one is refused.
@@ -221,14 +225,14 @@ class RequestBook:
     # --- looking --------------------------------------------------------------------------------
 
     async def status(self, id: str) -> ServedRequest | None:
-        """Returns a request without its answers; none if nobody knows it."""
+        """Returns a request without its answers; none if no one knows it."""
         request = self._register.open.get(id)
         if request is not None:
             return request.describe()
         return self._register.get_ended(id) or await self._records.read(id)
 
     async def find(self, id: str) -> ServedRequest | None:
-        """Returns a request, with its answers if it is completed; none if nobody knows it."""
+        """Returns a request, with its answers if it is completed; none if no one knows it."""
         request = await self.status(id)
         return request if request is None else await self._with_answers(request)
 
@@ -250,7 +254,7 @@ class RequestBook:
     async def wait(self, id: str, seconds: float) -> ServedRequest:
         """Returns a request with its answers when it has ended; ``TimeoutError`` after a while.
 
-        ``KeyError`` for an id that nobody knows.
+        ``KeyError`` for an id that no one knows.
         """
         request = self._register.open.get(id)
         if request is None:
@@ -262,7 +266,7 @@ class RequestBook:
     async def watch(self, id: str) -> AsyncIterator[Answer | ServedRequest]:
         """Yields answers as they come, those that are there first, and last the ended request.
 
-        ``KeyError``, at the first step, for an id that nobody knows.
+        ``KeyError``, at the first step, for an id that no one knows.
         """
         request = self._register.open.get(id)
         known: set[str] = set()
@@ -286,7 +290,7 @@ class RequestBook:
 
     @contextmanager
     def _awaiting(self, request: OpenRequest, is_whole: bool = False) -> Iterator[AnswersSoFar]:
-        """Keeps the answers to a request for as long as somebody waits for them."""
+        """Keeps the answers to a request for as long as someone waits for them."""
         if request.answers is None:
             request.answers = AnswersSoFar(is_whole)
             self._awaited[request.token] = request
@@ -314,7 +318,7 @@ class RequestBook:
             for answer in await self._answers.get(request.id):
                 coming.add(answer)
         while True:
-            new = coming.beside(known)
+            new = coming.without(known)
             for answer in new:
                 known.add(answer.name)
                 yield answer
@@ -331,7 +335,7 @@ class RequestBook:
         if request.answers is not None and request.answers.is_whole and not request.has_everything:
             # They are stored when the trail says so, but come by another way.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_MISSING):
+                async with asyncio.timeout(self.answers_within):
                     while not request.has_everything:
                         await _wait_for_change(request)
         if request.has_everything and request.answers is not None:
@@ -356,7 +360,7 @@ def _in_doubt(request: str) -> Refusal:
     )
 
 
-# --- requests on their way into the buffer --------------------------------------------------------
+# --- requests in flight into the buffer --------------------------------------------------------
 
 
 class RequestEnvelope(Envelope):
@@ -372,7 +376,7 @@ class RequestEnvelope(Envelope):
         self.has_own_id = own_id is not None
         self.is_batch = False
         self.announced = int(headers.get("content-length", "0"))
-        # Answers are stored under this one: nobody may name the id of another request here.
+        # Answers are stored under this one: no one may name the id of another request here.
         headers[ID] = self.id
         self._read(headers, now)
 

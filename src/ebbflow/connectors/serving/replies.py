@@ -117,7 +117,7 @@ class Endpoints:
         ]
 
     async def end(self, grace: float) -> None:
-        """Waits for the answers that are due within so many seconds; other callers get a 503."""
+        """Waits for the answers that are due within that many seconds; other callers get a 503."""
         await self._tasks.end(grace)
 
     # --- requests with a body -------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Endpoints:
 def _explain_failure(error: BaseException) -> Refusal:
     """Returns what a caller is told when there is no answer."""
     if isinstance(error, asyncio.CancelledError):
-        return unavailable("the run is stopping; fetch the results when it goes on")
+        return unavailable("the run is stopping; fetch the results when it continues")
     if isinstance(error, EbbflowError | TimeoutError):
         return unavailable(str(error) or "NATS did not answer in time")
     assert isinstance(error, Exception)
@@ -220,12 +220,12 @@ def _explain_failure(error: BaseException) -> Refusal:
 
 def _known(request: ServedRequest | None) -> ServedRequest:
     if request is None:
-        raise Refusal(404, "nobody knows a request of this id; it may be too old")
+        raise Refusal(404, "no request with this id; it may have expired")
     return request
 
 
 def _late(wait: float) -> Refusal:
-    return Refusal(408, f"no answer within {wait:g} s; the request goes on, fetch it by its id")
+    return Refusal(408, f"no answer within {wait:g} s; the request continues, fetch it by its id")
 
 
 def _has_body(asked: HttpRequest) -> bool:
@@ -265,7 +265,7 @@ def read_last_event(asked: HttpRequest) -> int:
     if not text:
         return -1
     if _NUMBER.fullmatch(text.decode("latin-1")) is None:
-        raise Refusal(400, "last-event-id is no id of an event")
+        raise Refusal(400, "last-event-id is not the id of an event")
     return int(text)
 
 
@@ -316,7 +316,7 @@ def is_text(result: bytes) -> bool:
 
 
 def describe_problem(refusal: Refusal, **facts: Any) -> bytes:
-    """Returns the body of a refusal, in the words of Numaflow; ``facts`` stand beside them."""
+    """Returns the body of a refusal, in the words of Numaflow; ``facts`` stand next to them."""
     return encode_json(_problem(refusal.reason, refusal.status, facts))
 
 

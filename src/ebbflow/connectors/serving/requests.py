@@ -1,6 +1,6 @@
 """The requests of a source: those that are open, who waits for them, and those that ended lately.
 
-Answers are kept only while somebody waits for them: of a request that nobody waits for they are
+Answers are kept only while someone waits for them: of a request that no one waits for they are
 read from the store when they are fetched. Everything happens on one loop.
 
 The register takes in the trail and says which requests end by it. How a request ended is written
@@ -42,10 +42,10 @@ _AT_ONCE = 1_000
 
 
 class AnswersSoFar:
-    """The answers to a request that have come while somebody waits for them.
+    """The answers to a request that have come while someone waits for them.
 
-    ``is_whole`` if somebody has waited from the beginning, so that none can be missing.
-    ``is_watched`` if somebody wants each as it comes.
+    ``is_whole`` if someone has waited from the beginning, so that none can be missing.
+    ``is_watched`` if someone wants each as it comes.
     """
 
     __slots__ = ("_by_name", "is_watched", "is_whole", "waiting")
@@ -69,7 +69,7 @@ class AnswersSoFar:
         # As a rule there is one, and its order is a parsed id.
         return tuple(answers if len(answers) == 1 else sorted(answers, key=attrgetter("order")))
 
-    def beside(self, known: set[str]) -> list[Answer]:
+    def without(self, known: set[str]) -> list[Answer]:
         """Returns those that are not known by name, in the order of their arrival."""
         answers = [answer for name, answer in self._by_name.items() if name not in known]
         return sorted(answers, key=attrgetter("arrived"))
@@ -262,7 +262,7 @@ class RequestRegister:
     # --- requests that stay open ----------------------------------------------------------------
 
     def list_behind(self, frames: int, before: datetime) -> list[Retelling]:
-        """Returns the first open requests that were told so many frames ago, or before then.
+        """Returns the first open requests that were told that many frames ago, or before then.
 
         Those with too many rows to be told again are left out.
         """

@@ -1,7 +1,7 @@
-"""The serving source: a request is what somebody posts, and its answers go back to the caller.
+"""The serving source: each POST is a request, and its answers go back to the caller.
 
 A feed: a request is stored in the vertex's buffer before anybody hears that it was taken, and the
-book of requests knows what becomes of it. The endpoints stand on the pipeline's web server, beside
+book of requests knows what becomes of it. The endpoints stand on the pipeline's web server, next to
 those of its http sources. They are described by an OpenAPI document, and by a page that a browser
 shows without a network.
 """
@@ -33,12 +33,10 @@ from ebbflow.connectors.serving.replies import (
 from ebbflow.domain import __version__
 from ebbflow.nats.link import Link
 from ebbflow.streams.answer_bucket import AnswerBucket
-from ebbflow.streams.feed import Spot, StorePlan
+from ebbflow.streams.feed import FeedContext, StorePlan
 from ebbflow.web.app import BodilessRequest, HttpReply, Route, reply_always
 from ebbflow.web.exchange import Exchange, HttpRequest, Opener, Receiver, unavailable
 from ebbflow.web.guard import Cors
-
-_GRACE = 5.0
 
 
 class ServingFeed(ListeningFeed):
@@ -47,9 +45,9 @@ class ServingFeed(ListeningFeed):
     kind, purpose = "serving", "answers requests"
     advice = "name their origin in cors, or give the source a token"
 
-    def __init__(self, settings: ServingSettings, spot: Spot) -> None:
+    def __init__(self, settings: ServingSettings, context: FeedContext) -> None:
         super().__init__(
-            spot,
+            context,
             "/v1/process",
             settings.endpoints,
             settings.token,
@@ -82,13 +80,13 @@ class ServingFeed(ListeningFeed):
 
     async def _prepare(self, link: Link) -> None:
         book = await self._open_book(link)
-        self._endpoints = Endpoints(book, self._settings, self._spot.largest)
+        self._endpoints = Endpoints(book, self._settings, self._context.largest)
         self._book = book
         self._freeze()
 
     async def _open_book(self, link: Link) -> RequestBook:
-        answers = open_answer_source(link, self._spot.store)
-        book = RequestBook(link, self._spot, answers, self._settings.ack_wait)
+        answers = open_answer_source(link, self._context.store)
+        book = RequestBook(link, self._context, answers, self._settings.ack_wait)
         await book.open()
         return book
 
@@ -105,11 +103,11 @@ class ServingFeed(ListeningFeed):
 
     async def _end(self) -> None:
         if self._book is not None:
-            await self._endpoints.end(_GRACE)
+            await self._endpoints.end(self.grace)
             await self._book.close()
 
     def _routes(self) -> list[Route]:
-        document = make_document(self._spot.pipeline, self._settings)
+        document = make_document(self._context.pipeline, self._settings)
         page = HttpReply(
             make_page(document).encode(), 200, "text/html; charset=utf-8", PAGE_HEADERS
         )

@@ -26,7 +26,7 @@ def _origin(value: str) -> str:
     if value != "*" and (parts.scheme not in ("http", "https") or value != bare):
         raise PydanticCustomError(
             "EB104",
-            "{value} is no origin: write https://HOST, with the port if it has one, or '*'",
+            "{value} is not an origin: write https://HOST, with the port if it has one, or '*'",
             {"value": shown(value)},
         )
     return value
@@ -52,7 +52,7 @@ class ServingFields(ListeningSection):
     )
     request_timeout_seconds: fields.Positive = Field(
         default=120,
-        description="how long a caller waits; then it gets 408, and the request goes on",
+        description="how long a caller waits; then it gets 408, and the request continues",
     )
     cors: tuple[Origin, ...] = Field(
         default=(), description="the origins whose pages may ask; `'*'` for all"

@@ -58,7 +58,7 @@ class ServedRequest:
 
     ``steps`` are what is known of its way, oldest first, and ``steps_left_out`` how many more there
     were. ``failure`` says why it failed. ``answer_count`` is how many answers the trail tells of;
-    replays may have stored others beside them.
+    replays may have stored others besides them.
     """
 
     id: str
@@ -99,7 +99,7 @@ class Checkpoint:
 
     Nothing up to ``begin`` is about a request that was open. The record of every
     request that ended up to ``written`` is stored. ``life`` is when the trail was made: another one
-    begins anew.
+    begins again.
     """
 
     begin: int = 0
@@ -140,7 +140,7 @@ class RequestRecords:
     async def _write_all(self) -> None:
         try:
             while self._unwritten:
-                # What ends meanwhile goes with it. Nobody waits for a record: until it is stored,
+                # What ends meanwhile goes with it. No one waits for a record: until it is stored,
                 # the request is known in memory, and after a crash from the trail.
                 await asyncio.sleep(_GATHER)
                 some, self._unwritten = self._unwritten[:_AT_ONCE], self._unwritten[_AT_ONCE:]

@@ -138,7 +138,7 @@ def looks_for_unread(format: Format, kind: str | None, schema: str | None, usual
     mode, column = options.get(_MODE), options.get(_CORRUPT)
     if mode is not None and mode.upper() not in _MODES:
         raise SetupError(
-            f"the mode {mode!r} is none of {', '.join(_MODES)}.",
+            f"the mode {mode!r} is not one of {', '.join(_MODES)}.",
             "Correct it, or leave it out: rows that cannot be read are then dead letters.",
         )
     names = [] if schema is None else fields_of(schema).names

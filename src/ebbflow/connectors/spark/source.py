@@ -46,7 +46,7 @@ from ebbflow.engine.dead_letter import mark_dead
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import WaitForRoom
-from ebbflow.streams.feed import Buffers, Spot
+from ebbflow.streams.feed import Buffers, FeedContext
 from ebbflow.streams.names import Names
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _LONGEST_ID = 200
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """Where a task stores its rows. ``query`` names a read that is no stream."""
+    """Where a task stores its rows. ``query`` names a read that is not a stream."""
 
     server: Addresses
     pipeline: str
@@ -115,7 +115,7 @@ class _Task:
         return frames.batch_of(columns | {"value": values}, count)
 
     def _dead(self, values: pa.BinaryArray, unread: pa.Array) -> dict[int, DeadLetter]:
-        """Returns the rows that are no messages, and why: none, as a rule."""
+        """Returns the rows that are not messages, and why: none, as a rule."""
         most = pc.max(pc.binary_length(values)).as_py() or 0
         if most <= self._storing.largest and unread.null_count == len(unread):
             return {}
@@ -186,9 +186,9 @@ def _not_json(value: bytes) -> str:
     try:
         found = json.loads(value)
     except ValueError as error:
-        return f"it is no JSON: {error}"
+        return f"it is not JSON: {error}"
     if not isinstance(found, dict):
-        return "it is no JSON object"
+        return "it is not a JSON object"
     return "something in it is not as the schema says"
 
 
@@ -202,7 +202,7 @@ def _place(query: str | None) -> tuple[str, str]:
         number = task.getLocalProperty("streaming.sql.batchId") or ""
     if not query or not number:
         # Any other id would store everything twice after a crash.
-        raise EbbflowError("Spark does not tell which query and batch this task is of")
+        raise EbbflowError("Spark does not say which query and batch this task belongs to")
     partition = task.partitionId()
     return f"{query}:{number}:{partition}", f"{number}-{partition}"
 
@@ -228,7 +228,7 @@ def _bytes_of(column: pa.Array) -> Iterator[bytes | pa.Buffer | memoryview]:
         yield repr(column.to_pylist()).encode("utf-8", "surrogatepass")
 
 
-_WAITS = Backoff(interval=500, factor=2.0, cap=30_000)
+_WAITS = Backoff("500ms", factor=2.0, cap="30s")
 # A query that has run for so long before it failed starts over with the shortest wait.
 _STEADY = 30.0
 _LOOK = 0.25
@@ -242,36 +242,36 @@ class SparkFeed:
 
     on_spark = True
 
-    def __init__(self, settings: SparkSourceSettings, spot: Spot) -> None:
+    def __init__(self, settings: SparkSourceSettings, context: FeedContext) -> None:
         self._settings = settings
-        self._spot = spot
+        self._context = context
         self._stopping = threading.Event()
         self.exhausted = False
         """True when the query has ended by itself."""
         self.failure: str | None = None
         """The last failure of the query, until it works again."""
-        self._thread = InheritableThread(target=self._run, name=f"source-{spot.vertex}")
+        self._thread = InheritableThread(target=self._run, name=f"source-{context.vertex}")
         self._thread.daemon = True
 
     def start(self) -> None:
         """Begins; ``SetupError`` when there is nothing to read or an expression does not work."""
         silence_pyspark_loggers()
-        spark = clone_session(self._spot.spark, _SETTINGS)
-        table = open_source_table(spark, self._settings, self._spot.vertex)
-        self._rows = as_messages(table, self._settings, self._spot.vertex)
-        self._spot.memory.mkdir(parents=True, exist_ok=True)
+        spark = clone_session(self._context.spark, _SETTINGS)
+        table = open_source_table(spark, self._settings, self._context.vertex)
+        self._rows = as_messages(table, self._settings, self._context.vertex)
+        self._context.memory.mkdir(parents=True, exist_ok=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Reads nothing more; a micro-batch that is not stored is read again by the next run."""
         self._stopping.set()
         with contextlib.suppress(Py4JError, OSError):  # nothing runs in a JVM that has died
-            self._spot.spark.sparkContext.cancelJobGroup(self._group)
+            self._context.spark.sparkContext.cancelJobGroup(self._group)
         self._thread.join()
 
     @property
     def _group(self) -> str:
-        return f"ebbflow/{self._spot.pipeline}/{self._spot.vertex}/read"
+        return f"ebbflow/{self._context.pipeline}/{self._context.vertex}/read"
 
     def _run(self) -> None:
         failures = 0
@@ -297,7 +297,7 @@ class SparkFeed:
         writer = self._storing_rows(None).writeStream.format("noop")
         writer = writer.option("checkpointLocation", self._file("checkpoint").as_uri())
         settings = self._settings
-        if settings.available_now or self._spot.drain:
+        if settings.available_now or self._context.drain:
             writer = writer.trigger(availableNow=True)
         elif settings.every is not None:
             writer = writer.trigger(processingTime=f"{settings.every:.3f} seconds")
@@ -326,17 +326,24 @@ class SparkFeed:
         """Reads everything once, in this run or one before it."""
         complete = self._file("complete")
         if complete.exists():
-            self._spot.tell(f"{self._spot.vertex} was read by an earlier run; --fresh reads again")
+            self._context.tell(
+                f"{self._context.vertex} was read by an earlier run; --fresh reads again"
+            )
             return
-        group, title = self._group, f"{self._spot.vertex}, read once"
-        self._spot.spark.sparkContext.setJobGroup(group, title, interruptOnCancel=True)
+        group, title = self._group, f"{self._context.vertex}, read once"
+        self._context.spark.sparkContext.setJobGroup(group, title, interruptOnCancel=True)
         self._storing_rows(self._query_id()).collect()
         complete.touch()
 
     def _storing_rows(self, query: str | None) -> DataFrame:
-        spot = self._spot
+        context = self._context
         storing = Storing(
-            spot.link.server, spot.pipeline, spot.vertex, spot.partitions, spot.largest, query
+            context.link.server,
+            context.pipeline,
+            context.vertex,
+            context.partitions,
+            context.largest,
+            query,
         )
         return self._rows.mapInArrow(partial(store_on_worker, storing=storing), SCHEMA)
 
@@ -348,4 +355,4 @@ class SparkFeed:
         return file.read_text(encoding="utf-8")
 
     def _file(self, name: str) -> Path:
-        return (self._spot.memory / name).resolve()
+        return (self._context.memory / name).resolve()

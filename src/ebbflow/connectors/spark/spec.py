@@ -83,7 +83,7 @@ class Trigger(Section):
     """When a query looks for new rows; in one of both ways."""
 
     processing_time: fields.Wait | None = Field(
-        default=None, description="look for new rows so often; left out, all the time"
+        default=None, description="look for new rows this often; left out, all the time"
     )
     available_now: StrictBool = Field(
         default=False, description="end when everything is read that is there at the start"

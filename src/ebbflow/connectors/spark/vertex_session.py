@@ -82,7 +82,7 @@ _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def silence_pyspark_loggers() -> None:
-    """Keeps PySpark from printing a trace of its own for each error, which we tell in a line."""
+    """Keeps PySpark from printing its own trace for each error, which we tell in a line."""
     for name in _LOGGERS:
         logging.getLogger(name).disabled = True
 

@@ -4,13 +4,13 @@ code.
 ``adapt`` is the one place where such code is recognised and wrapped; what it raises is handled as
 what any user code raises.
 
-pynumaflow's source hears of a nack without its options, so the adapter waits until the delay is
+pynumaflow's source learns of a nack without its options, so the adapter waits until the delay is
 over and only then hands the nack on: a delay means the same on every source. Until then the message
 is neither acknowledged nor nacked, so it is not lost if the process ends.
 
 A message of pynumaflow says all about itself: without keys it has none, and without metadata it has
-none, whatever its input had. What is no message or response of pynumaflow's is left as it is, and
-the rules for Ebbflow's own code then say what is wrong with it.
+none, whatever its input had. What is not a message or response of pynumaflow's is left as it is,
+and the rules for Ebbflow's own code then say what is wrong with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,7 @@ _PARTITION_BYTES = 4
 # Putting a message never waits; without a pause now and then nothing else would ever run.
 _PUTS_IN_A_ROW = 100
 _SIGNALS = {signal.tag: signal for signal in (Signal.NACK, Signal.FAIL, Signal.DROP)}
-"""The tags by which Numaflow knows messages that are no data to forward, the strongest first."""
+"""The tags by which Numaflow knows messages that are not data to forward, the strongest first."""
 
 _NO_TIME = datetime(1, 1, 1)  # what pynumaflow puts for a missing event time
 
@@ -190,9 +190,10 @@ class PynumaflowSource(Source):
         self._sourcer = code() if is_class(code) else code
         self._types = sys.modules["pynumaflow.sourcer"]
 
-    async def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+    async def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
         """Reads once."""
-        request = self._types.ReadRequest(num_records=limit, timeout_in_ms=int(timeout * 1000))
+        milliseconds = timeout // timedelta(milliseconds=1)
+        request = self._types.ReadRequest(num_records=limit, timeout_in_ms=milliseconds)
         output = ReadOutput()
         await self._sourcer.read_handler(request, output)
         return [_read_message(message) for message in output.messages]
@@ -225,11 +226,12 @@ class NackablePynumaflowSource(PynumaflowSource):
         super().__init__(code)
         self._held = HeldNacks()
 
-    async def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+    async def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
         """Hands on the nacks whose delays are over, and reads until the next one is due."""
         now = time.monotonic()
         await self._nack_now(self._held.take_due(now))
-        return await super().read(limit, min(timeout, self._held.due_in(now)))
+        seconds = min(timeout.total_seconds(), self._held.due_in(now))
+        return await super().read(limit, timedelta(seconds=seconds))
 
     async def nack(self, nacks: Sequence[NackOffset]) -> None:
         """Nacks what has no delay, and keeps the others until theirs is over."""

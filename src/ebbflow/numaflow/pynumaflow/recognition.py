@@ -162,7 +162,7 @@ def takes_keys_and_datum(code: Any, place: Place) -> bool:
 
 
 def _can_take(code: Any, count: int, unwrap: bool = False) -> bool:
-    """Returns whether so many positional arguments fit; never, if that is not known."""
+    """Returns whether that many positional arguments fit; never, if that is not known."""
     try:
         inspect.signature(code, follow_wrapped=unwrap).bind(*[None] * count)
     except (TypeError, ValueError):

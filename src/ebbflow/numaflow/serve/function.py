@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ebbflow.domain.code import Mode
 from ebbflow.engine.blame import USER_ERRORS, Blame
-from ebbflow.engine.redelivery import describe
+from ebbflow.engine.redelivery import describe_error
 from ebbflow.engine.system_errors import LISTED
 from ebbflow.engine.verdict import Emitter
 from ebbflow.numaflow.serve.messages import FunctionFailure, Replies, Request, RequestRows, rules_of
@@ -74,7 +74,7 @@ class ServedFunction:
             self.renew()
         except USER_ERRORS as error:
             for index in range(len(requests)):
-                reply.postpone(index, 0, describe(error))
+                reply.postpone(index, 0, describe_error(error))
         else:
             self._decide(reply)
         return reply
@@ -118,7 +118,7 @@ class ServedFunction:
 
     def failure_of(self, error: BaseException) -> FunctionFailure:
         """Returns the failure of a method of the user's object that has raised."""
-        unavailable = self.handler.blame.means_away(error)
+        unavailable = self.handler.blame.means_down(error)
         if unavailable:
             self.handler.blame.is_the_systems(error, [""], blamed=False)
         return FunctionFailure.of(self.container, error, unavailable)

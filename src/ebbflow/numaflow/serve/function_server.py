@@ -36,7 +36,7 @@ _OPTIONS = (
     ("grpc.max_send_message_length", LARGEST),
     ("grpc.max_receive_message_length", LARGEST),
 )
-# The address of a unix socket has room for so many bytes.
+# The address of a unix socket has room for that many bytes.
 _LONGEST_PATH = 107
 _READY = pack(map_pb2.ReadyResponse, ready=True)  # the same in every service
 _HANDLERS = {
@@ -163,7 +163,7 @@ class FunctionServer:
         _print(failure)
         if not failure.unavailable and self._failure is None:
             self._failure, self._grace = failure, _FAREWELL
-            # Before the runtime hears of it: it looks at once for the one that starts next.
+            # Before the runtime learns of it: it looks at once for the one that starts next.
             _clean(self._serving)
             self._ended.set()
         await context.abort(failure.code, failure.details, failure.trailers)

@@ -38,7 +38,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outputs import AnyOutputs, ColumnOutputs, Outputs
-from ebbflow.engine.redelivery import describe
+from ebbflow.engine.redelivery import describe_error
 from ebbflow.engine.system_errors import retry_after
 from ebbflow.engine.verdict import EMPTY, Decisions, Emitter, Verdict
 from ebbflow.numaflow.decode import DROP, FAIL, NACK
@@ -441,7 +441,7 @@ class FunctionFailure:
     def of(cls, container: str, error: BaseException, unavailable: bool = False) -> FunctionFailure:
         """Returns the failure that an exception is; ``unavailable`` if it is a system's."""
         stack = "".join(traceback.format_exception(error))
-        text = f"UDF_EXECUTION_ERROR({container}): {describe(error)}"
+        text = f"UDF_EXECUTION_ERROR({container}): {describe_error(error)}"
         return cls(text, stack, unavailable, retry_after(error) if unavailable else None)
 
     @classmethod

@@ -1,6 +1,6 @@
 """Sources and stores that are served to the runtime.
 
-A source with a ``nack`` of its own hears every nack with its options. For one without, what was
+A source with its own ``nack`` hears every nack with its options. For one without, what was
 read and is not settled is kept here: a nacked message is redelivered when its delay is over, and
 the source hears only of the acknowledgement at the end. If the process ends before that, the source
 redelivers the message, as it does in a pipeline.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -94,7 +94,7 @@ class ServedSource(ServedObject):
             await context.write(_ACKED)
 
     async def nack(self, raw: bytes, context: Any) -> bytes:
-        """Tells the source what it is to give again."""
+        """Tells the source what it is to redeliver."""
         await self._try(context, self._nack, list(_read_nacks(raw)))
         return _NACKED
 
@@ -122,7 +122,7 @@ class ServedSource(ServedObject):
         seconds = _AT_HAND if again else timeout / 1_000
         if self._unsettled:
             seconds = min(seconds, _SETTLE_SOON)
-        given = self._function.call("read", limit - len(again), seconds)
+        given = self._function.call("read", limit - len(again), timedelta(seconds=seconds))
         return again + [self._keep(message) for message in _list_given(given)]
 
     def _take_due(self, limit: int) -> Iterator[bytes]:
@@ -135,7 +135,7 @@ class ServedSource(ServedObject):
 
     def _keep(self, message: SourceMessage) -> bytes:
         packed = self._pack(message)
-        # For a source with a nack of its own only that there are any counts.
+        # For a source with its own nack only that there are any counts.
         self._unsettled[message.offset] = b"" if self._redelivers else packed
         return packed
 

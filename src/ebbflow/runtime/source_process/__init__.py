@@ -1,4 +1,4 @@
-"""A source in a process of its own, which outlives the epochs of its task.
+"""A source in its own process, which outlives the epochs of its task.
 
 Only ``runtime`` imports it, and the conformance suite. Start with ``protocol``: what task and
 process say to each other.

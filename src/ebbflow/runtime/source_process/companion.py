@@ -90,7 +90,7 @@ class Companion:
         raise SourceError(vertex, f"its process did not start{self._ended()}")
 
     def tell(self, request: ToSource) -> None:
-        """Returns when the request is on its way; ``SourceError`` if the process has ended."""
+        """Returns when the request is in flight; ``SourceError`` if the process has ended."""
         try:
             self._line.send(request)
         except OSError as error:

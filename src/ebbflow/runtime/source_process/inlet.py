@@ -1,10 +1,10 @@
-"""An inlet for sources that are read from and told what became of each message.
+"""An inlet for sources that are read from and told the outcome of each message.
 
-The source itself lives in a process of its own (``program``), which reads ahead within a window of
+The source itself lives in its own process (``program``), which reads ahead within a window of
 messages that are not settled yet. One thread of the task's listens to it, another tells it what is
 settled; the task takes what has come. A source's messages cannot be read again by position: after
 a crash those that were not acknowledged are given again by the source, which is why nothing is
-acknowledged before it is settled. While the system behind a source is away, the source is left
+acknowledged before it is settled. While the system behind a source is down, the source is left
 alone for a while and then asked again.
 """
 
@@ -122,7 +122,7 @@ class PulledInlet(Inlet):
         return taken
 
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
-        """Returns nothing: the source gives again what was in flight."""
+        """Returns nothing: the source redelivers what was in flight."""
         self.mark = max(self.mark, end)
         return []
 
@@ -166,12 +166,12 @@ class PulledInlet(Inlet):
         """Waits until there is something to say; ``None`` when there is nothing more for good."""
         with self._change:
             while self._failure is None:
-                away = self._patience.away
-                if self._closing and (away or not self._is_telling):
+                down = self._patience.down
+                if self._closing and (down or not self._is_telling):
                     return None  # what could not be told is given again
                 wait = self._patience.ready_in()
                 if wait == 0 and self._in_question is None:
-                    self._in_question = self._choose_request(away)
+                    self._in_question = self._choose_request(down)
                     if self._in_question is not None:
                         return self._in_question
                 self._change.wait(wait or None)
@@ -181,14 +181,14 @@ class PulledInlet(Inlet):
     def _is_telling(self) -> bool:
         return bool(self._settled or self._telling)
 
-    def _choose_request(self, away: bool) -> ToSource | None:
+    def _choose_request(self, down: bool) -> ToSource | None:
         if not self._greeted:
             return Greet()
         if self._settled:
             # At once, whatever has come together: the source's system is asked less often.
             self._telling, self._settled = HandedBack.join(self._settled), []
             return Settle.of(self._telling)
-        return Resume() if away else None
+        return Resume() if down else None
 
     # --- listening ------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class PulledInlet(Inlet):
 
     def _note_read(self) -> None:
         """Notes that the source could be read: its system is there."""
-        if self._patience.away:
+        if self._patience.down:
             with self._change:
                 self._patience.end()
                 if isinstance(self._in_question, Resume):

@@ -5,7 +5,7 @@ input. It serves one task at a time on a unix socket and calls the source's meth
 It reads ahead of its task, within a window of messages that are not settled. Messages that a task
 was given and has not settled are given again to the next task, so that nothing is lost between
 epochs or when a worker is killed. When the system behind a source is unavailable, the source is
-closed and made anew for the next request; what the old one gave and is not settled yet is told to
+closed and made again for the next request; what the old one gave and is not settled yet is told to
 the new one, which may not know it and then gives it again. The process ends when it is told to,
 when no task has come for a while, and when Spark's own process next to it is gone.
 """

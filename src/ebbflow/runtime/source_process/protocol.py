@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from ebbflow.engine.blame import Outage
+from ebbflow.engine.blame import SystemOutage
 from ebbflow.engine.inlet import NACKS, HandedBack
 from ebbflow.engine.source_columns import OFFSETS, ROWS
 from ebbflow.engine.system_errors import SystemErrors
@@ -66,7 +66,7 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Messages that are settled, and messages that the source is to give again, both in columns.
+    """Messages that are settled, and messages that the source is to redeliver, both in columns.
 
     The answer is ``Heard``.
     """
@@ -156,14 +156,14 @@ class Heard:
 class Failed:
     """The source raised: ``what``, in words, while it did what ``during`` says.
 
-    With an ``outage`` its system is away: it has been closed and is opened anew when it is next
+    With an ``outage`` its system is down: it has been closed and is opened again when it is next
     asked for something.
     """
 
     during: Literal["greet", "settle", "read"]
     what: str
     trace: str
-    outage: Outage | None = None
+    outage: SystemOutage | None = None
 
 
 FromSource = Hello | Given | Told | Heard | Failed
@@ -180,9 +180,9 @@ class Line:
         return self._end.fileno()
 
     def send(self, word: object, unless: socket.socket | None = None) -> None:
-        """Returns when the word is on its way.
+        """Returns when the word is in flight.
 
-        ``OSError`` if nobody listens any more, or as soon as somebody knocks at ``unless`` while it
+        ``OSError`` if no one listens any more, or as soon as someone knocks at ``unless`` while it
         has to wait.
         """
         buffers: list[pickle.PickleBuffer] = []
@@ -210,7 +210,7 @@ class Line:
             poll.register(unless, select.POLLIN)
         ready = dict(poll.poll())
         if unless is not None and unless.fileno() in ready:
-            raise ConnectionAbortedError("somebody else has come")
+            raise ConnectionAbortedError("another task has connected")
 
     def receive(self) -> Any:
         """Returns the next word; ``EOFError`` or ``OSError`` when there will be none."""

@@ -1,4 +1,4 @@
-"""A source in its process: opened, read from, and told what became of its messages.
+"""A source in its process: opened, read from, and told the outcomes of its messages.
 
 All its methods are called from one thread. What it gave and is not settled is in
 flight, and given again to the next task.
@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -24,7 +23,8 @@ import pyarrow.compute as pc
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.user_source import NackOffset, SourceMessage, redelivers
-from ebbflow.engine.blame import Outage
+from ebbflow.engine.blame import SystemOutage
+from ebbflow.engine.redelivery import format_traceback
 from ebbflow.engine.source_columns import check_columns, columns_of, rows_of
 from ebbflow.numaflow.pynumaflow.adapters import adapt
 from ebbflow.runtime.source_process.protocol import (
@@ -44,9 +44,8 @@ WINDOW = 40_000
 """Messages that may be unsettled before no more are read."""
 _MOST_BYTES = 64 * 1024 * 1024
 _SETTLE_SOON = 0.25
-# Seconds for which a quick source is read on before its messages are given, and the wait of such a
-# read: not zero, which some clients take for "for ever".
-_GATHER, _AT_HAND = 0.005, 0.001
+# Seconds that a read of what is at hand waits: not zero, which some clients take for "for ever".
+_AT_HAND = 0.001
 _TELL_EVERY = 2.0
 _PRINTED = 1_000
 T = TypeVar("T")
@@ -54,6 +53,9 @@ T = TypeVar("T")
 
 class SourceReading:
     """One source, for one task after another."""
+
+    gathering = 0.005
+    """A quick source is read for this many seconds before its messages are given."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -88,22 +90,22 @@ class SourceReading:
         try:
             return call(*arguments)
         except SetupError as error:  # says all there is to say
-            return Failed(what, str(error), traceback.format_exc())
+            return Failed(what, str(error), format_traceback(error))
         except (Exception, SystemExit) as error:
             text = f"{self._calling}() raised {type(error).__name__}: {error}"
             self._told_at = 0.0  # the next read that succeeds says so
-            return Failed(what, text, traceback.format_exc(), self._outage(error, text))
+            return Failed(what, text, format_traceback(error), self._outage(error, text))
 
-    def _outage(self, error: BaseException, what: str) -> Outage | None:
+    def _outage(self, error: BaseException, what: str) -> SystemOutage | None:
         """Returns what is unavailable, if the error says so; the source is then closed."""
-        if not self._order.systems.means_away(error):
+        if not self._order.systems.means_down(error):
             return None
         self.close()
         self._source = None
         self._inherited |= self._in_flight.offsets
         for rows in self._again:
             self._inherited.update(rows.column("offset").to_pylist())
-        outage = Outage.of(error)
+        outage = SystemOutage.of(error)
         return outage if outage.named else replace(outage, what=" ".join(what.split()))
 
     # --- opening --------------------------------------------------------------------------------
@@ -119,12 +121,15 @@ class SourceReading:
         """Makes and opens the source, if it is not there: at first, and after an outage."""
         if self._source is None:
             self._calling = "open"
-            code = pickle.loads(self._order.code)  # noqa: S301 - from our own parent process
+            code = self._load_code()
             search = self._order.search
             if isinstance(code, str):
                 code = resolve(code, Path(search) if search else None)
             self._handler = Handler(adapt(code, "source"))
             self._source = self._handler.instance
+
+    def _load_code(self) -> Any:
+        return pickle.loads(self._order.code)  # noqa: S301 - from our own parent process
 
     @property
     def _exhausted(self) -> bool:
@@ -160,15 +165,15 @@ class SourceReading:
             return self._rows_of(check_columns(given))
         messages = _list_messages(given)
         full = len(messages) >= order.limit
-        while full and time.monotonic() - began < _GATHER:
+        while full and time.monotonic() - began < self.gathering:
             full = self._gather(messages)
         return self._rows_of(columns_of(messages))
 
     def _read_once(self, waiting: int, timeout: float) -> Any:
-        """Calls the source when so many messages are to be given next to those in flight."""
+        """Calls the source when that many messages are to be given next to those in flight."""
         most = self._order.columns_limit if self._gives_columns else self._order.limit
         room = WINDOW - len(self._in_flight) - waiting
-        given = self._call("read", None, min(most, room), timeout)
+        given = self._call("read", None, min(most, room), timedelta(seconds=timeout))
         self._gives_columns = isinstance(given, pa.RecordBatch)
         return given
 
@@ -186,13 +191,13 @@ class SourceReading:
                 return False
             messages += (more := _list_messages(given))
         except (Exception, SystemExit) as error:
-            # Raised by the next read: what has come is given first, for nobody else has it.
+            # Raised by the next read: what has come is given first, for no one else has it.
             self._failure = error
             return False
         return len(more) >= self._order.limit
 
     def _rows_of(self, columns: pa.RecordBatch) -> pa.RecordBatch:
-        if self._inherited:  # what the source gives again it knows from now on
+        if self._inherited:  # what the source redelivers it knows from now on
             self._inherited.difference_update(columns.column("offset").to_pylist())
         return rows_of(columns, self._order.vertex, self._order.partition, datetime.now(UTC))
 
@@ -210,7 +215,7 @@ class SourceReading:
     # --- settling -------------------------------------------------------------------------------
 
     def settle(self, ends: Settle) -> Heard:
-        """Tells the source what is settled and what it is to give again."""
+        """Tells the source what is settled and what it is to redeliver."""
         acks, nacks = ends.read_acks(), ends.read_nacks()
         offsets = (acks, nacks.column("offset"))
         if self._inherited:
@@ -242,7 +247,7 @@ class SourceReading:
             self._call("nack", None, _list_nacks(nacks))
 
     def _tell_stranger(self, acks: pa.BinaryArray, nacks: pa.RecordBatch) -> None:
-        """Tells a source that was made anew of messages that an earlier one gave.
+        """Tells a source that was made again of messages that an earlier one gave.
 
         It need not know them, and may raise: then it gives them again.
         """
@@ -252,7 +257,7 @@ class SourceReading:
             try:
                 self._tell_ends(some, others)
             except Exception as error:
-                if self._order.systems.means_away(error):
+                if self._order.systems.means_down(error):
                     raise
 
     def _call(self, name: str, absent: Any, *arguments: Any) -> Any:

@@ -81,7 +81,7 @@ _NUMBERS = (
 def translate(query: str) -> str:
     """Returns a query of Spark SQL as one of DuckDB's.
 
-    ``EbbflowError`` if it is no query, or one that only Spark is sure to run as it is meant.
+    ``EbbflowError`` if it is not a query, or one that only Spark is sure to run as it is meant.
     """
     try:
         tree, typed = _parse(query, AnsiSpark), _parse(query, SparkAsTyped)

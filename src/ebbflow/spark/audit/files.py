@@ -120,7 +120,7 @@ class AuditFolder(Protocol):
 
 
 class TableFiles(AuditFolder):
-    """The files of one table. Several pipelines may share it; each has names of its own."""
+    """The files of one table. Several pipelines may share it; each has its own names."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -51,8 +51,8 @@ _SETTINGS = {"spark.sql.adaptive.enabled": ("true", "false")}
 class AuditTable:
     """A table that batches of audit rows are written to. Runs on the driver.
 
-    ``merges`` if batches wait until several of them are merged. Rows of a table that is no folder
-    of files are its owner's affair: they do not expire.
+    ``merges`` if batches wait until several of them are merged. Rows of a table that is not a
+    folder of files are its owner's affair: they do not expire.
     """
 
     merges: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class AuditTable:
         raise NotImplementedError
 
     def is_merge_due(self, interval: float) -> bool:
-        """Returns whether some wait for longer than so many seconds, are many or of another day."""
+        """Returns whether some wait longer than this many seconds, are many or of another day."""
         return False
 
     def merge(self, span: BatchSpan) -> None:

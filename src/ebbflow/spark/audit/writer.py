@@ -42,7 +42,7 @@ T = TypeVar("T")
 _LOOK_EVERY = 1.0
 _MUCH = 64 * 1024 * 1024
 _MANY = 50_000
-_AGAIN = Backoff(interval=2_000, steps=0, factor=2.0, cap=60_000)
+_AGAIN = Backoff("2s", steps=0, factor=2.0, cap="60s")
 _LAST_ATTEMPTS = 3
 _LEAST_PATIENCE = 0.1
 _NEXT_STEP = "Make room or correct the table; what waits is written as soon as that is possible."
@@ -72,7 +72,7 @@ def writing_audit(
     stream = AuditStream(link, Names(plan.pipeline), plan.run.lineage)
     times = AuditTimes(lambda: slots.epoch_seconds, audit.interval / 1000, audit.lasts)
     writer = AuditWriter(spark, table, stream, link, plan, times, tell)
-    observer.beside = writer.list_concerns
+    observer.more_concerns = writer.list_concerns
     writer.start()
     try:
         yield

@@ -321,7 +321,7 @@ class Write(BatchWork):
         if self._settings.schema is None:
             return batch
         text = F.col("value").cast("string")
-        # Anything that is no JSON has to fail: the other modes make NULL of it.
+        # Anything that is not JSON has to fail: the other modes make NULL of it.
         data = F.from_json(text, self._settings.schema, {"mode": "FAILFAST"})
         return batch.withColumn("data", data)
 

@@ -48,7 +48,7 @@ from ebbflow.engine.verdict import Verdict
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.nats_task import open_journal
-from ebbflow.runtime.operators import Operators, describe_vertex
+from ebbflow.runtime.operators import Operators, vertex_variables
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.runtime.settling import publish_all_of
 from ebbflow.runtime.vertex_parts import late_observers, place_of
@@ -182,7 +182,7 @@ class _Settling:
 
     def _fall_back(self, verdict: Verdict, role: SinksPlan) -> None:
         plan = self._plan
-        os.environ |= describe_vertex(plan, self._partition)
+        os.environ |= vertex_variables(plan, self._partition)
         events = Events(self._link, self._names, plan.vertex, self._partition, Tally())
         try:
             with events.printing():

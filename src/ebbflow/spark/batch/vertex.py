@@ -30,7 +30,7 @@ from ebbflow.domain import records
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import SparkError, Unavailable
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine.blame import Outage
+from ebbflow.engine.blame import SystemOutage
 from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.inlet import Watermark
 from ebbflow.engine.isolation import Isolated, Trouble, isolate
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _GRACE = 15.0
 # How long to look for the rows that make a batch fail before what is known is settled.
 _SEARCH = 5.0
-_IDLE = Backoff(interval=50, steps=0, factor=2.0, cap=250)
+_IDLE = Backoff("50ms", steps=0, factor=2.0, cap="250ms")
 # Batches are small for Spark: adapting to them, and many tasks, cost twice the time of the work.
 _SETTINGS = {
     "spark.sql.adaptive.enabled": ("true", "false"),
@@ -220,7 +220,7 @@ class BatchPartition:
         try:
             worked = self._replay() if self._position.replays else self._next_window()
         except Unavailable as error:
-            self._patience.meet(Outage.of(error))
+            self._patience.meet(SystemOutage.of(error))
             self._note_error(error)
             return False
         self._patience.end()

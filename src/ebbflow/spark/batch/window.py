@@ -63,7 +63,7 @@ FRAME_OF_PLACE = f"shiftright(__place, {_ROW_BITS})"
 """What ``frame_number`` says of a place, in Spark SQL."""
 _MOST_FRAMES = 1_000
 _MOST_BYTES = 16 * 1024 * 1024
-# Redelivered frames lie among others that are not due yet: so many of both at a time.
+# Redelivered frames lie among others that are not due yet: that many of both at a time.
 _REACH = 5_000
 _SPLIT_BYTES = 2 * 1024 * 1024
 

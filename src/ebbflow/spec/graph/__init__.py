@@ -16,7 +16,7 @@ from ebbflow.domain.records import stored_as
 class ShapeVertex:
     """A vertex: ``kind`` is source, map, sink or mono, ``detail`` what it is in a few words.
 
-    ``has_buffer`` if messages for it wait in a buffer of its own, ``ordered`` if it keeps their
+    ``has_buffer`` if messages for it wait in a buffer, ``ordered`` if it keeps their
     order by keys, ``batched`` if Spark works on batches of them, ``serves`` if it answers requests.
     """
 

@@ -1,7 +1,7 @@
 """The graph of a pipeline as a drawing: for a terminal, as an SVG picture, in Mermaid's language.
 
 A terminal gets boxes and lines where they fit, else a tree. Boxes stand as ``layout`` has placed
-them. Between two layers each vertex has a column of its own in which its edges change rows, chosen
+them. Between two layers each vertex has its own column in which its edges change rows, chosen
 so that no line can be taken for another one's. Where there is no such order, and where the boxes
 are too wide, the tree shows the same.
 
@@ -128,7 +128,7 @@ class _Gap:
 
 
 class _Canvas:
-    """Characters by line and column; lines know in which directions they go on."""
+    """Characters by line and column; lines know in which directions they continue."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[int, int], str] = {}
@@ -252,7 +252,7 @@ def draw_tree(shape: PipelineShape) -> str:
 
 def _tree_words(vertex: ShapeVertex, again: bool) -> str:
     name, detail = _words(vertex)
-    return f"{name}  (goes on above)" if again else f"{name}  {detail}"
+    return f"{name}  (continues above)" if again else f"{name}  {detail}"
 
 
 # --- an SVG picture, and Mermaid -----------------------------------------------------------------

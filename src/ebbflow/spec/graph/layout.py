@@ -1,8 +1,8 @@
 """Where each vertex of a drawing stands: in which layer, and in which row.
 
 A layer holds vertices that no edge leads between; edges lead from left to right. Within a layer
-vertices are ordered so that few edges cross, and placed beside those they are joined to. An edge
-that passes a layer has a place of its own there, so that it runs around vertices. Edges that close
+vertices are ordered so that few edges cross, and placed next to those they are joined to. An edge
+that passes a layer has its own place there, so that it runs around vertices. Edges that close
 a circle are turned round for all this. The outcome depends on the shape alone.
 """
 
@@ -223,8 +223,8 @@ class _Grid:
 
 def _rank(neighbours: dict[str, list[str]], place: dict[str, int], cell: str) -> tuple[float, int]:
     """Returns what a cell is ordered by: the middle of its neighbours, else its own place."""
-    beside = [place[other] for other in neighbours[cell]]
-    return (sum(beside) / len(beside) if beside else place[cell]), place[cell]
+    near = [place[other] for other in neighbours[cell]]
+    return (sum(near) / len(near) if near else place[cell]), place[cell]
 
 
 def _spread(wishes: Sequence[float]) -> list[float]:

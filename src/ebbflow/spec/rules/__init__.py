@@ -1,10 +1,9 @@
 """The rules that a model must keep, one module a subject. A breach is a finding.
 
-vertices   a vertex or MonoVertex, and its source, udf and sink, their user code and their retries
-           and what the model knows and the runtime does not do yet
+vertices   a vertex or MonoVertex: its source, udf and sink, their user code and their retries,
+           what works on whole batches, and what the model knows and the runtime does not do yet
 graph      edges, the conditions on them, and the graph that they make
 serving    sinks that answer, their store, and pipelines that answer requests
-spark      what works on whole batches: SQL, DataFrame functions, Spark sinks; the audit table
 functions  user code that is missing, or cannot be called with what its place gives
 
 Only ``lint`` imports it. Start with ``vertices``.

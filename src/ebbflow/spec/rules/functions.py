@@ -14,7 +14,7 @@ from ebbflow.connectors.user_code import Bound, CodeSection, UserSinkSpec
 from ebbflow.domain.code import Code, SinkMode
 from ebbflow.domain.errors import TargetError
 from ebbflow.numaflow.pynumaflow.recognition import Place, Recognised, Surface, recognise
-from ebbflow.spec.bindings import BESIDE, NO_MODE
+from ebbflow.spec.bindings import BINDINGS_FILE, NO_MODE
 from ebbflow.spec.validate import FieldPath, Finding
 from ebbflow.usercode import targets
 from ebbflow.usercode.targets import is_class
@@ -245,9 +245,9 @@ def _unbound(code: CodeSection, vertex: str) -> str:
     if image is None:
         return f"the container of {vertex!r} has no image and no command: write one of them"
     return (
-        f"there is no function for image {image!r} of {vertex!r}; write in {BESIDE} beside this "
-        f"file (or --bind FILE): {image}: {{command: [PROGRAM]}}, or {{python: module:attribute}}, "
-        "or {sockets: FOLDER}"
+        f"there is no function for image {image!r} of {vertex!r}; write in "
+        f"{BINDINGS_FILE} next to this file (or --bind FILE): {image}: {{command: [PROGRAM]}}, "
+        "or {python: module:attribute}, or {sockets: FOLDER}"
     )
 
 

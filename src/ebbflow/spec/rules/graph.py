@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from ebbflow.domain.errors import did_you_mean, nearest
+from ebbflow.domain.spelling import did_you_mean, nearest
 from ebbflow.spec.model import MonoVertexBody, PipelineSpec, VertexKind
 from ebbflow.spec.sections import Conditions, EdgeSpec, TagCondition
 from ebbflow.spec.validate import FieldPath, Finding
@@ -157,8 +157,8 @@ def _apart(spec: PipelineSpec, links: set[Link]) -> Iterator[Finding]:
     for index, vertex in enumerate(spec.vertices):
         if vertex.name in connected - seen and vertex.kind is VertexKind.SOURCE:
             seen |= _reachable_from({vertex.name}, both_ways)
-            message = f"source {vertex.name!r} is not connected with {first!r}: make it a pipeline"
-            yield Finding("EB306", f"{message} of its own", ("spec", "vertices", index, "name"))
+            message = f"source {vertex.name!r} is not connected to {first!r}: make it a separate"
+            yield Finding("EB306", f"{message} pipeline", ("spec", "vertices", index, "name"))
 
 
 def _reachable_from(starts: set[str], links: Iterable[Link]) -> set[str]:

@@ -1,7 +1,7 @@
 """Rules about answers: a sink that serves has a store, and every request gets an answer.
 
-A caller hears what became of a request because every vertex writes down what became of its
-messages. What drops messages silently, or decides about whole batches, cannot do that.
+A caller gets the outcome of a request because every vertex records the outcomes of its messages.
+What drops messages silently, or decides about whole batches, cannot do that.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def check_answers(spec: Spec) -> Iterator[Finding]:
         if spec.serving_store is None and _serves(sink):
             message = "the serve sink has no store: name one with servingStore: {nats: {}}"
             yield Finding("EB211", message, (*path, "serve"), at_key=True)
-        for name, beside in (("fallback", sink.fallback), ("onSuccess", sink.on_success)):
-            if beside is not None and _serves(beside):
+        for name, secondary in (("fallback", sink.fallback), ("onSuccess", sink.on_success)):
+            if secondary is not None and _serves(secondary):
                 message = f"{name} cannot be a serve sink: make it the sink of a vertex"
                 yield Finding("EB211", message, (*path, name, "serve"), at_key=True)
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ebbflow.connectors.base import SinkSection
 from ebbflow.connectors.plans import FILE_FORMATS
-from ebbflow.connectors.registry import SINKS_NOT_YET, SOURCES_NOT_YET
 from ebbflow.connectors.user_code import CodeSection
 from ebbflow.spec.model import (
     MonoVertexBody,
@@ -104,6 +104,7 @@ def check_step(
         yield from _retry_without_fallback(step.udf, (*path, "udf"), "a map")
     if step.sink is not None:
         yield from _sink(step.sink, name, (*path, "sink"), search)
+        yield from _writes_alone(step.sink, step.tasks, (*path, "sink"))
     yield from _backoff(step.on_error.backoff, (*path, "onError", "backoff"))
     yield from _backoff(step.on_unavailable.backoff, (*path, "onUnavailable", "backoff"))
 
@@ -164,6 +165,24 @@ def _sink(sink: SinkSpec, name: str, path: FieldPath, search: Path | None) -> It
     yield from _retry(sink.retry_strategy, path)
     if sink.fallback is None or not sink.fallback.kinds:
         yield from _no_fallback(sink.retry_strategy, path, "there is no fallback sink")
+
+
+def _writes_alone(sink: SinkSpec, tasks: int, path: FieldPath) -> Iterator[Finding]:
+    """Reports sinks that have to be the only one of a vertex with one partition, and are not."""
+    extra = {"fallback": sink.fallback, "onSuccess": sink.on_success}
+    others = {place: target for place, target in extra.items() if target is not None}
+    for place, target in {"": sink, **others}.items():
+        section = target.section if len(target.kinds) == 1 else None
+        if not isinstance(section, SinkSection) or (field := section.alone) is None:
+            continue
+        where = (*path, *filter(None, [place]), target.kind, field)
+        if place or others:
+            sinks = join_names(("sink", *others))
+            message = f"{field!r} is for the only sink of a vertex; this one has {sinks}"
+            yield Finding("EB213", message, where)
+        elif tasks > 1:
+            message = f"{field!r} needs a vertex with one partition; this one has {tasks}"
+            yield Finding("EB213", message, where)
 
 
 def _sink_target(
@@ -234,24 +253,13 @@ class Missing:
         return f"{self.name} is not supported; {self.instead}"
 
 
-_SINK_PLACES = ("sink", "sink.fallback", "sink.onSuccess")
-
 _STEP: dict[str, Missing] = {
     "limits.rateLimit": Missing(
         "rateLimit", "bound what is worked on at a time with limits.concurrency"
     ),
-    **{
-        f"source.{name}": Missing(f"the {name} source", instead)
-        for name, instead in SOURCES_NOT_YET.items()
-    },
     "udf.groupBy": Missing(
         "groupBy", "aggregate in a Spark job that reads what a jetstream sink writes"
     ),
-    **{
-        f"{place}.{name}": Missing(f"the {name} sink", instead)
-        for place in _SINK_PLACES
-        for name, instead in SINKS_NOT_YET.items()
-    },
 }
 """What a vertex of a pipeline and a MonoVertex have in common."""
 
@@ -313,7 +321,7 @@ def check_no_batches(spec: MonoVertexSpec) -> Iterator[Finding]:
         if (kind := body.sink.batched) is not None:
             message = f"a MonoVertex cannot have {_a_sink(kind)}; write a Pipeline"
             yield Finding("EB210", message, ("spec", "sink", kind), at_key=True)
-        yield from _beside(body.sink, ("spec", "sink"))
+        yield from _check_secondary(body.sink, ("spec", "sink"))
 
 
 def _query(udf: Udf, path: FieldPath) -> Iterator[Finding]:
@@ -331,10 +339,10 @@ def _sinks(sink: SinkSpec, path: FieldPath) -> Iterator[Finding]:
     if sink.batched is not None and sink.on_success is not None:
         message = f"{_a_sink(sink.batched)} passes nothing on to an on-success sink"
         yield Finding("EB210", message, (*path, "onSuccess"), at_key=True)
-    yield from _beside(sink, path)
+    yield from _check_secondary(sink, path)
 
 
-def _beside(sink: SinkSpec, path: FieldPath) -> Iterator[Finding]:
+def _check_secondary(sink: SinkSpec, path: FieldPath) -> Iterator[Finding]:
     for name, target in (("fallback", sink.fallback), ("onSuccess", sink.on_success)):
         if target is not None and target.batched is not None:
             message = f"'{name}' is called for single messages, which Spark cannot write"

@@ -11,25 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Literal
 
-from rich.console import Console
-
-from ebbflow.status.run_report import Watcher
 from ebbflow.status.terminal.lines import JsonLines, PlainLines
 from ebbflow.status.terminal.table import LiveTable
-from ebbflow.status.terminal.terminal import console_for, one_line
+from ebbflow.status.terminal.terminal import Display, console_for, one_line
 
 LogFormat = Literal["plain", "json"]
-
-
-class Display(Watcher, Protocol):
-    """A ``Watcher`` that can be closed. Results are printed to its ``console`` afterwards."""
-
-    console: Console
-
-    def close(self) -> None:
-        """Leaves the terminal as it was."""
 
 
 @contextmanager

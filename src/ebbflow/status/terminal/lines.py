@@ -31,6 +31,7 @@ from ebbflow.status.ending import list_leftovers
 from ebbflow.status.model import Concern, ErrorGroup, PipelineStatus, VertexStatus
 from ebbflow.status.terminal.table import describe_error_group
 from ebbflow.status.terminal.terminal import (
+    Display,
     console_for,
     discard,
     is_unread,
@@ -66,7 +67,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class PlainLines:
+class PlainLines(Display):
     """A display of lines that people read. ``draining`` if the run ends when all is done."""
 
     def __init__(
@@ -87,12 +88,14 @@ class PlainLines:
         self._reader_gone = False
         self._lock = threading.Lock()
 
+    @override
     def stage(self, text: str) -> None:
         """Prints a line at once."""
         self.tell(NewsItem("info", "stage", "", one_line(text)))
 
+    @override
     def line(self, text: str) -> None:
-        """Writes to standard output; stops the run in good order when nobody reads any more."""
+        """Writes to standard output; stops the run in good order when no one reads any more."""
         with self._lock:
             if self._reader_gone:
                 return
@@ -106,6 +109,7 @@ class PlainLines:
                 discard(self._out)
                 _thread.interrupt_main()
 
+    @override
     def log(self, entry: LogEntry) -> None:
         """Writes prints to standard output, the rest to standard error, each with its vertex."""
         printed = entry.printed
@@ -115,11 +119,13 @@ class PlainLines:
         for line in printed.text.split("\n"):
             self._write(_plain(entry.at, printed.level, entry.vertex, line))
 
+    @override
     def look(self, status: PipelineStatus) -> None:
         """Prints what is new: troubles at once, and changed counts now and then."""
         for item in self._news.look(status, self._clock()):
             self.tell(item)
 
+    @override
     def close(self) -> None:
         """Does nothing: nothing is open."""
 
@@ -345,7 +351,7 @@ def _tell_pressure(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[News
 
 def _tell_numbers(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
     """Tells the numbers of a vertex, if they have changed since they were told."""
-    waiting = max(vertex.pending, vertex.in_hand.messages if vertex.in_hand else 0)
+    waiting = max(vertex.pending, vertex.in_flight.messages if vertex.in_flight else 0)
     numbers = {"waiting": waiting, "parked": vertex.parked.messages}
     now: tuple[object, ...] = (vertex.counts, *numbers.values())
     if now == memory.shown or (not memory.shown and now == (Counts(), 0, 0)):

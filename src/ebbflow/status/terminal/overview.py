@@ -41,7 +41,7 @@ def describe_pipeline(status: PipelineStatus) -> str:
         return f"{name} does not run"
     when = clock_time(at, None) if at else "long ago"
     if not status.answers:
-        return f"{name}: nobody answers; its run ({where}) has told nothing since {when}"
+        return f"{name}: not responding; its run ({where}) has not reported since {when}"
     if status.phase == "ended":
         return f"{name} does not run; its last run ended at {when}: {status.ended or 'unknown'}"
     age = (at - status.began).total_seconds() if at and status.began else 0.0
@@ -56,8 +56,7 @@ def describe_details(status: PipelineStatus, vertex: VertexStatus) -> Iterator[s
     for group in vertex.errors:
         yield ""
         seen = f"last at {clock_time(group.last, status.at)}"
-        which = f", message {group.message_id}" if group.message_id else ""
-        yield one_line(f"{describe_error_group(group)}; {seen}{which}")
+        yield one_line(f"{describe_error_group(group)}; {seen}")
         yield from (f"  {one_line(line)}" for line in (group.traceback or "").splitlines())
 
 
@@ -75,9 +74,9 @@ def _facts(status: PipelineStatus, vertex: VertexStatus) -> dict[str, str]:
         "parked": describe_parked(vertex.parked, status.at) if vertex.parked.messages else "0",
         "dead letters": _dead_letters(vertex),
     }
-    if vertex.in_hand is not None and status.at is not None:
-        age = format_duration((status.at - vertex.in_hand.since).total_seconds())
-        facts["in hand"] = f"{vertex.in_hand.messages:,} for {age}"
+    if vertex.in_flight is not None and status.at is not None:
+        age = format_duration((status.at - vertex.in_flight.since).total_seconds())
+        facts["in flight"] = f"{vertex.in_flight.messages:,} for {age}"
     if vertex.source_pending is not None:
         facts["at the source"] = f"{vertex.source_pending:,}"
     if vertex.watermark is not None:

@@ -11,19 +11,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from ebbflow.domain.durations import format_duration
 from ebbflow.domain.outcome import COUNTERS, Counts
 from ebbflow.status.ending import describe_parked, list_leftovers
 from ebbflow.status.model import Concern, ErrorGroup, PipelineStatus, VertexStatus
-from ebbflow.status.terminal.terminal import COUNTER_TITLES, number, one_line, outlasting
+from ebbflow.status.terminal.terminal import (
+    COUNTER_TITLES,
+    Display,
+    number,
+    one_line,
+    outlasting,
+)
 from ebbflow.streams.logs import LogEntry
 
 _GAP = 2
@@ -47,7 +53,7 @@ _STYLES = {"error": "red", "warning": "yellow", "info": ""}
 _MOST_ERRORS = 3
 _FRAME = 3
 _LINES_EACH, _BROKEN = 3, 30
-_LINKS = {"ui": "web UI", "spark_ui": "Spark's own pages", "metrics": "metrics"}
+_LINKS = {"ui": "web UI", "spark_ui": "Spark's web UI", "metrics": "metrics"}
 _CALM = ("running", "busy", "exhausted", "ended")
 
 
@@ -76,7 +82,7 @@ def _name(vertex: VertexStatus) -> Text:
 
 
 def _pending(vertex: VertexStatus) -> Text:
-    waiting = max(vertex.pending, vertex.in_hand.messages if vertex.in_hand else 0)
+    waiting = max(vertex.pending, vertex.in_flight.messages if vertex.in_flight else 0)
     return Text(f"{'' if vertex.pending_exact else '~'}{number(waiting)}")
 
 
@@ -90,7 +96,7 @@ def _state(vertex: VertexStatus) -> Text:
 
 
 def live_columns(vertices: Sequence[VertexStatus]) -> list[VertexColumn]:
-    """Returns the columns of a run that goes on, in their order."""
+    """Returns the columns of a run that continues, in their order."""
     counters = _counters(vertex.counts for vertex in vertices)
     shown = {name: _counter(name) for name in counters if name not in _ALWAYS}
     worth = {"dead_lettered": 7, "redelivered": 5}
@@ -151,16 +157,18 @@ def draw(vertices: Sequence[VertexStatus], columns: list[VertexColumn], width: i
 
 def list_remarks(status: PipelineStatus) -> list[Concern]:
     """Returns what there is to know, errors first, in the order of the vertices otherwise."""
-    details = [detail for vertex in status.vertices for detail in _details(vertex, status.at)]
+    details = [detail for vertex in status.vertices for detail in _details(vertex, status)]
     everything = [*status.problems, *details]
     return sorted(everything, key=lambda concern: [*_STYLES].index(concern.level))
 
 
-def _details(vertex: VertexStatus, at: datetime | None) -> Iterator[Concern]:
-    name = vertex.name
+def _details(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Concern]:
+    name, at = vertex.name, status.at
     for group in vertex.errors[:_MOST_ERRORS]:
         if group.text not in (vertex.failure or ""):  # which a concern has told
-            yield Concern("warning", name, describe_error_group(group))
+            step = f"See its traceback: ebbflow status {status.pipeline} {name}."
+            shown = step if group.traceback else ""
+            yield Concern("warning", name, describe_error_group(group), shown)
     if vertex.parked.messages:
         yield Concern("info", name, describe_parked(vertex.parked, at))
     if vertex.nack_reason and not any(g.text in vertex.nack_reason for g in vertex.errors):
@@ -168,17 +176,19 @@ def _details(vertex: VertexStatus, at: datetime | None) -> Iterator[Concern]:
 
 
 def describe_error_group(group: ErrorGroup) -> str:
-    """Returns an error on one line, with the line of code and how often it came."""
+    """Returns an error on one line: the line of code, how often it came, and the last message."""
     first = group.text.partition("\n")[0]
     where = f" ({group.where})" if group.where else ""
     times = f", {group.count:,} times" if group.count > 1 else ""
-    return one_line(f"{group.kind}: {first}{where}{times}")
+    last = " last" if group.count > 1 else ""
+    which = f",{last} message {group.message_id}" if group.message_id else ""
+    return one_line(f"{group.kind}: {first}{where}{times}{which}")
 
 
 # --- the live table -----------------------------------------------------------------------------
 
 
-class LiveTable:
+class LiveTable(Display):
     """A display on a terminal, redrawn in place. ``draining`` if the run ends when all is done."""
 
     def __init__(self, console: Console | None = None, draining: bool = False) -> None:
@@ -187,6 +197,7 @@ class LiveTable:
         self._title = ""
         self._live: Live | None = None
 
+    @override
     def stage(self, text: str) -> None:
         """Prints a line while there is no table yet; from then on it is the title."""
         self._title = text
@@ -197,10 +208,12 @@ class LiveTable:
         elif self._live is None:
             self.console.print(f"{text} …", style="dim")
 
+    @override
     def line(self, text: str) -> None:
         """Prints above the table, as it is."""
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
+    @override
     def log(self, entry: LogEntry) -> None:
         """Prints above the table, with the vertex and with the level if it is a log."""
         printed = entry.printed
@@ -210,11 +223,13 @@ class LiveTable:
             text = Text(f"({entry.vertex}) {level}{line}", style if level else "")
             self.console.print(text, soft_wrap=True)
 
+    @override
     def look(self, status: PipelineStatus) -> None:
         """Redraws the table."""
         if self._live is not None:
             self._live.update(draw_status(status, self.console, self._title, self._draining))
 
+    @override
     def close(self) -> None:
         """Takes the table away; the result of the run takes its place."""
         if self._live is not None:

@@ -14,6 +14,7 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 
 from ebbflow.domain.outcome import COUNTERS, Counts
+from ebbflow.status.run_report import Watcher
 
 COUNTER_TITLES = {"dead_lettered": "dead letters", "on_success": "on success"}
 """The titles of counters whose names are not those that people use."""
@@ -23,13 +24,22 @@ _UNKNOWN_WIDTH = 160
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 
+class Display(Watcher):
+    """A ``Watcher`` that can be closed. Results are printed to its ``console`` afterwards."""
+
+    console: Console
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
+
+
 def console_for(file: TextIO) -> Console:
     """Returns a console; without a terminal, it is wide enough to cut nothing off."""
     return Console(file=file, width=None if file.isatty() else _UNKNOWN_WIDTH, highlight=False)
 
 
 def is_unread(error: OSError) -> bool:
-    """Returns whether a write failed because nobody reads any more."""
+    """Returns whether a write failed because no one reads any more."""
     return error.errno in _NOBODY_READS
 
 

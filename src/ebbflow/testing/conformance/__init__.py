@@ -1,7 +1,7 @@
 """The conformance suite: one list of rules that every source and every sink has to pass.
 
 It runs real pipelines, on local Spark with an embedded NATS server, against the real system that
-the connector talks to. With pytest each rule is a test of its own::
+the connector talks to. With pytest each rule is its own test::
 
     @pytest.fixture(scope="module")
     def trial(tmp_path_factory):

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 from unittest import SkipTest
 
+from ebbflow.connectors import Connector
 from ebbflow.domain.code import Code, SinkMode
 
 _SHOWN = 8
@@ -93,11 +94,8 @@ class SourceUnderTest(UnderTest, ABC):
     """
 
     @abstractmethod
-    def source(self) -> Code | Mapping[str, Any]:
-        """Returns the source for ``Pipeline(...).source("in", ...)``: code, or a kind with fields.
-
-        A mapping is a kind: ``{"http": {"port": 8443}}``.
-        """
+    def source(self) -> Code | Connector:
+        """Returns the source for ``Pipeline(...).source("in", ...)``: code, or a connector."""
 
     @abstractmethod
     def put(self, samples: Sequence[Sample]) -> None:
@@ -115,7 +113,7 @@ class SourceUnderTest(UnderTest, ABC):
         return None
 
     def unsettled(self) -> int | None:
-        """Returns how many messages the outside system would give again: 0 when all is done.
+        """Returns how many messages the outside system would redeliver: 0 when all is done.
 
         ``None`` where that cannot be known.
         """
@@ -135,11 +133,11 @@ class SinkUnderTest(UnderTest, ABC):
     """The mode of the sink, if it is code."""
 
     writes_twice: bool = False
-    """True if a message may land twice when its sink was told to stop or its target failed."""
+    """True if a message may land twice when its sink is stopped or its target fails."""
 
     @abstractmethod
-    def sink(self) -> Code | Mapping[str, Any]:
-        """Returns the sink for ``Pipeline(...).sink("out", ...)``: code, or a kind with fields."""
+    def sink(self) -> Code | Connector:
+        """Returns the sink for ``Pipeline(...).sink("out", ...)``: code, or a connector."""
 
     @abstractmethod
     def landed(self) -> Sequence[Sample] | None:

@@ -2,7 +2,7 @@
 
 A message's value begins with a word that says what is done with it. Each call and each arrival is
 written down in a ``Journal``, so that a rule can look at all of them while the pipeline runs. Every
-process appends to a file of its own. A line that was written stays, whatever is killed afterwards;
+process appends to its own file. A line that was written stays, whatever is killed afterwards;
 a line that is half written when its process dies is not read.
 """
 
@@ -13,6 +13,8 @@ import json
 import os
 import signal
 import time
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -284,3 +286,55 @@ ODD_HEADERS: tuple[dict[str, str], ...] = (
     {"X-Text": "ünïcödé 💧"},
     {"a-b_c": "with blanks, commas; and = signs"},
 )
+
+
+# --- what was seen ------------------------------------------------------------------------------
+
+
+class Observations:
+    """Calls and arrivals up to the last look, by the names of their messages."""
+
+    def __init__(self, calls: Path, arrivals: Path) -> None:
+        self.calls_journal = Journal(calls)
+        self.arrivals_journal = Journal(arrivals)
+        self._calls: defaultdict[str, list[TransformerCall]] = defaultdict(list)
+        self._arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)
+
+    def look(self) -> set[str]:
+        """Adds what was written down since the last look; returns the names it is about."""
+        calls = [TransformerCall(*entry) for entry in self.calls_journal.new()]
+        arrivals = [Arrival(*entry) for entry in self.arrivals_journal.new()]
+        for call in calls:
+            self._calls[call.name].append(call)
+        for arrival in arrivals:
+            self._arrivals[arrival.name].append(arrival)
+        return {call.name for call in calls} | {arrival.name for arrival in arrivals}
+
+    def calls(self, name: str) -> list[TransformerCall]:
+        """Returns the calls with one message, in the order of their times."""
+        return sorted(self._calls.get(name, ()), key=lambda call: call.at)
+
+    def arrivals(self, name: str) -> list[Arrival]:
+        """Returns the arrivals of one message at the end of the pipeline."""
+        return self._arrivals.get(name, [])
+
+    def slowest_passage(self, group: Iterable[Sample]) -> float:
+        """Returns the most seconds that one of these took from its last call to its arrival."""
+        names = [name_of(sample) for sample in group]
+        passages = (
+            self.arrivals(name)[0].at - self.calls(name)[-1].at
+            for name in names
+            if self.arrivals(name) and self.calls(name)
+        )
+        return max(passages, default=0.0)
+
+    def uncalled(self, group: Iterable[Sample]) -> int:
+        """Returns how many the transformer has not got yet, by a look of this moment."""
+        self.look()
+        return sum(name_of(sample) not in self._calls for sample in group)
+
+    def has_ended(self, name: str) -> bool:
+        """Returns whether a message has arrived or had its last call."""
+        if (wanted := calls_wanted(name)) is None:
+            return name in self._arrivals
+        return any(call.deliveries >= wanted for call in self._calls.get(name, ()))

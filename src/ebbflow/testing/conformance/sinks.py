@@ -8,13 +8,16 @@ gone through in order, each once, when a rule asks for them. The trial judges no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from unittest import SkipTest
 
 from ebbflow.builders import Pipeline
+from ebbflow.connectors import Connector
+from ebbflow.domain.code import SinkMode
+from ebbflow.domain.durations import Backoff, Duration
 from ebbflow.domain.outcome import Counts
 from ebbflow.testing.background_run import until, until_none
 from ebbflow.testing.conformance import samples
@@ -33,7 +36,7 @@ from ebbflow.testing.memory import MemorySource
 
 _DOWN_FOR = 4.0
 # What fails is tried again for about ten seconds, so that a target can be down for a while.
-_AGAIN = {"interval": "200ms", "factor": 1, "steps": 50}
+_AGAIN = Backoff("200ms", factor=1, steps=50)
 
 
 class SinkStage(IntEnum):
@@ -50,10 +53,10 @@ class SinkStage(IntEnum):
 class SinkTrial(TrialRuns[SinkUnderTest]):
     """A sink, tried out as far as its rules have asked for. Ends with its context.
 
-    ``patience`` is how many seconds a stage waits for messages while none lands.
+    ``patience`` is how long a stage waits for messages while none lands.
     """
 
-    def __init__(self, under_test: SinkUnderTest, state: Path, patience: float = 30.0) -> None:
+    def __init__(self, under_test: SinkUnderTest, state: Path, patience: Duration = "30s") -> None:
         super().__init__(under_test, state, patience)
         self.landed_though_refused: list[str] = []
         self.held_up: list[str] = []
@@ -87,13 +90,11 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
     def pipeline(self) -> Pipeline:
         """Returns the pipeline from the suite's source to the sink."""
         sink = self.under_test.sink()
-        code = None if isinstance(sink, Mapping) else sink
-        mode = {"mode": self.under_test.mode}
-        kinds: dict[str, Any] = dict(sink) if isinstance(sink, Mapping) else mode
+        mode: SinkMode = "batch" if isinstance(sink, Connector) else self.under_test.mode
         return (
             Pipeline(self.name)
             .source("in", self._source.code, transformer=pass_slowly)
-            .sink("out", code, retry=_AGAIN, on_failure="drop", on_error=_AGAIN, **kinds)
+            .sink("out", sink, mode=mode, retry=_AGAIN, on_failure="drop", on_error=_AGAIN)
         )
 
     # --- what has landed ------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         self._wait_for(samples.DOWN)
 
     def _restart(self) -> None:
-        """Stops the pipeline while messages are on their way, and starts it again."""
+        """Stops the pipeline while messages are in flight, and starts it again."""
         self._give(samples.STOPPED)
         until(lambda: any(self.times_landed(samples.STOPPED).values()), self.patience, every=0.01)
         self.stop()
@@ -234,7 +235,7 @@ def odd_input_lands_unchanged_or_is_refused(trial: SinkTrial) -> None:
     ]
     landed = trial.landed()
     if landed is None:
-        raise SkipTest("nobody can know what has landed")
+        raise SkipTest("landed() does not say what has landed")
     letters = trial.letters()
     lost = [name for name in map(name_of, odd) if name not in landed and name not in letters]
     expect_none(lost, odd, "odd values have neither landed as they were nor become dead letters")
@@ -269,7 +270,7 @@ def a_refused_message_holds_up_nobody(trial: SinkTrial) -> None:
     """When the target refuses some messages, the sink says so for these, and writes the others."""
     if not trial.under_test.can_refuse:
         raise SkipTest("the target cannot be made to refuse messages")
-    expect_none(trial.held_up, samples.ACCEPTED, "messages have not landed beside refused ones")
+    expect_none(trial.held_up, samples.ACCEPTED, "messages have not landed next to refused ones")
     if trial.landed_though_refused:
         raise RuleBroken(f"refuse() did not work for {trial.landed_though_refused}")
 
@@ -298,7 +299,7 @@ def a_target_that_was_down_gets_everything(trial: SinkTrial) -> None:
 
 @rule(SinkStage.RESTARTED, SINK_RULES)
 def a_stop_in_the_middle_loses_nothing(trial: SinkTrial) -> None:
-    """Messages that are on their way when the pipeline stops land when it runs again."""
+    """Messages that are in flight when the pipeline stops land when it runs again."""
     _expect_landed(trial, samples.STOPPED, once=not trial.under_test.writes_twice)
 
 
@@ -308,7 +309,7 @@ def nothing_is_left_behind(trial: SinkTrial) -> None:
     expect_none(trial.left, trial.left, "things are still there")
 
 
-def check_sink(under_test: SinkUnderTest, state: Path, patience: float = 30.0) -> None:
+def check_sink(under_test: SinkUnderTest, state: Path, patience: Duration = "30s") -> None:
     """Checks every rule for sinks, as for sources."""
     with SinkTrial(under_test, state, patience) as trial:
         check_all(SINK_RULES, trial)

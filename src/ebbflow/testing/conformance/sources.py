@@ -14,8 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import partial
 from itertools import pairwise
@@ -23,7 +22,9 @@ from pathlib import Path
 from unittest import SkipTest
 
 from ebbflow.builders import Pipeline
+from ebbflow.domain.durations import Backoff, Duration
 from ebbflow.runtime.source_process.reading import WINDOW
+from ebbflow.spec.typed import Limits
 from ebbflow.testing.background_run import until, until_none
 from ebbflow.testing.conformance import samples
 from ebbflow.testing.conformance.rules import (
@@ -41,12 +42,10 @@ from ebbflow.testing.conformance.samples import (
     CALLS,
     DELAY,
     LONG_DELAY,
-    Arrival,
-    Journal,
+    Observations,
     RecordingSink,
     ScriptedTransformer,
     TransformerCall,
-    calls_wanted,
     name_of,
 )
 from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns, processes_of
@@ -59,59 +58,10 @@ _STEADY = 0.8
 _FLOODED_WITHIN = 60.0
 _FULL_WAIT = 0.02
 # Small, so that a source that stores what it takes in is soon full when the pipeline is blocked.
-_LIMITS = {"buffer_max_length": 100}
-_ON_ERROR = {"interval": "200ms", "steps": 20, "cap": "1s"}
+_LIMITS = Limits(buffer_max_length=100)
+_ON_ERROR = Backoff("200ms", steps=20, cap="1s")
 # What is read at once may go beyond the window.
 _MARGIN = 1_000
-
-
-class Observations:
-    """Calls and arrivals up to the last look, by the names of their messages."""
-
-    def __init__(self, calls: Path, arrivals: Path) -> None:
-        self.calls_journal = Journal(calls)
-        self.arrivals_journal = Journal(arrivals)
-        self._calls: defaultdict[str, list[TransformerCall]] = defaultdict(list)
-        self._arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)
-
-    def look(self) -> set[str]:
-        """Adds what was written down since the last look; returns the names it is about."""
-        calls = [TransformerCall(*entry) for entry in self.calls_journal.new()]
-        arrivals = [Arrival(*entry) for entry in self.arrivals_journal.new()]
-        for call in calls:
-            self._calls[call.name].append(call)
-        for arrival in arrivals:
-            self._arrivals[arrival.name].append(arrival)
-        return {call.name for call in calls} | {arrival.name for arrival in arrivals}
-
-    def calls(self, name: str) -> list[TransformerCall]:
-        """Returns the calls with one message, in the order of their times."""
-        return sorted(self._calls.get(name, ()), key=lambda call: call.at)
-
-    def arrivals(self, name: str) -> list[Arrival]:
-        """Returns the arrivals of one message at the end of the pipeline."""
-        return self._arrivals.get(name, [])
-
-    def slowest_passage(self, group: Iterable[Sample]) -> float:
-        """Returns the most seconds that one of these took from its last call to its arrival."""
-        names = [name_of(sample) for sample in group]
-        passages = (
-            self.arrivals(name)[0].at - self.calls(name)[-1].at
-            for name in names
-            if self.arrivals(name) and self.calls(name)
-        )
-        return max(passages, default=0.0)
-
-    def uncalled(self, group: Iterable[Sample]) -> int:
-        """Returns how many the transformer has not got yet, by a look of this moment."""
-        self.look()
-        return sum(name_of(sample) not in self._calls for sample in group)
-
-    def has_ended(self, name: str) -> bool:
-        """Returns whether a message has arrived or had its last call."""
-        if (wanted := calls_wanted(name)) is None:
-            return name in self._arrivals
-        return any(call.deliveries >= wanted for call in self._calls.get(name, ()))
 
 
 class SourceStage(IntEnum):
@@ -128,10 +78,12 @@ class SourceStage(IntEnum):
 class SourceTrial(TrialRuns[SourceUnderTest]):
     """A source, tried out as far as its rules have asked for. Ends with its context.
 
-    ``patience`` is how many seconds a stage waits for messages while none comes.
+    ``patience`` is how long a stage waits for messages while none comes.
     """
 
-    def __init__(self, under_test: SourceUnderTest, state: Path, patience: float = 30.0) -> None:
+    def __init__(
+        self, under_test: SourceUnderTest, state: Path, patience: Duration = "30s"
+    ) -> None:
         super().__init__(under_test, state, patience)
         self.seen = Observations(self.state / "calls", self.state / "arrivals")
         self.refused: dict[str, str] = {}
@@ -163,13 +115,11 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
     def pipeline(self) -> Pipeline:
         """Returns the pipeline: the source, the suite's transformer, the suite's sink."""
         source = self.under_test.source()
-        code = None if isinstance(source, Mapping) else source
-        kinds = dict(source) if isinstance(source, Mapping) else {}
         deciding = partial(
             ScriptedTransformer, self.seen.calls_journal, self._blocked, self.state / "killed"
         )
         pipeline = Pipeline(self.name).source(
-            "in", code, transformer=deciding, limits=_LIMITS, on_error=_ON_ERROR, **kinds
+            "in", source, transformer=deciding, limits=_LIMITS, on_error=_ON_ERROR
         )
         return pipeline.sink("out", partial(RecordingSink, self.seen.arrivals_journal))
 
@@ -335,12 +285,12 @@ def every_message_arrives_once(trial: SourceTrial) -> None:
     _expect_arrival(trial, samples.PLAIN, once=True)
     calls = {name: len(trial.seen.calls(name)) for name in _names(samples.PLAIN)}
     again = [f"{name} ({count} calls)" for name, count in calls.items() if count > 1]
-    expect_none(again, samples.PLAIN, "messages were given again though nobody asked for it")
+    expect_none(again, samples.PLAIN, "messages were redelivered without a nack")
 
 
 @rule(SourceStage.FLOW, SOURCE_RULES)
 def every_nacked_message_comes_back(trial: SourceTrial) -> None:
-    """Every tenth message is nacked once: it is given again once, as its second delivery."""
+    """Every tenth message is nacked once: it is redelivered once, as its second delivery."""
     _expect_deliveries(trial, samples.ONCE, 2)
     _expect_arrival(trial, samples.ONCE, once=True)
 
@@ -391,7 +341,7 @@ def _expect_letters(trial: SourceTrial, group: Sequence[Sample], once: bool = Tr
     trial.seen.look()
     letters = trial.letters()
     wrong = [
-        f"{name} ({len(letters.get(name, ()))} letters)"
+        f"{name} ({len(letters.get(name, ()))} dead letters)"
         for name in _names(group)
         if not letters.get(name) or (once and len(letters[name]) > 1)
     ]
@@ -502,11 +452,11 @@ def max_deliveries_survives_a_crash(trial: SourceTrial) -> None:
 
 @rule(SourceStage.ENDED, SOURCE_RULES)
 def everything_is_settled_in_the_end(trial: SourceTrial) -> None:
-    """When every message has ended, the outside system has nothing left to give again."""
+    """When every message has ended, the outside system has nothing left to redeliver."""
     if trial.unsettled is None:
         raise SkipTest("unsettled() does not say what is left")
     if trial.unsettled:
-        raise RuleBroken(f"{trial.unsettled} messages are still to be given again")
+        raise RuleBroken(f"{trial.unsettled} messages are still to be redelivered")
 
 
 @rule(SourceStage.ENDED, SOURCE_RULES)
@@ -515,7 +465,7 @@ def nothing_is_left_behind(trial: SourceTrial) -> None:
     expect_none(trial.left, trial.left, "things are still there")
 
 
-def check_source(under_test: SourceUnderTest, state: Path, patience: float = 30.0) -> None:
+def check_source(under_test: SourceUnderTest, state: Path, patience: Duration = "30s") -> None:
     """Checks every rule for sources; raises one ``RuleBroken`` about all that are broken.
 
     ``state`` is an empty folder for what the pipelines keep.

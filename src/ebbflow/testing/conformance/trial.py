@@ -25,6 +25,7 @@ import psutil
 
 from ebbflow.builders import Pipeline
 from ebbflow.deadletters import DeadLetters
+from ebbflow.domain.durations import Duration, to_seconds
 from ebbflow.domain.host import command_of
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.locate import open_link_to_pipeline
@@ -86,7 +87,7 @@ class Before:
 
 
 _PIPELINE = "NUMAFLOW_PIPELINE_NAME"
-_GONE_WITHIN = 3.0
+_GONE_WITHIN = 10.0
 STARTED_WITHIN = 60.0
 """Seconds until a pipeline that was started has given its first message."""
 
@@ -98,10 +99,10 @@ Tested = TypeVar("Tested", bound=UnderTest)
 class TrialRuns(Generic[Tested]):
     """A connector that is tried out, one run of its pipeline after another."""
 
-    def __init__(self, under_test: Tested, state: Path, patience: float) -> None:
+    def __init__(self, under_test: Tested, state: Path, patience: Duration) -> None:
         self.under_test = under_test
         self.state = Path(state)
-        self.patience = patience
+        self.patience = to_seconds(patience)
         self.name = f"trial-{secrets.token_hex(4)}"
         self.left: list[str] = []
         self.summary: Summary | None = None

@@ -72,7 +72,7 @@ export const resume = (pipeline, vertex) => post(`${root(pipeline)}/resume`, ver
 
 const LOOK_AGAIN = 400;
 
-/** Waits for a replay or purge that goes on behind its answer; returns what came of it. */
+/** Waits for a replay or purge that continues behind its answer; returns what came of it. */
 export async function finish(pipeline, answer, onProgress) {
   while (answer.job != null && !answer.done) {
     onProgress(answer);

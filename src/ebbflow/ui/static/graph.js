@@ -113,7 +113,7 @@ function Arrows() {
   return html`<defs>${["idle", "flow", "full"].map(head)}</defs>`;
 }
 
-/** An edge with its rate; where nobody counts it, that of the end which has no other edge. */
+/** An edge with its rate; where none is counted, that of the end which has no other edge. */
 function measure(edge, status) {
   if (edge.rate || edge.written) return edge;
   const alone = (side) => status.edges.filter((other) => other[side] === edge[side]).length === 1;

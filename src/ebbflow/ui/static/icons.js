@@ -1,4 +1,4 @@
-// The shapes beside the words: every condition has its own, so that none is told by colour alone.
+// The shapes next to the words: every condition has its own, so that none is told by colour alone.
 
 import { html } from "./dom.js";
 
@@ -46,7 +46,7 @@ const SHAPES = {
   right: html`<path d="M6 3.5 10.5 8 6 12.5" />`,
 };
 
-/** A shape of 16 by 16; decoration beside a word, so hidden from screen readers. */
+/** A shape of 16 by 16; decoration next to a word, so hidden from screen readers. */
 export function Icon({ name, size = 16 }) {
   return html`<svg
     class="icon"

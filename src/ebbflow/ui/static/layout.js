@@ -1,8 +1,8 @@
 // Where the vertices of a graph stand: layers from left to right, or from top to bottom. Pure.
 //
 // A vertex stands one layer behind the last of those that feed it; edges of a cycle that lead back
-// do not count. An edge over several layers keeps a lane free in each, so that it passes beside the
-// vertices and not behind them. More layers than there is room for go on in the next band, as
+// do not count. An edge over several layers keeps a lane free in each, so that it passes next to the
+// vertices and not behind them. More layers than there is room for continue in the next band, as
 // words do in the next line.
 
 const SWEEPS = 6;

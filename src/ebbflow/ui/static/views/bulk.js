@@ -96,7 +96,7 @@ function ReplayFields({ rate, onRate }) {
       message is stored there.
     </p>
     <label>
-      <span class="label">Messages a second at most (empty: no limit)</span>
+      <span class="label">Most messages per second (empty: no limit)</span>
       <input
         autofocus
         type="number"

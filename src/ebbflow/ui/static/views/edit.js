@@ -34,10 +34,10 @@ export function EditForm({ letter, onSend, onCancel }) {
       <textarea ref=${first} rows="12" spellcheck=${false} value=${draft.value} onInput=${set("value")} aria-describedby="value-note"></textarea>
     </label>
     <p id="value-note" class="note ${broken ? "warn" : "muted"}" aria-live="polite">
-      ${broken ? "This is not valid JSON any more." : json != null ? "Valid JSON; it is sent without the line breaks." : ""}
+      ${broken ? "This is no longer valid JSON." : json != null ? "Valid JSON; it is sent without the line breaks." : ""}
     </p>
     <label>
-      <span class="label">Keys, one a line</span>
+      <span class="label">Keys, one per line</span>
       <textarea rows="2" spellcheck=${false} value=${draft.keys} onInput=${set("keys")}></textarea>
     </label>
     <label>

@@ -144,7 +144,7 @@ function Pairs({ title, entries }) {
   </section>`;
 }
 
-/** Earlier deaths of the message: each was a letter of its own, and was replayed. */
+/** Earlier deaths of the message: each was a separate dead letter, and was replayed. */
 function Past({ history, now }) {
   if (!history.length) return null;
   return html`<section aria-label="History">

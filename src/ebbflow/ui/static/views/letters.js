@@ -33,7 +33,7 @@ export function Letters({ pipeline, status, route, now }) {
     setChosen(new Set());
     pages.reload();
   };
-  return html`<div class="letters ${number ? "beside" : ""}">
+  return html`<div class="letters ${number ? "with-panel" : ""}">
     <div class="main">
       <${FilterBar} fields=${fields} vertices=${status?.vertices ?? []} onChange=${change} />
       <${MostFrequent} pipeline=${pipeline} fields=${fields} now=${now} />

@@ -15,7 +15,7 @@ export function Overview({ pipeline, live, vertex, now }) {
   const shown = status.vertices.find((other) => other.name === vertex);
   const select = (name) => (name && name !== vertex ? go([pipeline, "vertices", name]) : go([pipeline]));
   const [entries, exits] = findEnds(status);
-  return html`<div class="overview ${shown ? "beside" : ""}">
+  return html`<div class="overview ${shown ? "with-panel" : ""}">
     <div class="main">
       <${Problems} status=${status} pipeline=${pipeline} />
       <${Sums} status=${status} entries=${entries} exits=${exits} pipeline=${pipeline} now=${now} />
@@ -76,7 +76,7 @@ function Sums({ status, entries, exits, pipeline, now }) {
     />
     <${Sum} name="oldest waiting" ...${describeOldest(status.vertices)} />
     <${Sum} name="drained in" ...${describeDrain(status.vertices)} />
-    <${Sum} name="in flight" value=${count(add((vertex) => vertex.in_hand?.messages))} />
+    <${Sum} name="in flight" value=${count(add((vertex) => vertex.in_flight?.messages))} />
     <${Sum}
       name="parked"
       value=${count(add((vertex) => vertex.parked.messages))}
@@ -161,7 +161,7 @@ function Row({ vertex, pipeline, selected }) {
       <td data-name="in/s">${rate(vertex.rate_in)}</td>
       <td data-name="out/s">${rate(vertex.rate_out)}</td>
       <td data-name="pending">${`${vertex.pending_exact ? "" : "≈ "}${count(vertex.pending)}`}</td>
-      <td data-name="in flight">${count(vertex.in_hand?.messages ?? 0)}</td>
+      <td data-name="in flight">${count(vertex.in_flight?.messages ?? 0)}</td>
       <td data-name="parked">${`${vertex.parked.exact === false ? "≈ " : ""}${count(vertex.parked.messages)}`}</td>
       <td data-name="dead" class=${vertex.dead_letters ? "error" : ""}>${count(vertex.dead_letters)}</td>
       <td data-name="restarts" class=${vertex.restarts ? "error" : ""}>${count(vertex.restarts)}</td>

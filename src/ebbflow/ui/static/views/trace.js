@@ -90,7 +90,7 @@ function Places({ places, answer, pipeline, now }) {
 
 function describeNowhere(answer) {
   if (answer.steps?.length) return "It is finished: nothing of it is left in the pipeline.";
-  return "Nothing of it is in the pipeline now: it is finished, or it never came in.";
+  return "Nothing of it is in the pipeline now: it is finished, or it never arrived.";
 }
 
 const SHAPES = {

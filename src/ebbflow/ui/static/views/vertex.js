@@ -74,7 +74,7 @@ function Trouble({ vertex, now }) {
 }
 
 function Now({ vertex, pipeline, now }) {
-  const { parked, in_hand: hand } = vertex;
+  const { parked, in_flight: hand } = vertex;
   return html`<dl class="facts">
     <${Fact} name="in" value=${`${rate(vertex.rate_in)}/s`} />
     <${Fact} name="out" value=${`${rate(vertex.rate_out)}/s`} />
@@ -124,7 +124,7 @@ function describeBacklog(vertex) {
   return drain == null ? "" : `drained in ${duration(drain)}`;
 }
 
-/** Since when the oldest is in flight; the usual moments are no news. */
+/** Since when the oldest is in flight; the usual moments are not news. */
 function describeAge(hand, now) {
   const seconds = hand?.messages ? (now - instant(hand.since)) / 1000 : 0;
   return seconds < 2 ? "" : `for ${duration(seconds)}`;

@@ -1,0 +1,156 @@
+"""Postgres on a real server: the sink next to a bare COPY loop, the queue next to a bare loop.
+
+The server is the one that tests use, in a folder of its own, with syncing switched off for all
+contestants. Every run has a table of its own, and ends with a look at all that was written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from benchmarks import contest, peers
+from benchmarks.broker import Ground
+from benchmarks.contest import Contestant, Round, watched
+from benchmarks.ours import EBBFLOW, NAMES, lay_out, planned, worked
+from benchmarks.outside import NotOnce
+from benchmarks.sources import Given, Pulled
+from ebbflow import Pipeline, connectors
+
+if TYPE_CHECKING:
+    from tests.connectors.postgres.server import Postgres
+
+WRITES, READS = "rows into a table", "rows of a queue"
+LOOP = "bare psycopg loop"
+_ROW = "id bigint PRIMARY KEY, name text, amount numeric"
+_JOB = "id bigint PRIMARY KEY, value bytea, due_at timestamptz"
+_EVERY = 0.05
+
+
+class NoPostgres(Exception):
+    """Why there is no Postgres on this machine."""
+
+
+@contextmanager
+def postgres_server() -> Iterator[Postgres]:
+    """A server, for as long as the context lasts; ``NoPostgres`` if there is none to be had."""
+    try:
+        from tests.connectors.postgres import server
+    except ImportError as error:
+        raise NoPostgres(str(error)) from error
+    try:
+        running = server.Postgres().start()
+    except server.NoPostgres as error:
+        raise NoPostgres(str(error)) from error
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def _count(postgres: Postgres, table: str) -> int:
+    found: int = postgres.ask(f"SELECT count(*) FROM {table}")[0][0]
+    return found
+
+
+def _check(postgres: Postgres, table: str, messages: int) -> None:
+    if (stored := _count(postgres, table)) != messages:
+        raise NotOnce(f"{stored:,} rows for {messages:,} messages")
+
+
+def _fill(postgres: Postgres, messages: int, size: int) -> str:
+    """Returns a queue with that many rows."""
+    table: str = postgres.table(_JOB, "jobs")
+    postgres.ask(
+        f"INSERT INTO {table} SELECT n, convert_to(repeat(md5(n::text), {size // 32 + 1}), 'UTF8'),"
+        f" now() FROM generate_series(1, {messages}) AS n"
+    )
+    postgres.ask(f"CREATE INDEX ON {table} (due_at NULLS FIRST)")
+    return table
+
+
+@dataclass
+class Sink:
+    """A sink vertex behind a buffer that was filled before, which writes to a table."""
+
+    postgres: Postgres
+    on_conflict: Literal["fail", "ignore", "update"]
+    pace: int
+    name = EBBFLOW
+    job = contest.POSTGRES
+
+    @property
+    def mode(self) -> str:
+        """What it does with rows that are there."""
+        return WRITES if self.on_conflict == "fail" else f"{WRITES}, {self.on_conflict}"
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By the vertex's own count."""
+        table = self.postgres.table(_ROW)
+        sink = connectors.Postgres(url=self.postgres.url, table=table, on_conflict=self.on_conflict)
+        pipeline = Pipeline("bench").source("in", connectors.Generator(messages=1))
+        plans = [replace(planned(ground, pipeline.sink("sink", sink))[-1], feeders=())]
+        lay_out(ground, plans)
+        ground.load_objects(NAMES.buffer_subject("sink", 0), messages, size)
+        found = worked(ground, plans, messages)
+        _check(self.postgres, table, messages)
+        return found.round(messages)
+
+
+@dataclass
+class Loop:
+    """A bare loop that writes to a table, or empties one."""
+
+    postgres: Postgres
+    work: str
+    pace: int
+    name = LOOP
+    job = contest.POSTGRES
+
+    @property
+    def mode(self) -> str:
+        """Which of both."""
+        return WRITES if self.work == "copy" else READS
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By what the table has."""
+        postgres, writes = self.postgres, self.work == "copy"
+        table = postgres.table(_ROW) if writes else _fill(postgres, messages, size)
+        numbers = map(str, (messages, size, ground.seed))
+        words = ["-m", "benchmarks.workers.postgres_loop", postgres.url, table, *numbers, self.work]
+        left = 0 if writes else messages
+
+        def done() -> int:
+            return abs(left - _count(postgres, table))
+
+        with peers.process_of([sys.executable, *words]) as process:
+            found = watched(lambda: [process], done, messages, _EVERY)
+        _check(postgres, table, messages - left)
+        return found.round(messages)
+
+
+@dataclass
+class Queue(Pulled):
+    """A MonoVertex that reads a queue and forgets what it read."""
+
+    mode = READS
+    job = contest.POSTGRES
+
+
+@contextmanager
+def _source(postgres: Postgres, ground: Ground, messages: int, size: int) -> Iterator[Given]:
+    table = _fill(postgres, messages, size)
+    yield connectors.Postgres(url=postgres.url, table=table, value="value")
+
+
+def contestants(postgres: Postgres) -> Iterator[Contestant]:
+    """Everybody."""
+    yield Sink(postgres, "fail", 150_000)
+    yield Sink(postgres, "update", 100_000)
+    yield Loop(postgres, "copy", 200_000)
+    yield Queue(EBBFLOW, partial(_source, postgres), 90_000)
+    yield Loop(postgres, "queue", 150_000)

@@ -1,0 +1,263 @@
+"""Connections to Postgres: how they are made, what their errors mean, and what a table looks like.
+
+An error of the database is the message's own affair when its data is (a wrong type, a violated
+constraint, an exception of a trigger). Every other error is the system's: the vertex waits for it,
+and no message is penalised. Passwords are in no text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from ebbflow.domain.errors import SetupError, Unavailable
+from ebbflow.domain.secrets import Secret
+
+# Classes of SQLSTATE: cardinality, data, integrity, view checks, limits, exceptions of triggers.
+_ABOUT_THE_ROW = frozenset({"21", "22", "23", "44", "54", "P0"})
+_COLUMN = re.compile(r", column ([^:\n]+)")
+_SESSION = (
+    "SET client_encoding = 'UTF8'",
+    "SET timezone = 'UTC'",
+    # A process that hangs must not keep the rows that it has locked from its successor.
+    "SET idle_in_transaction_session_timeout = '60s'",
+    "SET lock_timeout = '20s'",
+)
+
+
+# A peer that vanishes without a word is found in half a minute; the url may say otherwise.
+_DEFAULTS = {
+    "application_name": "ebbflow",
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+# A login that fails has no SQLSTATE, only a text.
+_MISTAKES = (
+    "authentication failed",
+    "no password supplied",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "certificate verify failed",
+    "server does not support SSL",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAccess:
+    """A database and how to log in there: a URL without a password, and the password."""
+
+    url: str
+    password: Secret | None = None
+
+    def check(self) -> None:
+        """Raises ``SetupError`` if the URL is not one that libpq takes."""
+        try:
+            self._read_url()
+        except psycopg.ProgrammingError as error:
+            raise SetupError(
+                f"Postgres' client does not understand the url: {first_line(error)}.",
+                "Write it as postgresql://user@host:5432/name, with parameters of libpq.",
+            ) from None
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """Returns a connection. ``Unavailable`` while the server is down; ``SetupError`` says why
+        it does not let us in."""
+        known = self._read_url()
+        options: dict[str, Any] = {k: v for k, v in _DEFAULTS.items() if k not in known}
+        # As a parameter of libpq, so that it is in no text that an error repeats.
+        password = None if self.password is None else self.password.reveal()
+        try:
+            connection = psycopg.connect(self.url, autocommit=True, password=password, **options)
+        except psycopg.Error as error:
+            raise self._explain(first_line(error)) from None
+        try:
+            for command in _SESSION:
+                connection.execute(command)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _explain(self, why: str) -> SetupError | Unavailable:
+        if any(mistake in why for mistake in _MISTAKES):
+            return SetupError(
+                f"Postgres at {self.place} does not accept the connection: {why}.",
+                "Correct the url, the login or what the server allows.",
+            )
+        return Unavailable(f"Postgres at {self.place}: {why}")
+
+    def describe(self, error: Exception) -> str:
+        """Returns what is wrong, with the server's place."""
+        if isinstance(error, psycopg.Error):
+            return f"Postgres at {self.place}: {first_line(error)}"
+        return str(error)
+
+    @property
+    def place(self) -> str:
+        """The server and the database, for people."""
+        known = self._read_url()
+        host, port = known.get("host") or "this machine", known.get("port") or 5432
+        return f"{host}:{port}/{known.get('dbname') or ''}".rstrip("/")
+
+    def _read_url(self) -> dict[str, Any]:
+        return psycopg.conninfo.conninfo_to_dict(self.url)
+
+
+def first_line(error: psycopg.Error) -> str:
+    """Returns what the database or its client says, on one line."""
+    text = error.diag.message_primary or str(error)
+    return " ".join(text.split()).rstrip(".") or type(error).__name__
+
+
+def is_about_the_row(error: psycopg.Error) -> bool:
+    """Returns whether the data is wrong, and not the system."""
+    return (error.sqlstate or "")[:2] in _ABOUT_THE_ROW
+
+
+def describe_database_error(error: psycopg.Error) -> str:
+    """Returns the database's reason for not taking a row, with the column if it names one."""
+    reason, detail = first_line(error), error.diag.message_detail
+    column = error.diag.column_name
+    if column is None and (found := _COLUMN.search(error.diag.context or "")):
+        column = found[1]
+    where = f"column {column}: " if column and f'"{column}"' not in reason else ""
+    return f"{where}{reason}" + (f": {detail.rstrip('.')}" if detail else "")
+
+
+# --- the catalogue ------------------------------------------------------------------------------
+
+
+_INEXACT = frozenset({"smallint", "integer", "bigint", "real", "double precision", "text[]"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table, as the catalogue describes it."""
+
+    name: str
+    type: str
+    category: str
+    required: bool
+    generated: bool
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it holds JSON documents."""
+        return self.type in ("json", "jsonb")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it may hold numbers with more digits than a float has."""
+        return self.category in ("N", "A") and self.type not in _INEXACT
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it holds arrays."""
+        return self.category == "A"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueTable:
+    """A table: its columns by name, its primary key, and all sets of columns that are unique.
+
+    ``is_plain`` if all of its rows are its own: it has no partitions, and is not a view.
+    """
+
+    name: str
+    columns: dict[str, Column]
+    primary_key: tuple[str, ...]
+    unique: tuple[tuple[str, ...], ...]
+    is_plain: bool
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """Its name, quoted."""
+        return identifier_of(self.name)
+
+
+def identifier_of(table: str) -> sql.Identifier:
+    """Returns the quoted name of a table, with its schema if there is one before a dot."""
+    return sql.Identifier(*table.split(".", 1))
+
+
+_COLUMNS = """
+SELECT a.attname, format_type(a.atttypid, NULL), t.typcategory,
+       a.attnotnull AND NOT a.atthasdef AND a.attidentity = '',
+       a.attgenerated <> '' OR a.attidentity = 'a'
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_UNIQUE = """
+SELECT i.indisprimary, array_agg(a.attname::text ORDER BY k.place)
+FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+WHERE i.indrelid = %s AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
+  AND k.place <= i.indnkeyatts
+GROUP BY i.indexrelid, i.indisprimary
+"""
+
+
+_PLAIN = "SELECT relkind = 'r' AND NOT relhassubclass FROM pg_class WHERE oid = %s"
+
+
+def read_catalogue(
+    connection: psycopg.Connection[Any], name: str, *privileges: str
+) -> CatalogueTable:
+    """Returns a table from the catalogue; ``SetupError`` if it is missing or may not be used."""
+    quoted = identifier_of(name).as_string(connection)
+    row = connection.execute("SELECT to_regclass(%s)::oid", (quoted,)).fetchone()
+    if row is None or row[0] is None:
+        raise SetupError(
+            f"Postgres has no table {name} that this login can see.",
+            "Create the table, or correct its name; write a schema before a dot.",
+        )
+    oid = row[0]
+    for privilege in privileges:
+        allowed = connection.execute("SELECT has_table_privilege(%s, %s)", (oid, privilege))
+        if not (allowed.fetchone() or (False,))[0]:
+            raise SetupError(
+                f"The login may not {privilege} in the table {name}.",
+                f"Run in Postgres: GRANT {privilege} ON {quoted} TO …",
+            )
+    columns = [Column(*facts) for facts in connection.execute(_COLUMNS, (oid,))]
+    keys = [(primary, tuple(names)) for primary, names in connection.execute(_UNIQUE, (oid,))]
+    primary_key = next((names for primary, names in keys if primary), ())
+    unique = tuple(names for _, names in keys)
+    plain = connection.execute(_PLAIN, (oid,)).fetchone()
+    by_name = {each.name: each for each in columns}
+    return CatalogueTable(name, by_name, primary_key, unique, bool(plain and plain[0]))
+
+
+def require_columns(table: CatalogueTable, names: Sequence[str]) -> None:
+    """Raises ``SetupError`` if the table lacks one of these columns."""
+    for name in names:
+        if name not in table.columns:
+            known = ", ".join(table.columns) or "none"
+            raise SetupError(
+                f"The table {table.name} has no column {name}.", f"Its columns are: {known}."
+            )
+
+
+@contextmanager
+def looking(access: PostgresAccess) -> Iterator[psycopg.Connection[Any] | None]:
+    """A connection to look at the catalogue when a run begins; ``None`` while there is no server.
+
+    The vertex waits for a server that is down. What is wrong with the login or the table ends the
+    run: ``SetupError``.
+    """
+    try:
+        connection = access.connect()
+    except (Unavailable, psycopg.OperationalError):
+        yield None
+        return
+    with connection:
+        yield connection

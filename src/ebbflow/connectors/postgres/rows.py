@@ -1,0 +1,416 @@
+r"""Messages as rows of a table: JSON objects as lines of COPY's text format, and their way in.
+
+A field that a message does not have is left to the column's default; ``null`` is NULL. Messages
+with the same columns have one ``RowShape``, so no line needs a look at the catalogue. A column may
+also have a fact of the message, such as its id. With facts alone a value need not be JSON.
+
+RowWriter that must be new are copied into the table itself. Where conflicts are resolved, rows are
+copied into a temporary table and inserted from there, in the order of their keys, so that two
+processes that update the same rows do not lock each other out.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from ebbflow.connectors.postgres.postgres_client import (
+    CatalogueTable,
+    PostgresAccess,
+    read_catalogue,
+    require_columns,
+)
+from ebbflow.domain.errors import SetupError
+
+FACTS = {
+    "$id": "id",
+    "$value": "value",
+    "$keys": "keys",
+    "$headers": "headers",
+    "$eventTime": "event_time",
+}
+"""What a column can have in place of a field, and the column of a batch that holds it."""
+
+_NULL = r"\N"
+_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+_MOST_SHAPES = 1_000
+_AT_ONCE = 512
+
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSinkSettings:
+    """A table, the fields of its columns, and what happens to rows that are there already.
+
+    ``marks`` is the table of the marks, ``None`` without them.
+    """
+
+    access: PostgresAccess
+    table: str
+    columns: tuple[tuple[str, str], ...] = ()
+    on_conflict: str = "fail"
+    conflict_columns: tuple[str, ...] = ()
+    marks: str | None = None
+
+
+# --- lines --------------------------------------------------------------------------------------
+
+
+class NotARow(Exception):
+    """A message that cannot be a row; its text says why."""
+
+
+def _escape(text: str) -> str:
+    if "\\" in text or not text.isprintable():
+        return text.translate(_ESCAPES)
+    return text
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=float)
+
+
+def _write_plain(value: Any) -> str:
+    if type(value) is str:
+        return _escape(value)
+    if value is None:
+        return _NULL
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    return _escape(_dump(value)) if isinstance(value, dict | list) else str(value)
+
+
+def _write_value(value: bytes) -> str:
+    # What is not UTF-8 stays so, for the database to refuse.
+    return _escape(value.decode("utf-8", "surrogateescape"))
+
+
+def _write_bytes(value: bytes) -> str:
+    return r"\\x" + value.hex()
+
+
+def _write_json(value: Any) -> str:
+    return _NULL if value is None else _escape(_dump(value))
+
+
+def _write_array(value: Any) -> str:
+    return _escape(_array(value)) if isinstance(value, list) else _write_plain(value)
+
+
+def _array(values: list[Any]) -> str:
+    return "{" + ",".join(map(_element, values)) + "}"
+
+
+def _element(value: Any) -> str:
+    match value:
+        case None:
+            return "NULL"
+        case list():
+            return _array(value)
+        case bool() | int() | float() | Decimal():
+            return str(value).lower()
+        case _:
+            text = value if isinstance(value, str) else _dump(value)
+            return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class JsonObjects:
+    """Reads JSON objects, many at once: that takes half the time of reading each alone.
+
+    ``exact`` keeps all digits of numbers with a fraction.
+    """
+
+    def __init__(self, exact: bool) -> None:
+        self._decode = json.JSONDecoder(parse_float=Decimal if exact else None).decode
+        # No one can guess it: two broken values cannot pass for one whole one between two of it.
+        self._between = secrets.token_hex(16)
+
+    def read(self, values: Sequence[bytes]) -> Iterator[dict[str, Any] | NotARow]:
+        """Yields each object, or why a value is not one."""
+        for start in range(0, len(values), _AT_ONCE):
+            some = values[start : start + _AT_ONCE]
+            together = self._read_together(some)
+            yield from together if together is not None else map(self._read_alone, some)
+
+    def _read_together(self, values: Sequence[bytes]) -> list[dict[str, Any]] | None:
+        """Returns the objects; ``None`` if one of the values may not be one."""
+        separator = f',"{self._between}",'.encode()
+        try:
+            found = self._decode(f"[{separator.join(values).decode()}]")
+        except (ValueError, RecursionError):
+            return None
+        objects, between = found[::2], found[1::2]
+        whole = len(objects) == len(values) and between.count(self._between) == len(between)
+        return objects if whole and all(type(one) is dict for one in objects) else None
+
+    def _read_alone(self, value: bytes) -> dict[str, Any] | NotARow:
+        try:
+            found = self._decode(value.decode(json.detect_encoding(value), "surrogatepass"))
+        except (ValueError, RecursionError) as error:
+            return NotARow(f"the value is not JSON: {error}")
+        return found if type(found) is dict else NotARow("the value is not a JSON object")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowShape:
+    """The columns that some messages have. A line has a cell for each of these, or for all."""
+
+    columns: tuple[str, ...]
+    cells: tuple[tuple[str, Callable[[Any], str]], ...]
+
+    def write(self, message: Mapping[str, Any]) -> str:
+        """Returns the line of a message."""
+        get = message.get
+        return "\t".join([write(get(field)) for field, write in self.cells])
+
+
+class Row(NamedTuple):
+    """The line of a message, with the message's place in its batch and what is marked of its id."""
+
+    number: int
+    id_hash: bytes
+    shape: RowShape
+    line: str
+
+
+class RowWriter:
+    """Writes messages as lines, as ``target`` takes them."""
+
+    def __init__(self, target: Target) -> None:
+        self._table = target.table
+        self._whole = target.is_staged
+        columns = self._columns = target.fields
+        self._by_fields: dict[tuple[str, ...], RowShape] = {}
+        self._by_columns: dict[tuple[str, ...], RowShape] = {}
+        self._facts = {field: FACTS[field] for field in columns.values() if field in FACTS}
+        self._reads_values = len(self._facts) < len(set(columns.values()))
+        self._objects = JsonObjects(exact=any(self._table.columns[c].is_exact for c in columns))
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[Mapping[str, Any] | NotARow]:
+        """Yields each message as its fields and facts, or why it cannot be a row."""
+        values = batch.column("value").to_pylist()
+        read = self._objects.read(values) if self._reads_values else ({} for _ in values)
+        if not self._facts:
+            yield from read
+            return
+        columns = (batch.column(name) for name in self._facts.values())
+        for message, *facts in zip(read, *map(_list_facts, columns), strict=True):
+            if not isinstance(message, NotARow):
+                message |= zip(self._facts, facts, strict=True)
+            yield message
+
+    def write(self, message: Mapping[str, Any]) -> tuple[RowShape, str]:
+        """Returns the shape and the line of a message; ``NotARow`` if it has no column."""
+        fields = tuple(message)
+        shape = self._by_fields.get(fields) or self._find_shape(fields)
+        return shape, shape.write(message)
+
+    def _find_shape(self, fields: tuple[str, ...]) -> RowShape:
+        there = set(fields)
+        columns = tuple(name for name, field in self._columns.items() if field in there)
+        if not columns:
+            raise NotARow(f"the value has no field for a column of {self._table.name}")
+        if len(self._by_fields) >= _MOST_SHAPES:
+            self._by_fields.clear()
+        written = tuple(self._columns) if self._whole else columns
+        cells = tuple((self._columns[name], self._writer(name)) for name in written)
+        shape = self._by_columns.setdefault(columns, RowShape(columns, cells))
+        self._by_fields[fields] = shape
+        return shape
+
+    def _writer(self, name: str) -> Callable[[Any], str]:
+        column = self._table.columns[name]
+        if self._columns[name] == "$value":
+            return _write_bytes if column.type == "bytea" else _write_value
+        if column.is_json:
+            return _write_json
+        return _write_array if column.is_array else _write_plain
+
+
+def _list_facts(column: pa.Array) -> list[Any]:
+    if pa.types.is_map(column.type):
+        return [dict(pairs or ()) for pairs in column.to_pylist()]
+    if pa.types.is_timestamp(column.type):
+        return [time and time.isoformat() for time in column.to_pylist()]
+    return [[] if fact is None else fact for fact in column.to_pylist()]
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+_STAGING = sql.Identifier("ebbflow_staging")
+_ORDER, _SHAPE = "ebbflow_row", "ebbflow_shape"
+
+
+class Target:
+    """The table as the catalogue has it, checked against the settings; writes rows into it."""
+
+    def __init__(self, connection: Connection, settings: PostgresSinkSettings) -> None:
+        self._on_conflict = settings.on_conflict
+        reads = ("SELECT",) if self.is_staged else ()
+        updates = ("UPDATE",) if self._on_conflict == "update" else ()
+        self.table = read_catalogue(connection, settings.table, "INSERT", *updates, *reads)
+        self._keys = settings.conflict_columns or self.table.primary_key
+        self.fields = dict(settings.columns) or {
+            name: name for name, column in self.table.columns.items() if not column.generated
+        }
+        _check_columns(self.table, self.fields, bool(settings.columns))
+        if self.is_staged:
+            _check_keys(self.table, self._keys, self.fields)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether rows pass through a temporary table, with a cell for every column."""
+        return self._on_conflict != "fail"
+
+    def prepare(self, connection: Connection) -> None:
+        """Makes the temporary table, outside of any transaction: a rollback would take it along."""
+        if self.is_staged:
+            make = (
+                "CREATE TEMPORARY TABLE {} ON COMMIT DELETE ROWS "
+                "AS SELECT 0 AS {}, 0 AS {}, {} FROM {} WITH NO DATA"
+            )
+            places = map(sql.Identifier, (_ORDER, _SHAPE))
+            table = self.table.identifier
+            connection.execute(sql.SQL(make).format(_STAGING, *places, _list(self.fields), table))
+
+    def write(self, connection: Connection, rows: Sequence[Row]) -> None:
+        """Writes rows in a transaction that the caller has begun."""
+        if self.is_staged:
+            self._write_staged(connection, rows)
+            return
+        lines: dict[RowShape, list[str]] = {}
+        for row in rows:
+            lines.setdefault(row.shape, []).append(row.line)
+        for shape, same in lines.items():
+            _copy(connection, self.table.identifier, _list(shape.columns), same)
+
+    def _write_staged(self, connection: Connection, rows: Sequence[Row]) -> None:
+        shapes = {row.shape: 0 for row in rows}
+        for number, shape in enumerate(shapes):
+            shapes[shape] = number
+        connection.execute(sql.SQL("DELETE FROM {}").format(_STAGING))
+        lines = (f"{number}\t{shapes[row.shape]}\t{row.line}" for number, row in enumerate(rows))
+        _copy(connection, _STAGING, _list((_ORDER, _SHAPE, *self.fields)), lines)
+        if len(shapes) > 1 and self._meet(connection):
+            half = len(rows) // 2
+            self._write_staged(connection, rows[:half])
+            self._write_staged(connection, rows[half:])
+            return
+        for shape, number in shapes.items():
+            connection.execute(self._insert(shape), (number,))
+
+    def _meet(self, connection: Connection) -> bool:
+        """Returns whether rows of several shapes have one key: their order has to be kept."""
+        query = sql.SQL(
+            "SELECT EXISTS (SELECT FROM {} WHERE ({keys}) IS NOT NULL GROUP BY {keys} "
+            "HAVING min({shape}) < max({shape}))"
+        ).format(_STAGING, keys=_list(self._keys), shape=sql.Identifier(_SHAPE))
+        return bool((connection.execute(query).fetchone() or (False,))[0])
+
+    def _insert(self, shape: RowShape) -> sql.Composed:
+        """Returns the statement for staged rows of one shape; the parameter is its number."""
+        return sql.SQL("INSERT INTO {} ({}) {} ON CONFLICT ({}) {}").format(
+            self.table.identifier,
+            _list(shape.columns),
+            self._select(shape),
+            _list(self._keys),
+            self._resolve(shape),
+        )
+
+    def _select(self, shape: RowShape) -> sql.Composed:
+        """Returns the rows to insert: of those with the same key the last, or the first."""
+        columns, order, wanted = _list(shape.columns), sql.Identifier(_ORDER), _list((_SHAPE,))
+        if not set(self._keys) <= set(shape.columns):
+            return sql.SQL("SELECT {} FROM {} WHERE {} = %s ORDER BY {}").format(
+                columns, _STAGING, wanted, order
+            )
+        keys = [sql.Identifier(name) for name in self._keys]
+        # NULL conflicts with nothing.
+        absent = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(key) for key in keys)
+        alone = sql.SQL("CASE WHEN {} THEN {} END").format(absent, order)
+        same = sql.SQL(", ").join([*keys, alone])
+        last = sql.SQL("DESC" if self._on_conflict == "update" else "ASC")
+        return sql.SQL(
+            "SELECT DISTINCT ON ({same}) {} FROM {} WHERE {} = %s ORDER BY {same}, {} {}"
+        ).format(columns, _STAGING, wanted, order, last, same=same)
+
+    def _resolve(self, shape: RowShape) -> sql.Composable:
+        others = [name for name in shape.columns if name not in self._keys]
+        if self._on_conflict == "ignore" or not others:
+            return sql.SQL("DO NOTHING")
+        new = (sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
+        return sql.SQL("DO UPDATE SET {}").format(sql.SQL(", ").join(new))
+
+
+def _list(names: Iterable[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def _copy(
+    connection: Connection, into: sql.Identifier, columns: sql.Composed, lines: Iterable[str]
+) -> None:
+    command = sql.SQL("COPY {} ({}) FROM STDIN").format(into, columns)
+    # What is not a character is for the database to refuse, with its row.
+    text = "\n".join(lines).encode("utf-8", "surrogatepass")
+    with connection.cursor() as cursor, cursor.copy(command) as copy:
+        copy.write(text)
+        copy.write(b"\n")
+
+
+# --- what the catalogue says --------------------------------------------------------------------
+
+_FIT = {"$id": "S", "$keys": "AS", "$headers": "S", "$eventTime": "DS"}
+"""The categories of types that can hold a fact: arrays, texts, times."""
+
+
+def _check_columns(table: CatalogueTable, fields: Mapping[str, str], chosen: bool) -> None:
+    require_columns(table, tuple(fields))
+    for name, field in fields.items():
+        column = table.columns[name]
+        if column.generated:
+            raise SetupError(
+                f"Postgres itself makes the values of the column {name} of {table.name}.",
+                "Leave it out of columns.",
+            )
+        holds_json = column.is_json and field in ("$keys", "$headers")
+        if field in _FIT and column.category not in _FIT[field] and not holds_json:
+            raise SetupError(
+                f"The column {name} of {table.name} is of the type {column.type}, which cannot "
+                f"hold {field}.",
+                "Name another column, or another field for it.",
+            )
+    missing = [c.name for c in table.columns.values() if c.required and c.name not in fields]
+    if chosen and missing:
+        raise SetupError(
+            f"The column {missing[0]} of {table.name} needs a value, and columns does not name it.",
+            "Add it to columns, or give it a default in Postgres.",
+        )
+
+
+def _check_keys(table: CatalogueTable, keys: Sequence[str], fields: Mapping[str, str]) -> None:
+    require_columns(table, keys)
+    if not keys:
+        raise SetupError(
+            f"The table {table.name} has no primary key to find conflicts by.",
+            "Name the columns of a unique index as conflictColumns.",
+        )
+    if set(keys) not in [set(unique) for unique in table.unique]:
+        raise SetupError(
+            f"There is no unique index on {', '.join(keys)} of {table.name}.",
+            "Postgres finds conflicts only by the columns of a unique index; name those.",
+        )
+    if absent := [name for name in keys if name not in fields]:
+        raise SetupError(
+            f"No message has the column {absent[0]} of {table.name}, so none can conflict by it.",
+            "Add it to columns, or name the columns of another unique index as conflictColumns.",
+        )

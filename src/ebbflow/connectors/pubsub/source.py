@@ -1,0 +1,148 @@
+"""The Pub/Sub source: messages are leased by their ack deadline, and acknowledged when settled.
+
+The deadline is renewed for as long as a message is in flight. Several partitions, and several
+pipelines, can read one subscription: each message goes to one of them. A subscription with message
+ordering is received by one call at a time in each partition, so the messages of an ordering key
+keep their order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.api_core import exceptions
+from typing_extensions import override
+
+from ebbflow.connectors.leases import LeasedSource, LendingQueue, Lent
+from ebbflow.connectors.pubsub.pubsub_client import EMPTY, ENCODED_KEYS, WITHIN, PubsubAccess
+from ebbflow.domain.errors import Unavailable
+from ebbflow.domain.user_source import SourceMessage
+
+# What comes when a call has ended waits for its deadline: few calls end so.
+_PULL = 5.0
+_ANSWERED_WITHIN = 1.0
+_AT_ONCE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class PubsubSourceSettings:
+    """A subscription; ``lease`` is in seconds."""
+
+    access: PubsubAccess
+    lease: float = 60.0
+
+
+class PubsubSource(LeasedSource):
+    """Reads one subscription."""
+
+    def __init__(self, settings: PubsubSourceSettings) -> None:
+        super().__init__(PubsubSubscription(settings), settings.lease)
+
+
+class PubsubSubscription(LendingQueue):
+    """One subscription; calls are for up to a thousand messages."""
+
+    most = _AT_ONCE
+
+    def __init__(self, settings: PubsubSourceSettings) -> None:
+        self._access = settings.access
+        self._lease = round(settings.lease)
+        self._target = {"subscription": settings.access.path}
+        self._client: Any = None
+        self.name = str(settings.access)
+
+    @override
+    def open(self) -> None:
+        """Connects; ``SetupError`` if the subscription is not there."""
+        self._client = self._access.subscriber()
+        with self._access.explaining():
+            try:
+                found = self._client.get_subscription(self._target, retry=None, timeout=WITHIN)
+            except exceptions.PermissionDenied:
+                return  # to consume needs no right to look: then it may well be ordered
+        self.keeps_order = bool(found.enable_message_ordering)
+
+    @override
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._client is not None:
+            self._client.transport.close()
+
+    @override
+    def receive(self, limit: int) -> list[Lent]:
+        """Pulls messages, and leases those that came."""
+        with self._access.explaining():
+            try:
+                lent = self._pull(limit, _PULL)
+            except exceptions.DeadlineExceeded:
+                lent = self._look(limit)
+        if lent:  # the subscription's own deadline may be shorter than the lease
+            self.hide([each.handle for each in lent], self._lease)
+        return lent
+
+    def _pull(self, limit: int, timeout: float, **more: bool) -> list[Lent]:
+        request = {**self._target, "max_messages": limit, **more}
+        answer = self._client.pull(request, retry=None, timeout=timeout)
+        return [read_received(received) for received in answer.received_messages]
+
+    def _look(self, limit: int) -> list[Lent]:
+        """Returns what is there now: no message came in time, or no server is there."""
+        try:
+            return self._pull(limit, _ANSWERED_WITHIN, return_immediately=True)
+        except exceptions.DeadlineExceeded:
+            raise Unavailable(f"{self._access}: it does not answer") from None
+
+    @override
+    def settle(self, handles: Sequence[str]) -> None:
+        """Acknowledges messages."""
+        request = {**self._target, "ack_ids": list(handles)}
+        with self._access.explaining():
+            self._client.acknowledge(request, retry=None, timeout=WITHIN)
+
+    @override
+    def hide(self, handles: Sequence[str], seconds: int) -> None:
+        """Sets the ack deadline from now on."""
+        request = {**self._target, "ack_ids": list(handles), "ack_deadline_seconds": seconds}
+        with self._access.explaining():
+            self._client.modify_ack_deadline(request, retry=None, timeout=WITHIN)
+
+
+def read_received(received: Any) -> Lent:
+    """Returns a message that Pub/Sub has lent."""
+    raw = received.message
+    headers = dict(raw.attributes)
+    keys = _read_keys(headers.pop(ENCODED_KEYS, None)) or [raw.ordering_key or ""]
+    headers.pop(EMPTY, None)
+    message = SourceMessage(
+        bytes(raw.data),
+        raw.message_id.encode(),
+        raw.publish_time,
+        [] if keys == [""] else keys,
+        headers,
+        # Whichever process has it, it is the same message.
+        partition=0,
+    )
+    return Lent(received.ack_id, message)
+
+
+def _read_keys(text: str | None) -> list[str]:
+    """Returns keys that a sink has written; none for what others have written there."""
+    try:
+        found = json.loads(text) if text else []
+    except ValueError:
+        return []
+    fits = isinstance(found, list) and all(isinstance(key, str) for key in found)
+    return found if fits else []
+
+
+def attributes_of(headers: Mapping[str, str], keys: Sequence[str], empty: bool) -> dict[str, str]:
+    """Returns the attributes of a message, from which ``read_received`` takes headers and keys."""
+    attributes = dict(headers)
+    if keys:
+        attributes[ENCODED_KEYS] = json.dumps(list(keys))
+    if empty:  # Pub/Sub takes no message with neither a value nor an attribute
+        attributes[EMPTY] = "true"
+    return attributes

@@ -1,0 +1,287 @@
+"""The Pulsar source: messages of a subscription, each acknowledged when it is settled.
+
+It has no ``nack`` as a rule: what is nacked is kept by Ebbflow and acknowledged. Pulsar's own
+negative acknowledgement knows one delay for all, forgets its counts with the broker, and redelivers
+a whole batch for one message of it. With a dead letter policy the source keeps nacked messages
+itself until their delays are over, and sends those to the topic of the policy that were nacked too
+often.
+
+What a process held when it ended, Pulsar redelivers to another consumer of the subscription.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pyarrow as pa
+
+from ebbflow.connectors.pulsar.pulsar_client import (
+    PulsarAccess,
+    PulsarConnection,
+    PulsarProducer,
+    describe_result,
+)
+from ebbflow.connectors.pulsar.pulsar_messages import (
+    columns_of_messages,
+    properties_of,
+    pulsar_offset,
+)
+from ebbflow.domain.errors import Unavailable
+from ebbflow.domain.user_source import NackOffset, Source
+
+_MOST_IN_FLIGHT = 40_000
+_PREFETCHED = 1_000
+_AT_ONCE, _AT_ONCE_BYTES = 2_000, 16 * 1024 * 1024
+_MOST_WAIT = 0.05
+_QUIET = 1.0
+_RECONNECT_WITHIN = 30.0
+_REMEMBERED = 100_000
+
+TYPES = {
+    "shared": pulsar.ConsumerType.Shared,
+    "keyShared": pulsar.ConsumerType.KeyShared,
+}
+"""The types of a subscription by their names in a spec."""
+
+POSITIONS = {
+    "earliest": pulsar.InitialPosition.Earliest,
+    "latest": pulsar.InitialPosition.Latest,
+}
+"""Where a new subscription begins, by the names in a spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class PulsarSourceSettings:
+    """The topic, the subscription, and when messages go to the topic for dead letters.
+
+    ``dead_letters`` are that topic and how often a message is redelivered before that.
+    """
+
+    access: PulsarAccess
+    topic: str
+    subscription_name: str
+    subscription_type: str = "shared"
+    initial_position: str = "earliest"
+    consumer_name: str | None = None
+    max_unack: int | None = None
+    dead_letters: tuple[str, int] | None = None
+
+
+class SettledOffsets:
+    """The messages that were settled last: at least so many, and at most twice as many.
+
+    Pulsar redelivers some of them when a connection was lost: those whose acknowledgements it did
+    not get, and those that share a batch with a message that is not acknowledged.
+    """
+
+    def __init__(self, most: int = _REMEMBERED) -> None:
+        self._most = most
+        self._new: set[bytes] = set()
+        self._old: set[bytes] = set()
+
+    def __contains__(self, offset: bytes) -> bool:
+        return offset in self._new or offset in self._old
+
+    def add(self, offset: bytes) -> None:
+        """Notes one."""
+        if len(self._new) == self._most:
+            self._new, self._old = set(), self._new
+        self._new.add(offset)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A message that is not settled; several of Pulsar's ids if it was redelivered meanwhile."""
+
+    message: pulsar.Message
+    ids: list[Any]
+    nacks: int = 0
+
+
+class PulsarSource(Source):
+    """One consumer of the subscription; a vertex with several partitions is several consumers."""
+
+    def __init__(self, settings: PulsarSourceSettings) -> None:
+        self._settings = settings
+        self._most = min(settings.max_unack or _MOST_IN_FLIGHT, _MOST_IN_FLIGHT)
+        self._held: dict[bytes, _Held] = {}
+        self._waiting: list[tuple[float, bytes]] = []
+        self._settled = SettledOffsets()
+        self._connected_at = self._arrived_at = 0.0
+        if settings.dead_letters is not None:
+            self.nack = self._nack  # type: ignore[method-assign]
+
+    def open(self) -> None:
+        """Subscribes; ``SetupError`` says what is wrong, ``Unavailable`` if no broker answers."""
+        settings, access = self._settings, self._settings.access
+        self._connection = PulsarConnection(access)
+        try:
+            self._consumer = self._subscribe()
+            if settings.dead_letters is not None:
+                self._dead_letters = PulsarProducer(
+                    self._connection, access, settings.dead_letters[0]
+                )
+        except pulsar.PulsarException as error:
+            self._connection.close()
+            raise access.explain(error, f"topic {settings.topic!r}") from None
+        except BaseException:
+            self._connection.close()
+            raise
+        self._connected_at = self._arrived_at = time.monotonic()
+
+    def _subscribe(self) -> pulsar.Consumer:
+        settings = self._settings
+        return self._connection.client.subscribe(
+            settings.topic,
+            settings.subscription_name,
+            TYPES[settings.subscription_type],
+            initial_position=POSITIONS[settings.initial_position],
+            consumer_name=settings.consumer_name,
+            receiver_queue_size=min(_PREFETCHED, self._most),
+            # Where brokers allow it, of a batch only what is not acknowledged is redelivered.
+            batch_index_ack_enabled=True,
+        )
+
+    def close(self) -> None:
+        """Leaves the subscription: Pulsar redelivers at once what is not acknowledged."""
+        self._connection.close()
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
+        """Returns nacked messages whose delay is over, or else what has arrived."""
+        offsets = self._take_due(limit) or self._receive(limit, timeout.total_seconds())
+        return columns_of_messages([self._held[offset].message for offset in offsets], offsets)
+
+    def _take_due(self, limit: int) -> list[bytes]:
+        due: list[bytes] = []
+        while self._waiting and len(due) < limit and self._waiting[0][0] <= time.monotonic():
+            _, offset = heapq.heappop(self._waiting)
+            if offset in self._held:
+                due.append(offset)
+        return due
+
+    def _receive(self, limit: int, timeout: float) -> list[bytes]:
+        if self._waiting:
+            timeout = min(timeout, max(0.0, self._waiting[0][0] - time.monotonic()))
+        room = min(limit, self._most - len(self._held))
+        if room <= 0:
+            time.sleep(min(timeout, _MOST_WAIT))
+            self._arrived_at = time.monotonic()  # there may be more
+            return []
+        messages = self._receive_messages(room, timeout)
+        self._watch_connection(bool(messages))
+        return [offset for message in messages if (offset := self._hold(message)) is not None]
+
+    def _receive_messages(self, room: int, timeout: float) -> list[pulsar.Message]:
+        """Waits for the first message only; the others have come with it."""
+        messages: list[pulsar.Message] = []
+        wait, size = max(1, round(timeout * 1_000)), 0
+        try:
+            while len(messages) < min(room, _AT_ONCE) and size < _AT_ONCE_BYTES:
+                messages.append(self._consumer.receive(0 if messages else wait))
+                size += len(messages[-1].data())
+        except pulsar.Timeout:
+            pass
+        except pulsar.PulsarException as error:
+            what = f"subscription {self._settings.subscription_name!r}"
+            raise self._settings.access.explain(error, what) from None
+        return messages
+
+    def _hold(self, message: pulsar.Message) -> bytes | None:
+        """Returns the offset of a message; ``None`` if the pipeline has it, or is done with it."""
+        message_id = message.message_id()
+        offset = pulsar_offset(message_id)
+        if offset in self._settled:
+            self._acknowledge(message_id)
+            return None
+        if (held := self._held.get(offset)) is not None:
+            held.ids.append(message_id)
+            return None
+        self._held[offset] = _Held(message, [message_id])
+        return offset
+
+    def _watch_connection(self, has_arrived: bool) -> None:
+        """Raises ``Unavailable`` when the client has not come back for a while."""
+        now = time.monotonic()
+        if has_arrived:
+            self._arrived_at = now
+        if has_arrived or self._consumer.is_connected():
+            self._connected_at = now
+        elif now - self._connected_at > _RECONNECT_WITHIN:
+            raise Unavailable(f"{self._settings.access}: the connection is lost")
+        else:
+            self._arrived_at = now  # what a broker has for us it says when it is back
+
+    @property
+    def exhausted(self) -> bool:
+        """``True`` if nothing is in flight and nothing has arrived for a second."""
+        quiet = time.monotonic() - self._arrived_at
+        return not self._held and quiet > _QUIET and bool(self._consumer.is_connected())
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def ack(self, offsets: Sequence[bytes]) -> None:
+        """Acknowledges messages one by one; the client sends its words in groups."""
+        for offset in offsets:
+            # Also what an earlier consumer gave: Pulsar redelivers it.
+            self._settled.add(offset)
+            held = self._held.pop(offset, None)
+            for message_id in held.ids if held else ():
+                self._acknowledge(message_id)
+
+    def _acknowledge(self, message_id: Any) -> None:
+        # A message that cannot be acknowledged is redelivered, and acknowledged then.
+        with contextlib.suppress(pulsar.PulsarException):
+            self._consumer.acknowledge(message_id)
+
+    def _nack(self, nacks: Sequence[NackOffset]) -> None:
+        """Keeps messages until their delays are over; too many nacks end in the other topic."""
+        assert self._settings.dead_letters is not None
+        _, most = self._settings.dead_letters
+        now = time.monotonic()
+        dead: list[NackOffset] = []
+        for nack in nacks:
+            held = self._held.get(nack.offset)
+            if held is None:  # given by an earlier consumer: Pulsar redelivers it
+                continue
+            held.nacks += 1
+            if held.nacks > most:
+                dead.append(nack)
+            else:
+                due = now + (nack.options.delay or 0) / 1000
+                heapq.heappush(self._waiting, (due, nack.offset))
+        if dead:
+            self._send_dead(dead)
+            self.ack([nack.offset for nack in dead])
+
+    def _send_dead(self, nacks: Sequence[NackOffset]) -> None:
+        """Returns when the topic has them; ``Unavailable`` if it does not take one."""
+        for nack in nacks:
+            message = self._held[nack.offset].message
+            reason = {"NACK_REASON": nack.options.reason} if nack.options.reason else {}
+            self._dead_letters.send(
+                None if message.has_null_value() else message.data(),
+                properties=properties_of(message) | _origin(message, self._settings) | reason,
+                partition_key=message.partition_key() or None,
+                event_timestamp=message.event_timestamp() or None,
+            )
+        if failed := self._dead_letters.wait():
+            why = describe_result(next(iter(failed.values())))
+            raise Unavailable(f"{self._settings.access} does not take dead letters: {why}")
+
+
+def _origin(message: pulsar.Message, settings: PulsarSourceSettings) -> dict[str, str]:
+    """Returns where a dead letter comes from, as Pulsar's own clients say it."""
+    return {
+        "REAL_TOPIC": message.topic_name(),
+        "REAL_SUBSCRIPTION": settings.subscription_name,
+        "ORIGIN_MESSAGE_ID": str(message.message_id()).strip("()").replace(",", ":"),
+    }

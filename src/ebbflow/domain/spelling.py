@@ -1,0 +1,109 @@
+"""Names that are written wrong, and what was meant: options of calls, vertices, fields.
+
+A public call that takes options has ``named_options`` or, for the fields of a class,
+``named_fields`` above it. A wrong option is then an error at the call that says what to write, also
+for an option that was renamed or removed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import NoReturn, ParamSpec, TypeVar, get_args, get_type_hints
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_KINDS = ("generator", "http", "jetstream", "nats", "kafka", "spark", "serving", "file")
+REPLACED = {
+    **{
+        kind: f"give {'JetStream' if kind == 'jetstream' else kind.title()}(...) of "
+        "ebbflow.connectors in place of the code"
+        for kind in (*_KINDS, "log", "blackhole", "serve")
+    },
+    "source.code": "it is 'source' now",
+    "sink.code": "it is 'sink' now",
+    "nack.options": "give NackOptions in place of the reason",
+    "to_nack.options": "give NackOptions in place of the reason",
+    "VertexStatus.in_hand": "it is 'in_flight' now",
+}
+"""Options and attributes that were there, some with their call or class, and what to write now."""
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Returns the candidate most like ``name``, or ``None`` when none is close."""
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[close[0]] if close else None
+
+
+def did_you_mean(name: str, candidates: Iterable[str], otherwise: str) -> str:
+    """Returns the end of an error message: the nearest name, or else every name there is."""
+    names = list(candidates)
+    close = nearest(name, names)
+    if close is not None:
+        return f"did you mean {close!r}?"
+    return f"{otherwise} {', '.join(names)}" if names else f"{otherwise} none"
+
+
+def named_options(method: Callable[P, R]) -> Callable[P, R]:
+    """Returns the method, which raises ``TypeError`` for a keyword that it does not take."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        known = _names(method)
+        for name in kwargs:
+            if name not in known:
+                replaced = REPLACED.get(f"{method.__name__}.{name}") or REPLACED.get(name)
+                meant = replaced or did_you_mean(name, known, "it takes")
+                raise TypeError(f"{_display_name(method, *args)} has no option {name!r}; {meant}")
+        return method(*args, **kwargs)
+
+    return call
+
+
+def named_fields(cls: type[T]) -> type[T]:
+    """Returns the class, which raises ``TypeError`` when it is made with a wrong keyword."""
+    cls.__init__ = named_options(cls.__init__)  # type: ignore[method-assign]
+    return cls
+
+
+@functools.cache
+def _names(method: Callable[..., object]) -> tuple[str, ...]:
+    """Returns what may be given by name, that of the typed dictionary behind ``**`` included."""
+    names: list[str] = []
+    for name, parameter in inspect.signature(method).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            (options,) = get_args(get_type_hints(method)[name])
+            names += get_type_hints(options)
+        elif name not in ("self", "cls") and parameter.kind is not parameter.VAR_POSITIONAL:
+            names.append(name)
+    return tuple(names)
+
+
+def _display_name(method: Callable[..., object], *args: object) -> str:
+    made = method.__name__ == "__init__"
+    return f"{type(args[0]).__name__ if made else method.__qualname__}()"
+
+
+class Gone:
+    """A public method that is gone; whoever looks for it learns what to write now."""
+
+    def __init__(self, instead: str) -> None:
+        self._instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{self._name} is gone; write {self._instead}")
+
+
+def no_attribute(owner: type, name: str) -> AttributeError:
+    """Returns the error for an attribute that objects of a class do not have."""
+    names = [each for each in dir(owner) if not each.startswith("_")]
+    meant = REPLACED.get(f"{owner.__name__}.{name}") or did_you_mean(name, names, "it has")
+    return AttributeError(f"{owner.__name__} has no attribute {name!r}; {meant}", name=name)

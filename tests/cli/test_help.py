@@ -1,0 +1,62 @@
+"""The help of every command, as it is in ``help.txt``: it fits 100 columns and reads as commands.
+
+``python -m tests.cli.test_help`` writes the file anew; read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from ebbflow.cli.main import app
+
+FILE = Path(__file__).with_name("help.txt")
+# Help says what a command does, not what "the command" does.
+SUBJECTS = ("The command ", "The run ", "It ")
+
+
+def list_commands(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
+    """Yields every command and group of commands by the words that are typed for it."""
+    yield words
+    for name, inside in getattr(command, "commands", {}).items():
+        yield from list_commands(inside, *words, name)
+
+
+def print_help() -> str:
+    """Returns the help of all commands, each below the line that asks for it."""
+    helps = []
+    for words in list_commands(get_command(app)):
+        asked = [*words, "--help"]
+        result = CliRunner().invoke(app, asked, prog_name="ebbflow", terminal_width=100)
+        helps.append(f"$ {' '.join(['ebbflow', *asked])}\n{result.stdout.strip()}\n")
+    return "\n".join(line.rstrip() for line in "\n".join(helps).split("\n"))
+
+
+def test_help_is_what_the_file_says() -> None:
+    assert print_help() == FILE.read_text(encoding="utf-8"), "run: python -m tests.cli.test_help"
+
+
+def test_help_fits_100_columns() -> None:
+    assert [line for line in FILE.read_text(encoding="utf-8").split("\n") if len(line) > 100] == []
+
+
+def test_help_reads_as_commands() -> None:
+    parts = [text for words in list_commands(get_command(app)) for text in texts_of(words)]
+    assert [text for text in parts if text.startswith(SUBJECTS)] == []
+
+
+def texts_of(words: tuple[str, ...]) -> Iterator[str]:
+    """Yields the first text of a command, and those of its arguments and options."""
+    command = get_command(app)
+    for word in words:
+        command = command.commands[word]  # type: ignore[attr-defined]
+    yield command.help or ""
+    yield from (getattr(parameter, "help", None) or "" for parameter in command.params)
+
+
+if __name__ == "__main__":
+    FILE.write_text(print_help(), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""A real Postgres for tests: how it is found, started, restarted and asked."""
