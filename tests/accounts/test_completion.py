@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.accounts.trail import MOST_STEPS, Completion, MessageAt
+from ebbflow.accounts.completion import MOST_STEPS, Completion, MessageAt
 from ebbflow.streams.trail_rows import SentTo, TrailRow
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

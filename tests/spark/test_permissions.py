@@ -49,7 +49,7 @@ from tests.streams.test_provision import matches, subjects
 pytestmark = pytest.mark.slow
 
 QUICK = Backoff("10ms", steps=1)
-# A vertex that ran inline parks a row when it reads it from its own buffer, unless it is due by then.
+# A vertex that ran inline parks a row when its own task reads it, unless it is due by then.
 PARKED = "3s"
 _SENT = re.compile(r'/user:me" - <<- \[(H?PUB|SUB) (\S+)')
 

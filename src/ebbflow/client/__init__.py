@@ -23,7 +23,7 @@ from ebbflow.domain.errors import (
 )
 
 if TYPE_CHECKING:
-    from ebbflow.accounts.trail import RequestFailure, RequestStep
+    from ebbflow.accounts.completion import RequestFailure, RequestStep
     from ebbflow.client.asynchronous import AsyncClient
     from ebbflow.client.blocking import Client
     from ebbflow.client.protocol import Answered, RequestStatus
@@ -47,9 +47,9 @@ _IMPORTED_WHEN_USED = {
     "Answered": "ebbflow.client.protocol",
     "AsyncClient": "ebbflow.client.asynchronous",
     "Client": "ebbflow.client.blocking",
-    "RequestFailure": "ebbflow.accounts.trail",
+    "RequestFailure": "ebbflow.accounts.completion",
     "RequestStatus": "ebbflow.client.protocol",
-    "RequestStep": "ebbflow.accounts.trail",
+    "RequestStep": "ebbflow.accounts.completion",
 }
 
 

@@ -19,7 +19,7 @@ from ebbflow.domain.message import make_request_id
 from ebbflow.domain.records import from_plain
 
 if TYPE_CHECKING:
-    from ebbflow.accounts.trail import RequestFailure, RequestStep
+    from ebbflow.accounts.completion import RequestFailure, RequestStep
 
 T = TypeVar("T")
 _KEYS = "x-numaflow-keys"
@@ -272,7 +272,7 @@ def read_request_status(id: str, reply: ServerReply) -> RequestStatus:
     if reply.status != 200:
         raise_not_found(id, reply)
     # Brings Arrow with it, which who only asks does not need.
-    from ebbflow.accounts.trail import RequestFailure, RequestStep
+    from ebbflow.accounts.completion import RequestFailure, RequestStep
 
     facts = json.loads(reply.body)
     failure, ended = facts.get("failure"), facts.get("ended")

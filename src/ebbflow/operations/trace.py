@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ebbflow.accounts.trail import RequestStep
+from ebbflow.accounts.completion import RequestStep
 from ebbflow.connectors.serving.requests import OpenRequest
 from ebbflow.connectors.serving.store import (
     RequestRecords,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ebbflow.accounts.trail import RequestFailure, RequestStep
+from ebbflow.accounts.completion import RequestFailure, RequestStep
 from ebbflow.connectors.listening.posts import Envelope
 from ebbflow.connectors.serving.replies import ServingSettings
 from ebbflow.connectors.serving.source import ServingFeed

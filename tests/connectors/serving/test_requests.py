@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.accounts.trail import MOST_STEPS
+from ebbflow.accounts.completion import MOST_STEPS
 from ebbflow.connectors.serving.requests import OpenRequest, RequestRegister
 from ebbflow.connectors.serving.store import Checkpoint, ServedRequest
 from ebbflow.streams.answer_bucket import TrailFrame

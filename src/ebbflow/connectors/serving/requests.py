@@ -25,7 +25,7 @@ from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from ebbflow.accounts.trail import Completion, ToldRow
+from ebbflow.accounts.completion import Completion, ToldRow
 from ebbflow.connectors.serving.store import Checkpoint, RequestRecords, ServedRequest, Status
 from ebbflow.engine.answers import Answer, answer_key
 from ebbflow.streams.answer_bucket import TrailFrame

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import nats.errors
 
-from ebbflow.accounts.trail import RequestFailure, RequestStep, ToldRow
+from ebbflow.accounts.completion import RequestFailure, RequestStep, ToldRow
 from ebbflow.domain import records
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine import frames
