@@ -44,6 +44,7 @@ from ebbflow.connectors.listening import section
 from ebbflow.connectors.nats import spec as jetstream_fields
 from ebbflow.connectors.nats import spec as nats_fields
 from ebbflow.connectors.postgres import spec as postgres_fields
+from ebbflow.connectors.pubsub import spec as pubsub_fields
 from ebbflow.connectors.pulsar import spec as pulsar_fields
 from ebbflow.connectors.schema import fields as kinds
 from ebbflow.connectors.schema.container import (
@@ -476,6 +477,7 @@ KIND_TEXT = {
     jetstream_fields.Policy: "text",
     postgres_fields.Url: "URL",
     pulsar_fields.Address: "URL",
+    pubsub_fields.AckDeadline: "duration from 10s to 600s",
     kafka_fields.Topics: "text, with commas between several, or a list",
     kafka_fields.Config: "mapping, or text of `key: value` lines",
 }
