@@ -18,7 +18,7 @@ SKIPPED_BECAUSE = "takes long; make long runs it, or EBBFLOW_TEST_LONG=1"
 
 def are_long_tests_wanted() -> bool:
     """Returns whether tests that take long are asked for."""
-    return "EBBFLOW_TEST_LONG" in os.environ
+    return bool(os.environ.get("EBBFLOW_TEST_LONG"))
 
 
 def skip_long_tests(items: Iterable[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-_USUAL, _THOROUGH = 60, 1_000
+_USUAL, _THOROUGH = 40, 1_000
 
 
 def register_profiles() -> None:
