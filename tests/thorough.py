@@ -21,7 +21,7 @@ def register_profiles() -> None:
 
 
 def examples(number: int, thorough: int | None = None) -> int:
-    """This many examples of a hundred: fewer usually, ten times as many in a thorough run.
+    """Two fifths of this many examples usually, ten times as many in a thorough run.
 
     ``thorough`` is how many a thorough run tries, if that is another number.
     """
