@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?=
 # Tests wait for processes more than they work: more workers than this machine has cores keep it busy.
-WORKERS ?= 6
+WORKERS ?= 5
 
 # A run starts several processes; each would compile what it imports where Python may not write.
 unexport PYTHONDONTWRITEBYTECODE

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,18 +87,44 @@ def test_the_samples_here_are_of_all_kinds() -> None:
     assert (GIVEN_SOURCES.keys(), GIVEN_SINKS.keys()) == (SOURCES.keys(), SINKS.keys())
 
 
-def loaded_with(plan: object) -> set[str]:
-    """The top-level packages that a worker has loaded when it has this plan."""
-    code = (
-        "import json, pickle, sys; pickle.load(sys.stdin.buffer); print(json.dumps([*sys.modules]))"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, input=pickle.dumps(plan), capture_output=True, check=True)
-    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+WORKERS = """
+import json, os, pickle, sys
+import pyarrow  # as every worker has, and most of the time that one takes to start
+while size := int(sys.stdin.buffer.readline() or 0):
+    plan = sys.stdin.buffer.read(size)
+    if (pid := os.fork()) == 0:
+        pickle.loads(plan)
+        print(json.dumps([*sys.modules]), flush=True)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        print("[]", flush=True)
+"""
+"""A process that is forked for each plan, as Spark's daemon is for each worker."""
+
+
+@pytest.fixture(scope="module")
+def loaded_with() -> Iterator[Callable[[object], set[str]]]:
+    """The top-level packages that a worker has loaded when it has a plan."""
+    command = [sys.executable, "-c", WORKERS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+
+        def load(plan: object) -> set[str]:
+            data = pickle.dumps(plan)
+            daemon.stdin.write(b"%d\n" % len(data) + data)
+            daemon.stdin.flush()
+            loaded = {name.partition(".")[0] for name in json.loads(daemon.stdout.readline())}
+            assert "ebbflow" in loaded, "the plan cannot be read"
+            return loaded
+
+        yield load
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_workers_read_the_plan_of_a_source_without_the_spec_and_its_servers(kind: str) -> None:
+def test_workers_read_the_plan_of_a_source_without_the_spec_and_its_servers(
+    loaded_with: Callable[[object], set[str]], kind: str
+) -> None:
     if kind in CLIENTS:
         pytest.importorskip(CLIENTS[kind])
     source = SourceSpec.model_validate({kind: GIVEN_SOURCES[kind]})
@@ -106,7 +133,9 @@ def test_workers_read_the_plan_of_a_source_without_the_spec_and_its_servers(kind
 
 
 @pytest.mark.parametrize("kind", SINKS)
-def test_workers_read_the_plan_of_a_sink_without_the_spec(kind: str) -> None:
+def test_workers_read_the_plan_of_a_sink_without_the_spec(
+    loaded_with: Callable[[object], set[str]], kind: str
+) -> None:
     if kind in CLIENTS:
         pytest.importorskip(CLIENTS[kind])
     sink = SinkTarget.model_validate({kind: GIVEN_SINKS[kind]})
@@ -150,7 +179,7 @@ class SampleSettings:
     pause: float | None = None
 
 
-def test_settings_have_secrets_read_and_durations_in_seconds(monkeypatch) -> None:
+def test_settings_have_secrets_read_and_durations_in_seconds(monkeypatch, loaded_with) -> None:
     monkeypatch.setenv("PASSWORD", "sesame")
     login = {"user": "me", "password": {"env": "PASSWORD"}}
     section = Sample(url="x", pause="2s", login=login, headers={"a": "b"}, topics=("t",))

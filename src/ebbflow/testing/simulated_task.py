@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _CHUNK = 1_000
 _FOR_EVER = 1e9
 # The writes of one partition at one moment of virtual time that mean that time will never pass.
-_WRITES_AT_ONE_MOMENT = 2_000
+_WRITES_AT_ONE_MOMENT = 1_000
 # Seconds of an outage that the test has not asked for, after which the simulation ends: a bug that
 # hits every message looks like one, and a pipeline would wait for ever.
 _PATIENCE = 60.0
