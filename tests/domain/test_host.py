@@ -85,18 +85,23 @@ def test_a_process_forked_meanwhile_does_not_hide_the_end(
 
 
 FORKS_A_CHILD = """
-import os, signal
+import os, signal, sys
 from ebbflow.domain import host
+parent = os.getpid()
 if os.fork() == 0:
-    host.end_with_parent()
     print(os.getpid(), flush=True)
+    if "late" in sys.argv:
+        while os.getppid() == parent:
+            pass
+    host.end_with_parent(parent)
     signal.pause()
 signal.pause()
 """
 
 
-def test_a_child_ends_with_its_parent() -> None:
-    command = [sys.executable, "-c", FORKS_A_CHILD]
+@pytest.mark.parametrize("asks", ["early", "late"])
+def test_a_child_ends_with_its_parent_even_if_that_ended_before_it_asked(asks: str) -> None:
+    command = [sys.executable, "-c", FORKS_A_CHILD, asks]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())

@@ -87,13 +87,17 @@ def _write_end(pipe: int) -> None:
     os.close(pipe)
 
 
-def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Has this process, which was just forked, get a signal when its parent ends."""
-    if is_linux():
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
+def end_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Has this process, which ``parent`` has just forked, get a signal when that process ends.
+
+    The parent may have ended already: then the signal comes at once.
+    """
+    if not is_linux():
+        _start_looking(lambda: os.getppid() != parent, lambda: os.kill(os.getpid(), by))
         return
-    parent = os.getppid()
-    _start_looking(lambda: os.getppid() != parent, lambda: os.kill(os.getpid(), by))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), by)
 
 
 def _start_looking(happened: Callable[[], bool], act: Callable[[], None]) -> None:

@@ -66,12 +66,12 @@ def fork_workers() -> None:
 
     from ebbflow.domain.host import keep_private
 
-    work = daemon.worker
+    work, this = daemon.worker, os.getpid()
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
         # As when Spark ends in good order. A worker whose daemon was killed could wait for ever for
         # a server that is gone as well.
-        host.end_with_parent(signal.SIGHUP)
+        host.end_with_parent(this, signal.SIGHUP)
         keep_private(sock.fileno())
         return work(sock, authenticated)
 

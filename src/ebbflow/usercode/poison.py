@@ -93,8 +93,10 @@ class Child:
         mine, its = Pipe()
         self._limit = call_timeout
         self._last_words = host.open_memory_file("last words")
+        worker = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
+            host.end_with_parent(worker)
             mine.close()
             watch = watch_calls(call_timeout, lambda _: None, self._last_words)
             _serve(its, fresh, close, down, watch)
@@ -144,7 +146,6 @@ def _serve(
     watch: AbstractContextManager[None],
 ) -> NoReturn:
     """Runs the child: decides, answers, and ends without touching what the worker has open."""
-    host.end_with_parent()
     keep_private(line.fileno())
     with contextlib.suppress(BaseException), watch:
         operator: Operator | None = None
