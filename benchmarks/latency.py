@@ -1,17 +1,17 @@
 """From publish to the next vertex: how long messages take at a steady rate, across epoch ends.
 
-Messages are published into the buffer of the first of three maps. Their times are taken when they
-arrive in the buffer of the second (one hop) and behind the third (end to end). Epochs are short, so
-that many end while it is measured. At high rates a frame holds the messages of a millisecond or
-two, as it does when a vertex publishes them; each message has its own time all the same.
+Messages are published into the buffer of a map, and their times are taken when they arrive in the
+last buffer: behind one map, which has the machine to itself as the peer's worker has, and behind
+three maps one after another. Epochs are short, so that many end while it is measured. At high rates
+a frame holds the messages of a millisecond or two, as it does when a vertex publishes them; each
+message has its own time all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -55,24 +55,30 @@ class Latency:
 
 
 def ours(ground: Ground, rate: int, seconds: float) -> list[Latency]:
-    """One hop and three of them, with real epochs."""
-    names = ["map", "second", "third", "out"]
+    """One hop and three of them, each in a run of its own, with real epochs."""
+    return [
+        _through(ground, ["map", "out"], "one hop", rate, seconds),
+        _through(ground, ["map", "second", "third", "out"], "3 hops", rate, seconds),
+    ]
+
+
+def _through(ground: Ground, names: Sequence[str], way: str, rate: int, seconds: float) -> Latency:
     plans = [vertex(ground, name, mapping("unary"), [to]) for name, to in pairwise(names)]
     lay_out(ground, plans, "out")
-    ways = {NAMES.buffer_subject("second", 0): "one hop", NAMES.buffer_subject("out", 0): "3 hops"}
+    out = NAMES.buffer_subject("out", 0)
     with running(ground, plans, EPOCH):
-        flow = _Flow(ground, NAMES.buffer_subject("map", 0), [*ways], _as_frame, _from_frame)
+        flow = _Flow(ground, NAMES.buffer_subject("map", 0), out, _as_frame, _from_frame)
         found = ground.link.run(flow.measured(rate, seconds))
-    return [Latency.of(EBBFLOW, rate, way, found[subject]) for subject, way in ways.items()]
+    return Latency.of(EBBFLOW, rate, way, found)
 
 
 def plain(ground: Ground, rate: int, seconds: float) -> list[Latency]:
     """The plain nats-py worker, one hop."""
     peers.plain_streams(ground)
     with peers.started(ground, "nats_py", [peers.IN, "peer.in", "peer.out", "1"]):
-        flow = _Flow(ground, "peer.in", ["peer.out"], lambda _, values: values, lambda v: [v])
+        flow = _Flow(ground, "peer.in", "peer.out", lambda _, values: values, lambda v: [v])
         found = ground.link.run(flow.measured(rate, seconds))
-    return [Latency.of(peers.NATS_PY, rate, "one hop", found["peer.out"])]
+    return [Latency.of(peers.NATS_PY, rate, "one hop", found)]
 
 
 def _as_frame(number: int, values: list[bytes]) -> list[bytes]:
@@ -87,41 +93,32 @@ def _from_frame(payload: bytes) -> list[bytes]:
 class _Flow:
     """Messages at a steady rate, and when they arrive."""
 
-    def __init__(
-        self, ground: Ground, into: str, out: list[str], encode: Encode, decode: Decode
-    ) -> None:
+    def __init__(self, ground: Ground, into: str, out: str, encode: Encode, decode: Decode) -> None:
         self._client = ground.link.client
         self._into = into
         self._out = out
         self._encode = encode
         self._decode = decode
-        self._arrived: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        self._arrived: dict[int, float] = {}
         self._sent: set[asyncio.Task[Any]] = set()
 
-    async def measured(self, rate: int, seconds: float) -> dict[str, list[float]]:
-        """Milliseconds of every message but those of the first seconds, by where it came out."""
-        subscriptions = [
-            await self._client.subscribe(one, cb=self._on_arrival) for one in self._out
-        ]
+    async def measured(self, rate: int, seconds: float) -> list[float]:
+        """Milliseconds of every message but those of the first seconds."""
+        subscription = await self._client.subscribe(self._out, cb=self._on_arrival)
         await self._send([b"0 0"], 0)
         await self._until(1)
         first = 1 + int(rate * _WARM)
         last = await self._steadily(rate, seconds + _WARM)
         await self._until(last)
-        for subscription in subscriptions:
-            await subscription.unsubscribe()
-        arrived = self._arrived.values()
-        assert all(len(times) == last for times in arrived), "a message has not arrived"
-        return {
-            subject: [times[number] for number in range(first, last)]
-            for subject, times in self._arrived.items()
-        }
+        await subscription.unsubscribe()
+        assert len(self._arrived) == last, "a message has not arrived"
+        return [self._arrived[number] for number in range(first, last)]
 
     async def _on_arrival(self, message: Any) -> None:
-        now, found = time.monotonic_ns(), self._arrived[message.subject]
+        now = time.monotonic_ns()
         for value in self._decode(message.data):
             number, sent = value.rstrip(b"!").split()
-            found.setdefault(int(number), (now - int(sent)) / 1e6)
+            self._arrived.setdefault(int(number), (now - int(sent)) / 1e6)
 
     async def _steadily(self, rate: int, seconds: float) -> int:
         """Publish what is due, look again; the number of messages sent in all."""
@@ -145,7 +142,7 @@ class _Flow:
 
     async def _until(self, messages: int) -> None:
         deadline = time.monotonic() + _PATIENCE
-        while any(len(self._arrived[one]) < messages for one in self._out):
+        while len(self._arrived) < messages:
             if time.monotonic() > deadline:
                 raise TimeoutError("messages have not arrived")
             await asyncio.sleep(0.05)
