@@ -183,10 +183,15 @@ class DocumentRun(BackgroundRun):
         return sorted(lines)
 
     def has_met(self, expected: Expectation) -> bool:
-        """Returns whether all has come that is to come."""
-        return all(len(self.kept(name)) >= len(all_) for name, all_ in expected.kept.items()) and (
-            all(len(self.kept(name)) >= count for name, count in expected.at_least.items())
+        """Returns whether all that is expected has arrived, and has been read."""
+        return (
+            all(len(self.kept(name)) >= len(all_) for name, all_ in expected.kept.items())
+            and all(len(self.kept(name)) >= count for name, count in expected.at_least.items())
+            and all(self._read_by(name) >= count for name, count in expected.read.items())
         )
+
+    def _read_by(self, name: str) -> int:
+        return sum(vertex.counts.read for vertex in self.status.vertices if vertex.name == name)
 
 
 def _connect(url: SplitResult) -> http.client.HTTPConnection:
