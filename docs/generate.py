@@ -1006,7 +1006,8 @@ def linked_from(folder: Path, text: str) -> str:
 # --- modules ------------------------------------------------------------------------------------
 
 LAYERS = (
-    "core", "graph", "schema", "wire", "nats", "buffers", "connectors", "spec", "runtime", "spark",
+    "domain", "engine", "usercode", "nats", "streams", "accounts", "web", "numaflow", "connectors",
+    "spec", "runtime", "status", "spark", "deadletters", "client", "operations", "ui",
     "datasource", "testing", "cli",
 )  # fmt: skip
 """The packages from left to right, as on the page about architecture."""
