@@ -26,6 +26,7 @@ The public names, each to be imported from the module that lists it:
     ebbflow.deadletters    dead letters  DeadLetters StoredLetter Letter LetterFilter LetterPage
                                          LetterEdit ReplayResult EarlierDeath
     ebbflow.operations     answers       answers StoredAnswers Answer ServingStore
+                           audit         query_audit AuditResult
     ebbflow.status         a run         PipelineStatus VertexStatus
     ebbflow.domain.errors  any error     EbbflowError SetupError AccessError JetStreamUnavailable
                                          EngineLost SpecError Problem TargetError SourceError

@@ -21,7 +21,7 @@ from ebbflow.connectors.plans import Format
 from ebbflow.domain.errors import EbbflowError, SetupError, SparkError
 from ebbflow.domain.outcome import Counts
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.operations.audit_query import query_audit
+from ebbflow.operations import query_audit
 from ebbflow.operations.trace import trace_message
 from ebbflow.spark.audit.files import BatchRows, BatchSpan, TableFiles
 from ebbflow.spark.audit.local_query import open_local_query

@@ -5,7 +5,9 @@ UI import it; nothing below does. Start with ``sending``.
 """
 
 from ebbflow.engine.answers import Answer
+from ebbflow.operations.audit_query import query_audit
 from ebbflow.operations.stored_answers import StoredAnswers, answers
+from ebbflow.spark.audit.files import AuditResult
 from ebbflow.streams.answer_bucket import ServingStore
 
-__all__ = ["Answer", "ServingStore", "StoredAnswers", "answers"]
+__all__ = ["Answer", "AuditResult", "ServingStore", "StoredAnswers", "answers", "query_audit"]
