@@ -46,7 +46,6 @@ class Template(StrEnum):
     CONNECTOR = "connector"
 
 
-_NEXT = {Template.CONNECTOR: "pip install -e . pytest && python -m pytest"}
 _EXTRAS = {Template.KAFKA: "[kafka]", Template.HTTP: "[http]", Template.SERVING: "[http]"}
 
 
@@ -70,8 +69,14 @@ def new(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         typer.echo(f"created {path}")
-    steps = _NEXT.get(template, "ebbflow test && ebbflow dev pipeline.yaml")
-    typer.echo(f"Next: cd {name} && {steps}")
+    typer.echo(f"Next: cd {name} && {_next_steps(template)}")
+
+
+def _next_steps(template: Template) -> str:
+    if template is Template.CONNECTOR:
+        return "pip install -e . pytest && python -m pytest"
+    install = "pip install -r requirements.txt && " if template in _EXTRAS else ""
+    return f"{install}ebbflow test && ebbflow dev pipeline.yaml"
 
 
 def _check_folder(name: str, folder: Path) -> None:
