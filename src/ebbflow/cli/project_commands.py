@@ -50,7 +50,9 @@ _EXTRAS = {Template.KAFKA: "[kafka]", Template.HTTP: "[http]", Template.SERVING:
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the pipeline and of its folder.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the pipeline and of its folder.")
+    ],
     template: Annotated[
         Template,
         typer.Option(
@@ -138,7 +140,9 @@ def check_examples(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A spec, a file of examples, or a folder with several.", show_default="this folder"
+            metavar="FILE",
+            help="A spec, a file of examples, or a folder with several.",
+            show_default="this folder",
         ),
     ] = Path(),
     as_json: JsonOption = False,
