@@ -20,7 +20,7 @@ from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, NoneType, SimpleNamespace, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Never, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -752,6 +752,8 @@ def signature_parts(called: inspect.Signature) -> Iterator[str]:
     """Each parameter with its type and default, and the star before those by keyword only."""
     starred = False
     for one in called.parameters.values():
+        if one.annotation in (Never, "Never"):
+            continue  # it takes misspelt names, and refuses them
         if one.kind is one.KEYWORD_ONLY and not starred:
             yield "*"
         starred = starred or one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)

@@ -95,6 +95,8 @@ class Builder:
     notebook may run twice, and a beginning may be shared by several pipelines.
     """
 
+    _name: str
+
     def _copy(self) -> Self:
         """Returns a builder with the same parts, to which others can be added."""
         raise NotImplementedError
@@ -140,8 +142,11 @@ class Builder:
         notebook = quiet is not True and is_notebook()
         if not notebook and (quiet is False or (quiet is None and sys.stdout.isatty())):
             return self._run_on_display(ui, metrics, options)
-        viewer = NotebookView(QuietWatcher()) if notebook else QuietWatcher()
-        summary = self._prepare(viewer, ui, metrics, options).execute()
+        viewer = QuietWatcher()
+        view = NotebookView(viewer, self._name) if notebook else None
+        summary = self._prepare(view or viewer, ui, metrics, options).execute()
+        if view is not None:
+            view.show(summary.status)
         if summary.had_nothing_to_do:
             viewer.stage(f"{NOTHING_READ} {START_OVER}")
         return summary

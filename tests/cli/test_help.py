@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,14 @@ def test_help_fits_100_columns() -> None:
 def test_help_reads_as_commands() -> None:
     parts = [text for words in list_commands(get_command(app)) for text in texts_of(words)]
     assert [text for text in parts if text.startswith(SUBJECTS)] == []
+
+
+def test_placeholders_are_words_in_capitals() -> None:
+    """Not the types of Python: ``--limit NUMBER``, and not ``--limit <int range>``."""
+    help = FILE.read_text(encoding="utf-8")
+    assert re.findall(r"^ +-.*<(?:int|float|str|path|list)\b.*", help, re.M) == []
+    arguments = re.findall(r"^Usage: .*?[{\[](?!OPTIONS)(.*)[}\]]", help, re.M)
+    assert [each for each in arguments if each != each.upper()] == []
 
 
 def texts_of(words: tuple[str, ...]) -> Iterator[str]:

@@ -44,6 +44,7 @@ def test_a_new_pipeline_has_no_problems(created: Path, template: Template) -> No
     folder = created / f"my-{template}"
     assert [str(problem) for problem in lint(folder / "pipeline.yaml")] == []
     files = {"Dockerfile", ".github/workflows/ci.yaml", "requirements.txt", "README.md"}
+    files |= {".gitignore", ".dockerignore"}
     assert all((folder / file).is_file() for file in files)
     rendered = render(f"my-{template}", template)
     assert [file for file, text in rendered.items() if "@NAME@" in text] == []
@@ -57,8 +58,8 @@ OWN_CODE = ["orders", "spark", "serving"]
 @pytest.mark.parametrize("template", [*OWN_CODE, "connector"])
 def test_the_code_of_a_template_is_formatted_and_typed(created: Path, template: str) -> None:
     folder = created / f"my-{template}"
-    check(folder, "ruff", "check", "--isolated", "--select", "E,F,I,B,UP", "--line-length=100", ".")
-    check(folder, "ruff", "format", "--isolated", "--check", "--line-length=100", ".")
+    check(folder, "ruff", "check", "--select", "E,F,I,B,UP", ".")
+    check(folder, "ruff", "format", "--check", ".")
     # What the templates import has been checked before: by make types, or by the first of them.
     check(folder, "mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache"), ".")
 
@@ -77,13 +78,29 @@ def test_the_tests_of_a_new_pipeline_pass(created: Path, template: Template) -> 
 def test_a_new_connector_is_a_package_that_lint_knows_by_its_name(created: Path) -> None:
     folder = created / "my-connector"
     assert {*render("my-connector", Template.CONNECTOR)} == {
-        *(".github/workflows/ci.yaml", "README.md", "pyproject.toml", "pipeline.yaml"),
-        *("my_connector.py", "test_my_connector.py"),
+        *(".github/workflows/ci.yaml", ".gitignore", "README.md", "pyproject.toml"),
+        *("pipeline.yaml", "my_connector.py", "test_my_connector.py"),
     }
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["entry-points"] == {"ebbflow.connectors": {"myconnector": "my_connector"}}
     text = "".join(render("my-connector", Template.CONNECTOR).values())
     assert re.findall(r"@[A-Z]+@", text) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "steps"),
+    [
+        ("orders", "ebbflow test && ebbflow dev pipeline.yaml"),
+        ("kafka", "pip install -r requirements.txt && ebbflow test && ebbflow dev pipeline.yaml"),
+        ("connector", "pip install -e . pytest && python -m pytest"),
+    ],
+)
+def test_the_next_steps_install_what_is_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, steps: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["new", "first", "--template", template])
+    assert result.output.splitlines()[-1] == f"Next: cd first && {steps}"
 
 
 def test_a_connector_cannot_have_the_name_of_one_that_is_there(

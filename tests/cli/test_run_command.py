@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,22 @@ def test_problems_of_a_pipeline_are_printed_as_by_lint(spec: Path) -> None:
     run, lint = invoke("run", spec), invoke("lint", spec)
     assert (run.exit_code, run.stdout) == (1, lint.stdout)
     assert "EB301 there is no vertex 'ot'" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "x.yaml", "--max-dead-letters", "many"], "must be a whole number"),
+        (["run", "x.yaml", "--max-dead-letters", "-1"], "must be greater than or equal to 0"),
+        (["run", "x.yaml", "--log", "jsno"], "'jsno' is not one of 'plain', 'json'"),
+        (["dlq", "list", "orders", "--limit", "0"], "must be greater than or equal to 1"),
+        (["tap", "orders", "in", "--sample", "half"], "must be a number"),
+    ],
+)
+def test_a_wrong_value_is_told_in_plain_words(words: list[str], said: str) -> None:
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert re.search(rf"Error: Invalid value for '{words[-2]}'.*: {said}", result.output)
 
 
 GUARDED = """\

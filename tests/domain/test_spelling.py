@@ -50,6 +50,27 @@ def refusal(call) -> str:
     [
         (lambda: Nack("x", delai="5s"), "Nack() has no option 'delai'; did you mean 'delay'?"),
         (lambda: nack(raison="x"), "nack() has no option 'raison'; did you mean 'reason'?"),
+        (lambda: Message(b"x", tag=["a"]), "Message() has no option 'tag'; did you mean 'tags'?"),
+        (
+            lambda: Message.json(1, kyes=["a"]),
+            "Message.json() has no option 'kyes'; did you mean 'keys'?",
+        ),
+        (
+            lambda: Message.to_fail(eror="x"),
+            "Message.to_fail() has no option 'eror'; did you mean 'error'?",
+        ),
+        (
+            lambda: ebbflow.Datum(b"x", key=["a"]),
+            "Datum() has no option 'key'; did you mean 'keys'?",
+        ),
+        (
+            lambda: Response.failure("1", eror="x"),
+            "Response.failure() has no option 'eror'; did you mean 'error'?",
+        ),
+        (
+            lambda: Response.serve("1", playload=b""),
+            "Response.serve() has no option 'playload'; did you mean 'payload'?",
+        ),
         (
             lambda: Message.to_nack(max_delivery=3),
             "Message.to_nack() has no option 'max_delivery'; did you mean 'max_deliveries'?",

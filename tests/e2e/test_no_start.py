@@ -85,6 +85,11 @@ NO_START: dict[str, tuple[list[str], str | None, list[str]]] = {
             "apt-get install",
         ],
     ),
+    "a state folder that cannot be made": (
+        ["--state", "pipeline.yaml/state"],
+        None,
+        ["Cannot write to the state folder", "pipeline.yaml/state", "with --state DIR."],
+    ),
     "a port that is taken": (
         ["--nats-port", "{taken}"],
         None,

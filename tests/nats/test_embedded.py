@@ -189,6 +189,16 @@ def test_what_cannot_be_written_in_the_folder_is_named(tmp_path):
     )
 
 
+def test_a_folder_of_someone_else_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(SetupError) as refused:
+        StateFolder(tmp_path).make_writable(tmp_path / "logs")
+    assert str(refused.value) == (
+        f"Cannot write to the state folder {tmp_path}: Permission denied ({tmp_path / 'logs'}). "
+        "Choose another one with --state DIR."
+    )
+
+
 def test_a_folder_has_one_owner_at_a_time(tmp_path):
     with start_embedded(tmp_path), pytest.raises(SetupError) as refused, start_embedded(tmp_path):
         pass

@@ -11,6 +11,7 @@ import pytest
 from ebbflow import Backoff, Message, Pipeline, SetupError
 from ebbflow.connectors import Blackhole, Generator, Log
 from ebbflow.operations.pipeline_run import PipelineRun
+from ebbflow.status import PipelineStatus
 from tests.waiting import until
 
 
@@ -91,17 +92,36 @@ def test_what_keeps_a_run_from_starting_is_raised_by_start(spark, tmp_path):
         endless().start(state=tmp_path / "state")
 
 
-def test_a_notebook_shows_the_state_below_the_cell(spark, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def shown(monkeypatch) -> list[PipelineStatus]:
+    """What a notebook shows; this process is its kernel."""
+
     class ZMQInteractiveShell:
         pass
 
-    states = []
-    shown = SimpleNamespace(update=states.append)
-    display = SimpleNamespace(display=lambda first, display_id: shown)
-    notebook = SimpleNamespace(get_ipython=ZMQInteractiveShell, display=display)
+    states: list[PipelineStatus] = []
+
+    def display(first: PipelineStatus, display_id: bool) -> SimpleNamespace:
+        states.append(first)
+        return SimpleNamespace(update=states.append)
+
+    module = SimpleNamespace(display=display)
+    notebook = SimpleNamespace(get_ipython=ZMQInteractiveShell, display=module)
     monkeypatch.setitem(sys.modules, "IPython", notebook)
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    return states
+
+
+def test_a_notebook_shows_the_state_below_the_cell(spark, tmp_path, shown, capsys):
     pipeline = Pipeline("orders").source("in", Generator(messages=3)).sink("out", Log())
     pipeline.run(drain=True, timeout="240s", state=tmp_path / "state")
     assert capsys.readouterr().out.count("(out) id=in-") == 3
-    assert states[-1]["out"].counts.done == 3
+    assert "orders: starting" in shown[0]._repr_html_()
+    assert "orders: ended (drained)" in shown[-1]._repr_html_()
+    assert shown[-1]["out"].counts.done == 3
+
+
+def test_a_notebook_shows_nothing_of_a_run_that_cannot_begin(shown):
+    with pytest.raises(TypeError, match="did you mean 'drain'"):
+        endless().run(drian=True)
+    assert shown == []

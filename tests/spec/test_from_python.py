@@ -66,6 +66,10 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: monovertex().source(enrich, retries={}),
         "MonoVertex.source() has no option 'retries'; did you mean 'retry'?",
     ),
+    "a connector's class in place of a connector": (
+        lambda: pipeline().sink("out", Log),
+        "Log is the class of a connector; write Log(...)",
+    ),
     "an edge": (
         lambda: pipeline().edge("in", "out", tag="big"),
         "Pipeline.edge() has no option 'tag'; did you mean 'tags'?",

@@ -12,7 +12,7 @@ from ebbflow.domain.durations import format_duration
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.outage import Waiting
 from ebbflow.status.ending import clock_time, describe_end, list_leftovers
-from ebbflow.status.model import Cause, Parked
+from ebbflow.status.model import Cause, EdgeStatus, Parked
 from ebbflow.status.run_report import Summary
 from tests.status.terminal.samples import NOON, error, pipeline, troubled, vertex
 
@@ -59,6 +59,21 @@ def drained(*counts: Counts, totals: tuple[Counts, ...] | None = None):
 
 
 READ = Counts(read=50, written=50, done=50)
+
+
+def test_a_vertex_whose_tags_no_edge_takes_is_told():
+    names = ("in", "enrich", "out")
+    edges = (EdgeStatus("in", "enrich"), EdgeStatus("enrich", "out", "any of big, huge"))
+    dropped, none = Counts(read=50, dropped=50), Counts()
+    some = replace(dropped, written=1, done=1, dropped=49)
+    told = (
+        "enrich forwarded nothing. Tags that its edges take: any of big, huge (out). "
+        "Compare those that its code gives."
+    )
+    for counts, is_told in ((dropped, True), (some, False), (none, False)):
+        vertices = zip(names, (READ, counts, none), strict=True)
+        status = pipeline(*(vertex(name, counts=now, totals=now) for name, now in vertices))
+        assert (told in end(replace(status, edges=edges))) is is_told
 
 
 def test_a_drained_run_adds_up_from_its_source_to_its_end():

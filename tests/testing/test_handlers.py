@@ -6,6 +6,7 @@ import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -199,6 +200,27 @@ def test_a_traceback_shows_the_frames_of_user_code_and_its_libraries_only() -> N
     assert not [file for file in files if "/ebbflow/" in file.replace(str(Path(__file__)), "")]
     assert "JSONDecodeError" in outcome.traceback
     assert "RuntimeError: no order" in outcome.traceback
+
+
+@pytest.mark.parametrize("given", ["text", {"a": 1}, [b"x"], Message(b"x")])
+def test_a_message_that_is_none_is_an_error_at_the_call(given: Any) -> None:
+    said = f"a message is bytes or a Datum, not {type(given).__name__}"
+    for run in (run_map, run_sink):
+        with pytest.raises(TypeError, match=said):
+            run(check, given)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (lambda datum: datum["amount"], "'Datum' object is not subscriptable"),
+        (lambda datum: datum, "test: returned Datum where a Message belongs"),
+    ],
+)
+def test_errors_about_a_datum_name_no_class_of_the_engine(code: Any, said: str) -> None:
+    (result,) = run_map(code, b"x", on_error=Backoff("0s", steps=0))
+    assert isinstance(result.outcome, DeadLetter)
+    assert said in result.outcome.error
 
 
 def test_an_attribute_that_a_datum_does_not_have_is_named_with_the_nearest_one() -> None:

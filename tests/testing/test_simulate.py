@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,22 @@ def test_messages_take_the_place_of_a_source_that_needs_a_system():
         simulate(pipeline)
     with pytest.raises(SetupError, match="Messages are given for im, and web has no source"):
         simulate(pipeline, {"im": []})
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "options", "said"),
+    [
+        (5, {}, "takes a Pipeline, a MonoVertex, a spec or the path of one, not int"),
+        (orders(), {"messages": 5}, "messages must be a list of messages"),
+        (orders(), {"incidents": Outage("out", "5s")}, "incidents takes a list, not Outage"),
+        (orders(), {"incidents": ["out"]}, "an incident is an Outage, a Pause or a Crash, not str"),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error_at_the_call(
+    pipeline: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(TypeError, match=said):
+        simulate(pipeline, **options)
 
 
 def test_a_query_cannot_be_simulated_and_the_error_says_what_to_do():

@@ -13,9 +13,10 @@ from itertools import islice
 import pytest
 
 from ebbflow.domain.errors import SetupError
+from ebbflow.nats.login import Addresses
 from ebbflow.status.model import Concern
 from ebbflow.ui import pipelines
-from ebbflow.ui.web_ui import UiAddress, open_socket, parse_address
+from ebbflow.ui.web_ui import UiAddress, attach_web_ui, open_socket, parse_address
 from ebbflow.web.connection import HttpConnection
 from ebbflow.web.server import make_certificate
 from tests.ui.asking import Answer, Asking, asking
@@ -290,6 +291,18 @@ def test_the_usual_port_gives_way_and_one_that_was_named_does_not():
         f"The web UI cannot listen on 127.0.0.1:{port}: Address already in use. "
         "Stop what listens there, or name another port; 0 is any that is free."
     )
+
+
+def test_an_error_names_the_option_whose_port_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        (attachment,) = attach_web_ui(False, place)
+        with pytest.raises(SetupError) as raised, attachment(Addresses(()), "orders", print):
+            pass
+    said = f"The endpoint of --metrics cannot listen on {place}: Address already in use. "
+    assert str(raised.value).startswith(said)
+    with pytest.raises(SetupError, match="not an address that the endpoint of --metrics can"):
+        attach_web_ui(False, "a:b")
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")

@@ -106,7 +106,9 @@ def get(
 @expand_options
 def list_answers(
     pipeline: WhereArgument,
-    limit: Annotated[int, typer.Option(min=1, help="List at most this many answers.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="NUMBER", help="List at most this many answers.")
+    ] = 50,
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:

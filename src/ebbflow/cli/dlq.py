@@ -202,7 +202,9 @@ def _open(pipeline: str, server: ServerOptions) -> AbstractContextManager[DeadLe
 def list_letters(
     pipeline: PipelineArgument,
     filters: FilterOptions,
-    limit: Annotated[int, typer.Option(min=1, help="List at most this many dead letters.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="NUMBER", help="List at most this many dead letters.")
+    ] = 50,
     count: Annotated[
         bool, typer.Option("--count", help="Count dead letters by vertex and cause.")
     ] = False,
@@ -279,7 +281,9 @@ def _footer(counts: dict[str, int], chosen: LetterFilter, shown: int, is_cut: bo
 @expand_options
 def show(
     pipeline: PipelineArgument,
-    id: Annotated[str, typer.Argument(help="Number of a dead letter, or id of a message.")],
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="Number of a dead letter, or id of a message.")
+    ],
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:

@@ -33,7 +33,13 @@ from ebbflow.cli import (
     trace,
 )
 from ebbflow.cli.demo import demo
-from ebbflow.cli.options import EXIT_CODE_HELP, ExitCode, ListeningCommand, expand_options
+from ebbflow.cli.options import (
+    EXIT_CODE_HELP,
+    ExitCode,
+    ListeningCommand,
+    expand_options,
+    reword,
+)
 from ebbflow.domain import __version__
 from ebbflow.domain.errors import EbbflowError, EngineLost, SpecError
 
@@ -45,6 +51,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = reword(error.message)
+            raise
         except SpecError as error:
             typer.echo(str(error))
             raise typer.Exit(ExitCode.SPEC) from None

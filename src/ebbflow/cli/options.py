@@ -172,25 +172,32 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 PipelineArgument = Annotated[
     str,
     typer.Argument(
-        help="Name of the pipeline.", show_default=False, autocompletion=complete_pipelines
+        metavar="PIPELINE",
+        help="Name of the pipeline.",
+        show_default=False,
+        autocompletion=complete_pipelines,
     ),
 ]
 VertexArgument = Annotated[
     str,
     typer.Argument(
-        help="Vertex of the pipeline.", show_default=False, autocompletion=complete_vertices
+        metavar="VERTEX",
+        help="Vertex of the pipeline.",
+        show_default=False,
+        autocompletion=complete_vertices,
     ),
 ]
 OptionalVertex = Annotated[
     str | None,
     typer.Argument(
+        metavar="VERTEX",
         help="Only this vertex; all of them by default.",
         show_default=False,
         autocompletion=complete_vertices,
     ),
 ]
 SpecArgument = Annotated[
-    Path, typer.Argument(help="YAML file of the pipeline.", show_default=False)
+    Path, typer.Argument(metavar="FILE", help="YAML file of the pipeline.", show_default=False)
 ]
 SpecOrName = Annotated[
     str,
@@ -271,6 +278,21 @@ def parse_seconds(text: str, option: str) -> float:
     if not value:
         raise typer.BadParameter("must be longer than 0.", param_hint=option)
     return value
+
+
+_REWORDED = (
+    (re.compile("^Value error, "), ""),
+    (re.compile("^Input should be a valid integer.*"), "must be a whole number"),
+    (re.compile("^Input should be a valid number.*"), "must be a number"),
+    (re.compile("^Input should be "), "must be "),
+)
+
+
+def reword(text: str) -> str:
+    """Returns what is wrong with an option, without the words of the library that checks it."""
+    for pattern, words in _REWORDED:
+        text = pattern.sub(words, text)
+    return text
 
 
 def read_listening(value: str | None) -> bool | str:

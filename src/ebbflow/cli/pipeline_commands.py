@@ -47,6 +47,7 @@ def status(
     vertex: Annotated[
         str | None,
         typer.Argument(
+            metavar="VERTEX",
             help="Show everything about this vertex, with the tracebacks of its errors.",
             show_default=False,
             autocompletion=complete_vertices,

@@ -46,12 +46,13 @@ class Template(StrEnum):
     CONNECTOR = "connector"
 
 
-_NEXT = {Template.CONNECTOR: "pip install -e . pytest && python -m pytest"}
 _EXTRAS = {Template.KAFKA: "[kafka]", Template.HTTP: "[http]", Template.SERVING: "[http]"}
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the pipeline and of its folder.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the pipeline and of its folder.")
+    ],
     template: Annotated[
         Template,
         typer.Option(
@@ -70,8 +71,14 @@ def new(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         typer.echo(f"created {path}")
-    steps = _NEXT.get(template, "ebbflow test && ebbflow dev pipeline.yaml")
-    typer.echo(f"Next: cd {name} && {steps}")
+    typer.echo(f"Next: cd {name} && {_next_steps(template)}")
+
+
+def _next_steps(template: Template) -> str:
+    if template is Template.CONNECTOR:
+        return "pip install -e . pytest && python -m pytest"
+    install = "pip install -r requirements.txt && " if template in _EXTRAS else ""
+    return f"{install}ebbflow test && ebbflow dev pipeline.yaml"
 
 
 def _check_folder(name: str, folder: Path) -> None:
@@ -133,7 +140,9 @@ def check_examples(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A spec, a file of examples, or a folder with several.", show_default="this folder"
+            metavar="FILE",
+            help="A spec, a file of examples, or a folder with several.",
+            show_default="this folder",
         ),
     ] = Path(),
     as_json: JsonOption = False,

@@ -65,6 +65,7 @@ class RunFlags:
         typer.Option(
             min=0,
             max=65535,
+            metavar="PORT",
             help="Port of the embedded NATS server; 0 picks a free one.",
         ),
     ] = 0

@@ -51,7 +51,7 @@ _PIPE_WIDTH = 100
 def lint(
     files: Annotated[
         list[Path],
-        typer.Argument(help="YAML files of pipelines.", show_default=False),
+        typer.Argument(metavar="FILE", help="YAML files of pipelines.", show_default=False),
     ],
     bind: BindOption = None,
     containers: ContainersOption = None,
@@ -139,7 +139,10 @@ def schema(
 
 def connectors(
     name: Annotated[
-        str | None, typer.Argument(help="Show the fields of this connector.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Show the fields of this connector.", show_default=False
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -33,7 +33,10 @@ def sql(
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Print at most this many rows of the table.")
+        int,
+        typer.Option(
+            "--limit", min=1, metavar="NUMBER", help="Print at most this many rows of the table."
+        ),
     ] = 200,
     spark: Annotated[
         bool,

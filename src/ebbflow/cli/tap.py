@@ -46,17 +46,24 @@ def tap(
         str | None, typer.Option(metavar="TEXT", help="Only messages whose value holds this text.")
     ] = None,
     outcome: Annotated[
-        str | None, typer.Option(help=f"Only messages with this outcome: {_OUTCOMES}.")
+        str | None,
+        typer.Option(metavar="OUTCOME", help=f"Only messages with this outcome: {_OUTCOMES}."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Stop after this many messages.")
+    ] = None,
     timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Stop after this time, such as 30s.")
     ] = None,
     sample: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Show this share of the messages.")
+        float,
+        typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Show this share of the messages."),
     ] = 1.0,
     rate: Annotated[
-        int, typer.Option(min=1, help="Show at most this many messages per second and task.")
+        int,
+        typer.Option(
+            min=1, metavar="NUMBER", help="Show at most this many messages per second and task."
+        ),
     ] = 200,
     waiting: Annotated[
         bool,
@@ -70,6 +77,7 @@ def tap(
         typer.Option(
             "--format",
             "-f",
+            metavar="FORMAT",
             help="Print text, json, or a pattern such as '{id} {outcome} {value}'.",
         ),
     ] = "text",

@@ -25,7 +25,10 @@ _SHOWN = 20
 
 def trace(
     pipeline: PipelineArgument,
-    id: Annotated[str, typer.Argument(help="Id of the message or request.", show_default=False)],
+    id: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="Id of the message or request.", show_default=False),
+    ],
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:

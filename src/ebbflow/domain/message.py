@@ -12,14 +12,14 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Never, NoReturn
 
 from ebbflow.domain.durations import Duration, is_duration, milliseconds
-from ebbflow.domain.spelling import Gone, named_options, no_attribute
+from ebbflow.domain.spelling import Gone, named_options, no_attribute, no_option
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -154,6 +154,7 @@ class Datum:
     __slots__ = ("_fields",)
     _fields: dict[str, Any]
 
+    @named_options
     def __init__(
         self,
         value: bytes,
@@ -301,6 +302,30 @@ class Message:
     error: str | None = None
     metadata: Metadata | None = None
 
+    # Written out, because a decorator would take longer than all of it.
+    def __init__(
+        self,
+        value: bytes,
+        keys: Sequence[str] | None = None,
+        tags: Sequence[str] = (),
+        event_time: datetime | None = None,
+        signal: Signal | None = None,
+        nack_options: NackOptions | None = None,
+        error: str | None = None,
+        metadata: Metadata | None = None,
+        **wrong: Never,
+    ) -> None:
+        if wrong:
+            raise no_option("Message()", next(iter(wrong)), [field.name for field in fields(self)])
+        self.value = value
+        self.keys = keys
+        self.tags = tags
+        self.event_time = event_time
+        self.signal = signal
+        self.nack_options = nack_options
+        self.error = error
+        self.metadata = metadata
+
     @property
     def is_plain(self) -> bool:
         """True if it holds nothing but a value to forward, and keys perhaps."""
@@ -312,6 +337,7 @@ class Message:
         )
 
     @classmethod
+    @named_options
     def json(
         cls,
         value: Any,
@@ -346,6 +372,7 @@ class Message:
         return cls(b"", event_time=event_time, signal=Signal.NACK, nack_options=options)
 
     @classmethod
+    @named_options
     def to_fail(cls, error: str = "failed", event_time: datetime | None = None) -> Message:
         """Reports that the input has failed; the vertex's ``retryStrategy`` tries it again.
 
@@ -398,6 +425,7 @@ class Response:
         return cls(id, _OK)
 
     @classmethod
+    @named_options
     def failure(cls, id: str = "", error: str = "") -> Response:
         """The sink could not write it: its ``retryStrategy`` decides; without one, dead letter."""
         if not isinstance(error, str) or not error.strip():
@@ -413,6 +441,7 @@ class Response:
         return cls(id, Status.FALLBACK)
 
     @classmethod
+    @named_options
     def serve(cls, id: str = "", payload: bytes | None = None) -> Response:
         """Stores the payload as the answer to the request that this message came from."""
         if payload is None:
@@ -423,6 +452,7 @@ class Response:
         return cls(id, Status.SERVE, payload=payload)
 
     @classmethod
+    @named_options
     def on_success(cls, id: str = "", message: Message | None = None) -> Response:
         """The sink has written it; the on-success sink gets ``message``, or else the original."""
         return cls(id, Status.ON_SUCCESS, message=message)
@@ -442,6 +472,7 @@ class Response:
         return cls(id, Status.NACK, nack_options=options)
 
     @classmethod
+    @named_options
     def unavailable(
         cls, id: str = "", what: str = "", retry_after: Duration | None = None
     ) -> Response:

@@ -58,11 +58,16 @@ def named_options(method: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in known:
                 replaced = REPLACED.get(f"{method.__name__}.{name}") or REPLACED.get(name)
-                meant = replaced or did_you_mean(name, known, "it takes")
-                raise TypeError(f"{_display_name(method, *args)} has no option {name!r}; {meant}")
+                raise no_option(_display_name(method, *args), name, known, replaced)
         return method(*args, **kwargs)
 
     return call
+
+
+def no_option(call: str, name: str, known: Iterable[str], replaced: str | None = None) -> TypeError:
+    """Returns the error for an option that a call does not take."""
+    meant = replaced or did_you_mean(name, known, "it takes")
+    return TypeError(f"{call} has no option {name!r}; {meant}")
 
 
 def named_fields(cls: type[T]) -> type[T]:

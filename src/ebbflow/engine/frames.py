@@ -403,6 +403,9 @@ class RowDatum(Datum):
         return _rebuild, (self.value, state)
 
 
+RowDatum.__name__ = Datum.__name__  # what Python's errors about user code call it
+
+
 def _rebuild(value: bytes, state: dict[str, Any]) -> Datum:
     return Datum(value, **state)
 

@@ -8,6 +8,7 @@ state folder, which one running instance owns at a time; when that one is killed
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -112,6 +113,15 @@ class StateFolder:
             return time.time() - self._wanted.stat().st_mtime < _YIELD_WAIT
         except OSError:
             return False
+
+    def make_writable(self, folder: Path) -> None:
+        """Makes a folder inside; ``SetupError`` if it cannot be made, or not written to."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        except OSError as error:
+            raise self.explain(error) from error
 
     def explain(self, error: OSError) -> SetupError:
         """Returns the error for something in the folder that cannot be read or written."""

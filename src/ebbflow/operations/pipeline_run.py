@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
 
@@ -274,15 +274,15 @@ class NotebookView(Watcher):
     What vertices print is printed in the cell, as all prints are.
     """
 
-    def __init__(self, quiet: Watcher) -> None:
-        from IPython import display
-
-        self._quiet = quiet
-        self._shown = display.display(PipelineStatus("", phase="starting"), display_id=True)
+    def __init__(self, quiet: Watcher, pipeline: str) -> None:
+        self._quiet, self._pipeline = quiet, pipeline
+        self._shown: Any = None
 
     @override
     def stage(self, text: str) -> None:
         self._quiet.stage(text)
+        if self._shown is None:
+            self.show(PipelineStatus(self._pipeline, phase="starting"))
 
     @override
     def line(self, text: str) -> None:
@@ -295,7 +295,16 @@ class NotebookView(Watcher):
     @override
     def look(self, status: PipelineStatus) -> None:
         self._quiet.look(status)
-        self._shown.update(status)
+        self.show(status)
+
+    def show(self, status: PipelineStatus) -> None:
+        """Shows a status in place of the one before."""
+        from IPython import display
+
+        if self._shown is None:
+            self._shown = display.display(status, display_id=True)
+        else:
+            self._shown.update(status)
 
 
 def _seconds(timeout: Duration | None) -> float | None:

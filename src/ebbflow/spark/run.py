@@ -30,7 +30,7 @@ from ebbflow.domain.host import on_signals
 from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
-from ebbflow.nats.embedded import FolderWitness
+from ebbflow.nats.embedded import FolderWitness, StateFolder
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
@@ -292,7 +292,9 @@ class Run:
     @contextmanager
     def _starting_ahead(self) -> Iterator[None]:
         """Starts the JVM while NATS, streams and plans are prepared; ends one that is not used."""
-        self._ahead = start_ahead(self._session_plan)
+        plan = self._session_plan
+        StateFolder(self._options.state).make_writable(plan.logs)
+        self._ahead = start_ahead(plan)
         try:
             yield
         finally:

@@ -123,7 +123,10 @@ def _checked_option(name: str, value: Any) -> Any:
 
 
 def _code(choice: Any) -> CodeChoice:
-    """Returns user code; ``TypeError`` for what connectors used to be written as."""
+    """Returns user code; ``TypeError`` for a connector that is not written as one."""
+    if isinstance(choice, type) and issubclass(choice, Connector):
+        name = choice.__name__
+        raise TypeError(f"{name} is the class of a connector; write {name}(...)")
     if isinstance(choice, Mapping) or choice in ("log", "blackhole", "serve"):
         raise TypeError(
             "a source or sink is user code or a connector of ebbflow.connectors, such as Log(), "

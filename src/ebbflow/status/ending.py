@@ -33,6 +33,7 @@ def describe_end(
         yield from _adding_up(status)
     else:
         yield from _leaving(list_leftovers(status), ended)
+    yield from _unwanted(status)
     yield f"{ended} after {seconds:.1f} s"
     yield from _dead_letters(status, where)
 
@@ -109,6 +110,22 @@ def _account(status: PipelineStatus, counted: Mapping[str, Counts]) -> str:
     went += [f"{dropped:,} dropped"] if dropped else []
     went += [f"{dead:,} dead letter{'' if dead == 1 else 's'}"] if dead else []
     return f"{came}; {', '.join(went)}"
+
+
+# --- tags that no edge takes ----------------------------------------------------------------------
+
+
+def _unwanted(status: PipelineStatus) -> Iterator[str]:
+    """Yields vertices that forwarded nothing, though all their edges ask for tags: a slip maybe."""
+    for vertex in status.vertices:
+        edges = [edge for edge in status.edges if edge.frm == vertex.name]
+        asks = edges and all(edge.tags for edge in edges)
+        if asks and vertex.counts.dropped and not vertex.counts.written:
+            taken = ", ".join(f"{edge.tags} ({edge.to})" for edge in edges)
+            yield (
+                f"{vertex.name} forwarded nothing. Tags that its edges take: {taken}. "
+                "Compare those that its code gives."
+            )
 
 
 # --- dead letters -------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def _strategy(retry: Backoff | None, on_failure: OnFailure) -> RetryStrategy | N
 
 
 def _verdict(messages: Sequence[bytes | Datum], on_error: Backoff) -> Verdict:
-    data = [Datum(message) if isinstance(message, bytes) else message for message in messages]
+    data = [_datum(message) for message in messages]
     columns = {
         "id": [datum.id or f"test-{number}" for number, datum in enumerate(data)],
         "value": [datum.value for datum in data],
@@ -142,6 +142,14 @@ def _verdict(messages: Sequence[bytes | Datum], on_error: Backoff) -> Verdict:
     rows = Rows(frames.batch_of(columns, len(data)), watermark)
     rules = Rules("test", on_error, _LARGEST)
     return Verdict(rows, rules)
+
+
+def _datum(message: bytes | Datum) -> Datum:
+    if isinstance(message, bytes):
+        return Datum(message)
+    if not isinstance(message, Datum):
+        raise TypeError(f"a message is bytes or a Datum, not {type(message).__name__}")
+    return message
 
 
 def _message_of(datum: Datum, tags: Sequence[str]) -> Message:

@@ -218,12 +218,25 @@ def _read(pipeline: Builder | Spec | str | Path) -> tuple[Spec, Path | None]:
 
     if isinstance(pipeline, str | Path):
         return load(pipeline), Path(pipeline).resolve().parent
-    return (pipeline.spec if isinstance(pipeline, Builder) else pipeline), None
+    if isinstance(pipeline, Builder):
+        return pipeline.spec, None
+    if not hasattr(pipeline, "steps"):
+        raise TypeError(
+            "simulate() takes a Pipeline, a MonoVertex, a spec or the path of one, "
+            f"not {type(pipeline).__name__}"
+        )
+    return pipeline, None
 
 
 def _check_vertices(spec: Spec, incidents: Sequence[Incident]) -> None:
     names = [step.name for step in spec.steps]
+    if not isinstance(incidents, Sequence):
+        raise TypeError(f"incidents takes a list, not {type(incidents).__name__}")
     for incident in incidents:
+        if not isinstance(incident, Incident):
+            raise TypeError(
+                f"an incident is an Outage, a Pause or a Crash, not {type(incident).__name__}"
+            )
         if incident.vertex not in names:
             raise SetupError(
                 f"{type(incident).__name__} names the vertex {incident.vertex}, "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -109,7 +109,7 @@ def _by_source(spec: Spec, messages: GivenMessages | None) -> Mapping[str, Seque
                     f"Its sources are: {', '.join(names)}.",
                 )
         return messages
-    if isinstance(messages, bytes | str):
+    if isinstance(messages, bytes | str) or not isinstance(messages, Iterable):
         raise TypeError("messages must be a list of messages, or lists by the names of sources")
     if len(names) > 1:
         raise SetupError(

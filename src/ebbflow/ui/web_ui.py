@@ -20,7 +20,7 @@ import ssl
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -49,6 +49,7 @@ _PLACE = re.compile(
     r"(?:(?:(?P<host>\[[^\]]+\]|[^:/]*):)?(?P<port>\d{1,5})|(?P<alone>\[[^\]]+\]|[^:/]*[^:/\d][^:/]*))"
 )
 _WHO = "web UI"
+_NUMBERS = "endpoint of --metrics"
 _READ_TIMEOUT = 10.0
 _END = 10.0
 
@@ -60,32 +61,34 @@ _END = 10.0
 class UiAddress:
     """A host and a port. One that is only ``usual`` gives way to any that is free.
 
-    ``secured`` says whether to speak TLS; ``None`` if that is left to the environment.
+    ``secured`` says whether to speak TLS; ``None`` if that is left to the environment. ``who`` is
+    to listen there, for errors.
     """
 
     host: str
     port: int
     usual: bool = False
     secured: bool | None = None
+    who: str = field(default=_WHO, compare=False)
 
 
-def parse_address(text: str | bool, usual_port: int) -> UiAddress:
+def parse_address(text: str | bool, usual_port: int, who: str = _WHO) -> UiAddress:
     """Returns the address that ``[https://]HOST:PORT``, ``PORT`` or ``HOST`` means.
 
     ``True`` is the usual one.
     """
     if text is True or not text:
-        return UiAddress(LOOPBACK, usual_port, usual=True)
+        return UiAddress(LOOPBACK, usual_port, usual=True, who=who)
     match = _PLACE.fullmatch(str(text))
     port = int(match["port"] or usual_port) if match else -1
     if match is None or not 0 <= port <= 65_535:
         raise SetupError(
-            f"{str(text)!r} is not an address that the web UI can listen on.",
+            f"{str(text)!r} is not an address that the {who} can listen on.",
             f"Write it as HOST:PORT, such as {LOOPBACK}:{usual_port}; port 0 is any that is free.",
         )
     host = (match["alone"] or match["host"] or LOOPBACK).strip("[]")
     secured = None if match["scheme"] is None else match["scheme"] == "https://"
-    return UiAddress(host, port, usual=match["port"] is None, secured=secured)
+    return UiAddress(host, port, usual=match["port"] is None, secured=secured, who=who)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ class UiSocket:
 
 def open_socket(address: UiAddress) -> UiSocket:
     """Returns what listens there; ``SetupError`` when that is not possible."""
-    is_local = is_loopback(address.host, _WHO)
+    is_local = is_loopback(address.host, address.who)
     text = os.environ.get(TOKEN, "")
     terminal = None if text or is_local else _find_terminal(address.host)
     chosen = Secret(text) if text else None
@@ -132,9 +135,9 @@ def open_socket(address: UiAddress) -> UiSocket:
 def _bind_address(address: UiAddress) -> socket.socket:
     advice = "Stop what listens there, or name another port; 0 is any that is free."
     place = Endpoint(address.host, address.port, optional=address.usual)
-    bound = bind(place, _WHO, advice)
+    bound = bind(place, address.who, advice)
     if bound is None:
-        bound = bind(Endpoint(address.host, 0), _WHO, advice)
+        bound = bind(Endpoint(address.host, 0), address.who, advice)
     assert bound is not None, "a port that is not optional is bound or refused"
     return bound
 
@@ -148,7 +151,7 @@ def _make_tls(address: UiAddress) -> ssl.SSLContext | None:
     if certificate is None:
         require_extra("A web UI that makes a certificate for itself", "http", "cryptography")
     place = Endpoint(address.host, address.port, certificate, self_signed=certificate is None)
-    return make_tls(place, _WHO)
+    return make_tls(place, address.who)
 
 
 def _read_certificate() -> Certificate | None:
@@ -273,7 +276,7 @@ def attach_web_ui(ui: bool | str, metrics: bool | str) -> list[Attachment]:
     the metrics too, so that two of the same address are one.
     """
     address = None if ui is False else parse_address(ui, UI_PORT)
-    numbers = None if metrics is False else parse_address(metrics, METRICS_PORT)
+    numbers = None if metrics is False else parse_address(metrics, METRICS_PORT, _NUMBERS)
     attachments: list[Attachment] = []
     if address is not None:
         attachments.append(partial(_attach, "ui", address))
