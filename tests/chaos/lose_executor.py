@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import psutil
 
+from ebbflow.engine.position import count_by_vertex
 from ebbflow.nats.link import Link
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.stored import NOW
@@ -265,7 +266,7 @@ class Loss:
         return Outcome(
             messages=self._messages,
             numbers=Counter(int(word) for _, word, _ in arrivals),
-            settled=sum(p.counts.done for (name, _), p in positions.items() if name == "out"),
+            settled=count_by_vertex(positions)["out"].done,
             gap=gap,
             counted_gap=_longest_gap(counted.grown, killed_at)[0],
             killed_at=killed_at,
