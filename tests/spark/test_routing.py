@@ -173,9 +173,9 @@ def test_while_a_buffer_is_full_the_writer_waits_counts_and_does_not_grow(run, t
         return [Response.ok(datum.id) for datum in data]
 
     small = Limits(buffer_max_length=2, buffer_usage_limit=100)
-    generator = {"messages": 100_000, "msg_size": 140}
+    generator = Generator(messages=100_000, msg_size=140)
     # In one task the source would wait for the sink's call.
-    pipeline = Pipeline("test", inline=False).source("in", Generator(**generator), transformer=passes)
+    pipeline = Pipeline("test", inline=False).source("in", generator, transformer=passes)
     summary = run(pipeline.sink("out", waits, limits=small), watcher=watcher)
 
     assert summary.vertices["out"].done == 100_000
