@@ -3,7 +3,8 @@
 The executor is the one that runs the sink, and the node leads the positions: nothing can be settled
 without either. Every number must arrive. The tool prints the longest time in which none arrived,
 what the run said meanwhile, and when Spark and NATS did what. ``--cores 3 3`` are two Workers, of
-which one has room for all three tasks; with ``--cores 2 1`` no slot is spare.
+which one has room for all three tasks; with ``--cores 2 1`` no slot is spare. With ``--inline`` the
+vertices share one task, as is the default of a run.
 
     python -m tests.chaos.lose_executor --cores 3 3 [--times 3] [--only executor]
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -29,6 +31,7 @@ from typing import NamedTuple
 
 import psutil
 
+from ebbflow.engine.position import count_by_vertex
 from ebbflow.nats.link import Link
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.stored import NOW
@@ -159,13 +162,16 @@ class Outcome:
 class Loss:
     """One run that loses an executor and a node, in one folder."""
 
-    def __init__(self, folder: Path, messages: int = 4000, rate: int = 200) -> None:
+    def __init__(
+        self, folder: Path, messages: int = 4000, rate: int = 200, *, inline: bool = False
+    ) -> None:
         self._folder = folder
         self._messages = messages
         self._journal = folder / "journal"
         self._journal.mkdir()
         text = (PIPELINE / "lost.yaml").read_text(encoding="utf-8")
         text = text.replace("4000", str(messages)).replace("rpu: 200", f"rpu: {rate}")
+        text = text.replace("inline: false", f"inline: {json.dumps(inline)}")
         (folder / "lost.yaml").write_text(text, encoding="utf-8")
         shutil.copy(PIPELINE / "lost_steps.py", folder)
 
@@ -265,7 +271,7 @@ class Loss:
         return Outcome(
             messages=self._messages,
             numbers=Counter(int(word) for _, word, _ in arrivals),
-            settled=sum(p.counts.done for (name, _), p in positions.items() if name == "out"),
+            settled=count_by_vertex(positions)["out"].done,
             gap=gap,
             counted_gap=_longest_gap(counted.grown, killed_at)[0],
             killed_at=killed_at,
@@ -294,6 +300,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--only", choices=("executor", "node"), default="", help="kill only this")
     parser.add_argument("--after", type=float, default=8.0, help="seconds of work before the kill")
+    parser.add_argument("--inline", action="store_true", help="all vertices share a task")
     parser.add_argument("--option", action="append", default=[], help="for ebbflow run")
     arguments = parser.parse_args()
     outcomes = [_run_once(arguments) for _ in range(arguments.times)]
@@ -306,7 +313,7 @@ def _run_once(arguments: argparse.Namespace) -> Outcome:
         folder = Path(name)
         (folder / "run").mkdir()
         with Cluster(folder / "nodes").running() as nats:
-            loss = Loss(folder / "run")
+            loss = Loss(folder / "run", inline=arguments.inline)
             only, after, options = arguments.only, arguments.after, arguments.option
             outcome = loss.run(nats, arguments.cores, after=after, only=only, options=options)
     print(outcome, flush=True)

@@ -17,14 +17,17 @@ _MOST = 60.0
 
 
 @pytest.fixture(
-    scope="module", params=[(3, 3), (2, 1)], ids=["with spare slots", "without spare slots"]
+    scope="module",
+    params=[((3, 3), False), ((2, 1), False), ((3, 3), True)],
+    ids=["with spare slots", "without spare slots", "of the task that all vertices share"],
 )
 def outcome(
     nodes: Cluster, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Outcome:
     nodes.heal()
     folder: Path = tmp_path_factory.mktemp("lost")
-    ended = Loss(folder).run(nodes, request.param)
+    cores, inline = request.param
+    ended = Loss(folder, inline=inline).run(nodes, cores)
     print(ended)
     return ended
 

@@ -23,7 +23,7 @@ from tests.conformance.faults import Careless, FaultySink, FaultySource, Forgetf
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-PATIENCE = 3.0
+PATIENCE = "3s"
 SOURCE = {rule.__name__: rule for rule in SOURCE_RULES}
 SINK = {rule.__name__: rule for rule in SINK_RULES}
 

@@ -22,6 +22,7 @@ kind: Pipeline
 metadata:
   name: whole
 spec:
+  inline: {inline}
   vertices:
     - name: in
       source:
@@ -78,8 +79,10 @@ class Whole:
         self._started: list[subprocess.Popen[str]] = []
         (folder / "steps.py").write_text(textwrap.dedent(STEPS))
 
-    def write(self, generator: dict[str, Any]) -> None:
+    def write(self, generator: dict[str, Any], *, inline: bool = True) -> None:
+        """The specification. With ``inline=False`` every vertex has a task of its own."""
         text = SPEC.replace("{generator}", json.dumps(generator))
+        text = text.replace("{inline}", json.dumps(inline))
         (self.folder / "pipeline.yaml").write_text(text)
 
     def start(

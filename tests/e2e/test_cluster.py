@@ -57,7 +57,7 @@ class OnCluster:
 @pytest.fixture(scope="module")
 def ended(cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnCluster]:
     whole = Whole(tmp_path_factory.mktemp("on-cluster"))
-    whole.write({"rpu": 100})
+    whole.write({"rpu": 100}, inline=False)
     try:
         yield OnCluster(whole, cluster)
     finally:

@@ -61,10 +61,11 @@ def settled_down(whole):
 
 @pytest.mark.guarantee("at-least-once")
 @pytest.mark.long
-def test_a_replay_after_the_server_has_forgotten_doubles_nothing(whole):
+@pytest.mark.parametrize("inline", [False, True], ids=["through buffers", "inline"])
+def test_a_replay_after_the_server_has_forgotten_doubles_nothing(whole, inline):
     steps = whole.folder / "steps.py"
     steps.write_text(steps.read_text() + WORK)
-    whole.write({"messages": MESSAGES, "rpu": MESSAGES})
+    whole.write({"messages": MESSAGES, "rpu": MESSAGES}, inline=inline)
     (whole.folder / "hold").touch()
     process = whole.start()
     whole.wait_until((whole.folder / "holding").exists, process)

@@ -88,7 +88,7 @@ def test_a_run_over_tls_with_creds_leaves_no_secret_in_any_text(whole, tmp_path_
     counts = json.loads((whole.folder / "s.json").read_text())["vertices"]
     assert counts["out"]["done"] == len(numbers)
     assert f"Spark's web UI is at http://127.0.0.1:{ui}\n" in output
-    assert '"description" : "out, epoch 1"' in spark
+    assert '"description" : "in, work, out, epoch 1"' in spark
     for secret in [*secrets_in(creds), "key-of-the-collector"]:
         for text in (output, spark, everything_under(whole.folder)):
             assert secret not in text

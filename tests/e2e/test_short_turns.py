@@ -27,7 +27,7 @@ def test_vertices_that_take_turns_make_progress_although_one_is_slow_to_open(who
     """A turn is two seconds, and opening takes three."""
     steps = whole.folder / "steps.py"
     steps.write_text(steps.read_text() + SLOW_TO_OPEN)
-    whole.write({"messages": 200})
+    whole.write({"messages": 200}, inline=False)
 
     process = whole.start("--drain", "--timeout", "240s", "--master", "local[1]")
     output = process.communicate(timeout=300)[0]

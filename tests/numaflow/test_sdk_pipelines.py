@@ -160,7 +160,7 @@ def test_a_pipeline_of_functions(function_in, tmp_path, language):
     more = [] if language == "python" else [NACKED_BY_SINK, HANGS]
     payloads = [*PAYLOADS, *ASIDE, *more]
     # Only where a call hangs: on a busy machine one that breaks may take as long to say so.
-    limits = Limits(call_timeout="1s") if HANGS in payloads else {}
+    limits = Limits(call_timeout="1s") if HANGS in payloads else Limits()
     functions = Functions(function_in(language), tmp_path, payloads)
     pipeline = (
         Pipeline("sdks")

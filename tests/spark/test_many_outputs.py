@@ -42,7 +42,7 @@ def test_all_outputs_of_one_input_pass_a_buffer_for_two_frames_in_every_mode(run
         journal.write(*(datum.value.decode() for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
-    pipeline = Pipeline("test").source("in", Generator(messages=1))
+    pipeline = Pipeline("test", inline=False).source("in", Generator(messages=1))
     modes = [unary, stream, batch, columnar]
     for code in modes:
         pipeline = pipeline.map(code.__name__, code, mode=code.__name__, after="in")

@@ -131,7 +131,7 @@ def test_a_full_buffer_makes_the_writer_wait_and_nothing_is_lost(run, collect, c
         return slow(data)
 
     small = Limits(buffer_max_length=2, buffer_usage_limit=100, read_batch_size=200)
-    pipeline = Pipeline("test").source("in", Generator(messages=20_000))
+    pipeline = Pipeline("test", inline=False).source("in", Generator(messages=20_000))
     summary = run(pipeline.sink("out", crawling, limits=small))
 
     assert summary.vertices["out"].done == 20_000
@@ -172,9 +172,10 @@ def test_while_a_buffer_is_full_the_writer_waits_counts_and_does_not_grow(run, t
         until(gate.exists, 300)
         return [Response.ok(datum.id) for datum in data]
 
-    small = {"buffer_max_length": 2, "buffer_usage_limit": 100}
-    generator = {"messages": 100_000, "msg_size": 140}
-    pipeline = Pipeline("test").source("in", Generator(**generator), transformer=passes)
+    small = Limits(buffer_max_length=2, buffer_usage_limit=100)
+    generator = Generator(messages=100_000, msg_size=140)
+    # In one task the source would wait for the sink's call.
+    pipeline = Pipeline("test", inline=False).source("in", generator, transformer=passes)
     summary = run(pipeline.sink("out", waits, limits=small), watcher=watcher)
 
     assert summary.vertices["out"].done == 100_000
@@ -194,7 +195,7 @@ def test_a_full_buffer_drops_and_counts_where_the_edge_says_so(run, collect, col
         return slow(data)
 
     small = Limits(buffer_max_length=1, buffer_usage_limit=100, read_batch_size=100)
-    pipeline = Pipeline("test").source("in", Generator(messages=3_000, rpu=1_500))
+    pipeline = Pipeline("test", inline=False).source("in", Generator(messages=3_000, rpu=1_500))
     summary = run(pipeline.sink("out", crawling, limits=small, on_full="discard_latest"))
 
     source, sink = summary.vertices["in"], summary.vertices["out"]
