@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import traceback
 
 import pytest
 
 from ebbflow import Message, Pipeline, Response
 from ebbflow.connectors import Blackhole, Generator, Log
-from ebbflow.spark.supervisor import explain, find_raised
+from ebbflow.runtime.loop import with_vertex
+from ebbflow.spark.supervisor import explain, find_raised, find_vertex
 from tests.spark.runs import Failures
 from tests.waiting import until
 
@@ -257,3 +259,16 @@ def test_a_failed_epoch_is_explained_by_the_error_of_the_worker_whatever_its_nam
     error = RuntimeError(WORKER_ERROR % line)
     assert explain(error) == said
     assert find_raised(error).kind == said.partition(":")[0]
+
+
+def test_a_failed_epoch_is_that_of_the_vertex_whose_loop_raised():
+    def fail():
+        raise KeyError("customer")
+
+    with pytest.raises(KeyError) as raised:
+        with_vertex("enrich", fail)
+    shown = "".join(traceback.format_exception(raised.value)).rstrip()
+    error = RuntimeError(WORKER_ERROR % "\n".join(shown.splitlines()[-2:]))
+    assert find_vertex(raised.value) == find_vertex(error) == "enrich"
+    assert find_vertex(RuntimeError(WORKER_ERROR % "KeyError: 'customer'")) is None
+    assert explain(error) == "KeyError: 'customer'"

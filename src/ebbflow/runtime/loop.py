@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -65,6 +65,11 @@ AT_REQUESTS = GatheringPace(0.008, 1)
 
 SMALL = 100
 """A chunk of fewer rows is a small one."""
+
+IN_VERTEX = "in vertex "
+"""Before the name of a vertex, in the note on an error that ended its task."""
+
+T = TypeVar("T")
 
 _LOOK_EVERY = 1.0
 # Seconds that an epoch waits for something to take before it ends without a chunk.
@@ -197,6 +202,11 @@ class ChunkLoop:
     def run(self) -> Report:
         """Works alone until the epoch ends or the driver says stop."""
         return run_loops([self], self._epoch)[0]
+
+    @property
+    def vertex(self) -> str:
+        """The vertex whose partition it is."""
+        return self._place.vertex
 
     @property
     def may_end_idle(self) -> bool:
@@ -471,6 +481,18 @@ def run_loops(loops: Sequence[ChunkLoop], epoch: Epoch) -> list[Report]:
     return reports
 
 
+def with_vertex(vertex: str, step: Callable[[], T]) -> T:
+    """Returns what the step returns; its error gets a note that names the vertex.
+
+    Vertices that share a task fail together, and the driver sees one error for all of them.
+    """
+    try:
+        return step()
+    except Exception as error:
+        error.add_note(f"{IN_VERTEX}{vertex}")
+        raise
+
+
 def _close(loops: Sequence[ChunkLoop]) -> list[Report]:
     reports: list[Report] = []
     with ExitStack() as stack:  # all of them, also if closing one fails
@@ -489,6 +511,6 @@ def _take_turns(loops: Sequence[ChunkLoop], epoch: Epoch) -> None:
         epoch.wake.clear()
         for loop in loops:
             if not loop.rest():
-                loop.take_turn()
+                with_vertex(loop.vertex, loop.take_turn)
         if (rest := min(loop.rest() for loop in loops)) > 0:
             epoch.rest(rest)

@@ -36,6 +36,7 @@ from ebbflow.runtime.loop import (
     GatheringPace,
     TaskParts,
     run_loops,
+    with_vertex,
 )
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import Report, SystemClock, VertexControl
@@ -167,7 +168,8 @@ class SharedTask:
         for vertex, own in zip(self.vertices, parts, strict=True):
             runs = [inline[name] for name in vertex.plan.inline if name in inline]
             own = replace(own, inline=InlineVertices(runs) if runs else None)
-            loop = loops[vertex.plan.vertex] = ChunkLoop(own, self._epoch)
+            name = vertex.plan.vertex
+            loop = loops[name] = with_vertex(name, partial(ChunkLoop, own, self._epoch))
             opened.callback(loop.close)
         return [*loops.values()]
 

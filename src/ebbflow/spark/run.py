@@ -425,9 +425,9 @@ class Run:
         unheard = self._listener.unheard(name, plan.partitions)
         speaks = not (plan.streams.batched or self._takes_turns() or self._is_held_up(plan, task))
         is_silent = speaks and task.failure is None and _SILENT < unheard < math.inf
-        failure = task.failure or self._hear_feed(name)
+        failure = task.failure_of(name) or self._hear_feed(name)
         return JobFacts.with_errors(
-            self._feed_errors[name] or task.errors,
+            self._feed_errors[name] or task.errors[name],
             restarts=task.restarts,
             failure=failure,
             up=self._is_up(plan, task),

@@ -11,6 +11,7 @@ import math
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain, count
@@ -21,12 +22,13 @@ from pyspark import InheritableThread
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.redelivery import format_traceback
+from ebbflow.runtime.loop import IN_VERTEX
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.task_sharing import Cut, Group, Merge, group_plans
 from ebbflow.spark.batch.vertex import run_batches
 from ebbflow.spark.epoch import Epochs
 from ebbflow.spark.versions import says_worker_died
-from ebbflow.status.conditions import WORKER_DIED
+from ebbflow.status.conditions import SHARES_TASK, WORKER_DIED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +45,7 @@ _ERROR_LINE = re.compile(
 _BEHIND_FRAMES = re.compile(
     r'^  File "(?:(?!^  File ").)*?^(?:\w+\.)*([A-Za-z_]\w*)(?:: ([^\n]*))?$', re.M | re.S
 )
+_VERTEX = re.compile(rf"^{IN_VERTEX}(\S+)$", re.M)
 _TRACE = re.compile(r"Traceback \(most recent call last\):\n.*?(?=\n\s*\n?\tat |\Z)", re.S)
 
 
@@ -57,8 +60,9 @@ class TaskSupervisor:
         self.epoch = 0
         self.restarts = 0
         self._failure: str | None = None
-        self.errors = RaisedErrors()
-        """The errors by which its epochs have failed."""
+        self._failed: str | None = None
+        self.errors: defaultdict[str, RaisedErrors] = defaultdict(RaisedErrors)
+        """The errors by which its epochs have failed, by vertex."""
         self._began = math.inf
         self.up_since = math.inf
         """When its first epoch without a failure since began; never while it has failed."""
@@ -75,6 +79,15 @@ class TaskSupervisor:
     def failure(self) -> str | None:
         """The reason of the last failure, until the vertices have run again for a while."""
         return None if time.monotonic() - self._began > _RECOVERED else self._failure
+
+    def failure_of(self, vertex: str) -> str | None:
+        """Returns the same of one vertex; the others of its task wait until that has started again.
+
+        An error that names no vertex, such as a worker that died, is that of all of them.
+        """
+        if self._failed in (None, vertex):
+            return self.failure
+        return None if self.failure is None else f"{SHARES_TASK}{self._failed}, which has failed"
 
     def start(self) -> None:
         """Begins the first epoch."""
@@ -127,13 +140,18 @@ class TaskSupervisor:
                 if self._stopping.is_set():
                     return
                 self.restarts += 1
-                self._failure = explain(error)
-                self.errors.add(find_raised(error), datetime.now(UTC))
+                self._note_failure(error)
                 isolate = says_worker_died(str(error))
                 steady = time.monotonic() - self._began > _STEADY
                 failures = 1 if steady else failures + 1
                 self._began = self.up_since = math.inf
                 self._stopping.wait(_RESTART.wait(failures) / 1000)
+
+    def _note_failure(self, error: Exception) -> None:
+        """Keeps why an epoch failed, for the vertex that the error names or for all of them."""
+        self._failure, self._failed = explain(error), find_vertex(error)
+        for vertex in [self._failed] if self._failed else [plan.vertex for plan in self.plans]:
+            self.errors[vertex].add(find_raised(error), datetime.now(UTC))
 
     def _follow_change(self) -> None:
         if self._next is None or self._replays or self._stopping.is_set():
@@ -164,6 +182,12 @@ def explain(error: BaseException) -> str:
         kind, what = errors[-1]
         return f"{kind}: {what}" if what else kind
     return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))[:300]
+
+
+def find_vertex(error: BaseException) -> str | None:
+    """Returns the vertex that a note on the error names, if its task has noted one."""
+    found = _VERTEX.search("\n".join([str(error), *getattr(error, "__notes__", ())]))
+    return found[1] if found else None
 
 
 def find_raised(error: BaseException) -> Raised:

@@ -23,6 +23,9 @@ from ebbflow.status.model import Concern, Condition, PipelineStatus, VertexStatu
 WORKER_DIED = "a Python worker died; looking for the message that killed it"
 """Why a vertex is started again whose worker was killed, or ended by a message."""
 
+SHARES_TASK = "shares a task with "
+"""Before the vertex that failed, as why another vertex of its task is started again."""
+
 LATE = 60.0
 """Seconds that a message may wait before that is worth reporting."""
 
@@ -148,6 +151,8 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
         case "halted":
             step = f"Look at its dead letters: ebbflow dlq list {pipeline} --vertex {name}. "
             yield Concern("error", name, words, step + f"Then: ebbflow resume {pipeline} {name}.")
+        case "restarting" if (vertex.failure or "").startswith(SHARES_TASK):
+            pass  # the vertex that failed says all there is to say
         case "restarting":
             step = f"Correct the error{where} and start the pipeline again; nothing is lost."
             if vertex.failure == WORKER_DIED:

@@ -111,14 +111,16 @@ def test_deliveries_and_failures_are_exact_in_several_partitions(
     assert stream.info()["num_ack_pending"] == 0
 
 
-def test_an_unfit_consumer_is_told_on_one_line(run, stream, store):
+def test_an_unfit_consumer_is_told_on_one_line_by_the_vertex_that_reads_it(run, stream, store):
     stream.consumer(ack_policy="none")
-    told = []
+    told, concerns = [], []
 
     class Listening(Watcher):
         def look(self, status):
             if status["in"].failure:
-                told.append(status["in"].failure)
+                told.append((status["in"].failure, status["out"].failure))
+                concerns.append([concern.vertex for concern in status.problems])
+                assert not status["out"].errors
                 os.kill(os.getpid(), signal.SIGINT)
 
     run(
@@ -126,8 +128,10 @@ def test_an_unfit_consumer_is_told_on_one_line(run, stream, store):
         watcher=Listening(),
     )
 
-    assert told[0] == (
+    assert told[0][0] == (
         f"SourceError: source in: Consumer c of stream {stream.name} has ack policy none; "
         "it has to be explicit. Name another consumer in the spec, or leave that out "
         "to have one made."
     )
+    assert told[0][1] == "shares a task with in, which has failed"
+    assert concerns[0] == ["in"]
