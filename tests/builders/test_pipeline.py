@@ -1,4 +1,5 @@
 import pickle
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -275,3 +276,20 @@ def test_a_notebook_shows_the_graph_or_what_is_wrong() -> None:
     assert drawn.startswith("<svg")
     assert ">out<" in drawn
     assert "EB204 the pipeline has no sink" in started()._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_dead_letters": "1"}, "run() takes a whole number for max_dead_letters, not '1'"),
+        ({"nats_port": True}, "run() takes a whole number for nats_port, not True"),
+        ({"state": 5}, "run() takes a path for state, not 5"),
+        ({"drain": "yes"}, "run() takes True or False for drain, not 'yes'"),
+        ({"conf": "a=b"}, "run() takes a mapping of Spark's settings for conf, not 'a=b'"),
+    ],
+)
+def test_an_option_of_a_run_with_a_wrong_kind_of_value_is_an_error_at_the_call(
+    options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(text)):
+        RunOptions.of(options)  # type: ignore[arg-type]

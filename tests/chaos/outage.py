@@ -181,6 +181,9 @@ class Trial:
                 back = time.monotonic()
                 self._wait(process, lambda: self._sample(system) >= self._messages)
                 self._wait(process, lambda: "running again" in log.read_text())
+            except AssertionError:
+                print(log.read_text())
+                raise
             finally:
                 process.terminate()
                 process.wait(60)

@@ -85,6 +85,13 @@ def test_what_is_saved_runs_on_the_same_spark_session(folder: Path) -> None:
         assert dev.end() == 0, dev.text
 
 
+def test_a_file_that_does_not_exist_ends_the_command(tmp_path: Path) -> None:
+    dev = Dev(tmp_path)
+    assert dev.process.wait(60) == 1
+    assert dev.shows("shop.yaml"), dev.text
+    assert "Traceback" not in dev.text
+
+
 def test_with_debug_everything_is_in_one_process(folder: Path) -> None:
     dev = Dev(folder, "--debug")
     try:

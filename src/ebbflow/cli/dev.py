@@ -65,6 +65,8 @@ def dev(flags: DevFlags) -> None:
 
     Spark stays open, so a change is running within two seconds. Ctrl-C ends it.
     """
+    if not flags.spec.is_file():
+        _load(flags)  # raises: there is nothing to wait for
     changes = FileChanges(flags.spec.resolve().parent)
     once = _simulate if flags.debug else _Runs().run
     with contextlib.suppress(KeyboardInterrupt):

@@ -67,6 +67,26 @@ class RunOptionNames(TypedDict, total=False):
     max_dead_letters: int | None
 
 
+_SWITCH, _NUMBER = (bool, "True or False"), (int, "a whole number")
+_TEXT, _PATH = (str, "text"), (str | os.PathLike, "a path")
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(("drain", "durable", "fresh", "spark_ui"), _SWITCH),
+    **dict.fromkeys(("nats_port", "max_dead_letters"), _NUMBER),
+    **dict.fromkeys(("master", "nats", "log_level"), _TEXT),
+    **dict.fromkeys(("state", "search"), _PATH),
+    "conf": (Mapping, "a mapping of Spark's settings"),
+}
+_OPTIONAL = frozenset({"master", "nats", "search", "max_dead_letters"})
+
+
+def _check_kind(call: str, name: str, value: object) -> None:
+    """Raises ``TypeError`` if an option cannot have such a value."""
+    kind, words = _KINDS.get(name, (object, ""))
+    fits = isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
+    if not fits and not (value is None and name in _OPTIONAL):
+        raise TypeError(f"{call}() takes {words} for {name}, not {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """The options of one run, checked. Each is a keyword of ``run``.
@@ -110,6 +130,8 @@ class RunOptions:
         for name in sorted(names.keys() - set(known)):
             meant = did_you_mean(name, known, "it takes")
             raise TypeError(f"{call}() has no option {name!r}; {meant}")
+        for name, value in names.items():
+            _check_kind(call, name, value)
         timeout, search = names.get("timeout"), names.get("search")
         changed = {
             "timeout": None if timeout is None else to_seconds(timeout),
