@@ -395,7 +395,7 @@ class MemoryJournal:
         for stage in self._rules.stages(settlement):
             remaining += self._chances.random.sample(stage, len(stage))
         while remaining:
-            while self._server.full_until > self._server.now:
+            while self._server.is_full(remaining[0]):
                 await _pause(_BLOCKED)
             self._server.happen()
             try:

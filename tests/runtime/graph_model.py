@@ -60,6 +60,7 @@ from tests.runtime.crash_run import FOR_EVER, AnySize, CalledCode, Silence, inle
 
 KINDS = ("forward", "forward", "two", "nack", "nack later", "nack later", "drop", "fail", "dead")
 _MOST_WAITS = 3_000
+_MOST_WAITS_FOR_OTHERS = 300
 _MOST_TURNS = 400
 
 Graph = Mapping[str, Sequence[Edge]]
@@ -69,8 +70,11 @@ Graph = Mapping[str, Sequence[Edge]]
 class World(MemoryWorld):
     """The server of simulations, which may forget the ids it knows.
 
-    ``forgets`` is how likely it does so at any publication.
+    ``forgets`` is how likely it does so at any publication. ``room`` is how many frames a buffer
+    takes that are not done, if there is a limit.
     """
+
+    room: int | None = None
 
     def __init__(self, graph: Graph, sizes: Sequence[int], chance: Random, forgets: float) -> None:
         super().__init__(VirtualClock(datetime.fromtimestamp(1_000, UTC)))
@@ -104,6 +108,13 @@ class World(MemoryWorld):
         if publication.stage in (Stage.OUTPUT, Stage.HAND_OVER):
             assert publication.headers[FROM], "a reader has to know copies of every output"
         super().publish(publication)
+
+    def is_full(self, publication: Publication) -> bool:
+        """Whether the buffer that it is for has no room until some of it is done."""
+        if self.room is None or publication.stage not in (Stage.OUTPUT, Stage.HAND_OVER):
+            return False
+        target = self.vertex(publication.target)
+        return len(target.buffer) - target.position.done.inlet.seq >= self.room
 
     def refuses(self, publication: Publication) -> bool:
         """Whether a stream never takes it."""
@@ -147,14 +158,12 @@ class World(MemoryWorld):
 class OneVertex:
     """The server as the journal of one vertex's task sees it."""
 
-    full_until = 0
-
     def __init__(self, world: World, name: str) -> None:
         self._world = world
         self._vertex = world.vertex(name)
         self.publish, self.holds = world.publish, world.holds
         self.happen, self.pass_time = world.happen, world.pass_time
-        self.refuses = world.refuses
+        self.refuses, self.is_full = world.refuses, world.is_full
         self.late: list[Publication] = []
 
     @property
@@ -313,6 +322,8 @@ class GraphTask:
         assert self._waits < _MOST_WAITS, "it works for ever"
         for control in self._controls:
             control.wake.set()  # whatever ended the wait may have arrived for it
+        if len(self.loops) < len(self.world.graph) and self._waits > _MOST_WAITS_FOR_OTHERS:
+            self.epoch.stop()  # the one that has to make room may be in another task
         busy = any(journal.is_busy for journal in self._journals)
         if not busy and not any(map(self._more_comes, self._reads)):
             self.epoch.stop()
@@ -382,11 +393,13 @@ class GraphRun:
     task: type[GraphTask] = GraphTask
     server: type[World] = World
     regroups_late: bool = True
+    room: int | None = None
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.world = self.server(self.graph, self.sizes, self.random, self.forgets)
+        self.world.room = self.room
         self._groups: list[list[str]] = [[*self.graph]]
         self._unsettled: set[str] = set()
 

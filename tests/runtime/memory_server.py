@@ -77,6 +77,10 @@ class Server:
     _seen: set[tuple] = field(default_factory=set)
     _stored: set[tuple[str, str]] = field(default_factory=set)
 
+    def is_full(self, publication: Publication) -> bool:
+        """Whether what it is for has no room at the moment."""
+        return self.full_until > self.now
+
     def publish(self, publication: Publication) -> None:
         """Take a message, unless its stream has seen its id before."""
         stream = (publication.stage, publication.target, publication.partition)

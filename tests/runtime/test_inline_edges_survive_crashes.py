@@ -17,7 +17,8 @@ from ebbflow.engine import frames
 from ebbflow.engine.position import Position, known_of_redeliveries
 from ebbflow.engine.publications import Publication, Stage
 from ebbflow.engine.routing import Edge
-from tests.runtime.graph_model import Graph, GraphRun, GraphTask, Scripted, World
+from tests.runtime.crash_model import Chances, Rules
+from tests.runtime.graph_model import Decided, Graph, GraphRun, GraphTask, Scripted, World
 from tests.thorough import examples
 
 Y = frozenset("y")
@@ -52,6 +53,39 @@ def test_inline_edges_end_messages_as_buffers_do(graph, given_sizes, share, seed
     assert world.counts == expected.world.counts
     assert Counter(world.dead) == Counter(expected.world.dead)
     assert run.calls.keys() == expected.calls.keys()
+
+
+ACYCLIC = GRAPHS[:3]
+rooms = st.integers(1, 3)
+
+
+@pytest.mark.guarantee("back-pressure-loses-nothing")
+@settings(max_examples=examples(25))
+@given(st.sampled_from(ACYCLIC), sizes, shares, rooms, seeds)
+def test_full_buffers_change_no_outcome(graph, given_sizes, share, room, seed):
+    expected = plain(graph, given_sizes)
+    run = GraphRun(graph, given_sizes, seed, inline=share, room=room)
+    world = run.run()
+    assert world.counts == expected.world.counts
+    assert Counter(world.dead) == Counter(expected.world.dead)
+
+
+@pytest.mark.guarantee("back-pressure-loses-nothing")
+@settings(max_examples=examples(25))
+@given(st.sampled_from(ACYCLIC), sizes, st.sampled_from([0.0, 0.5]), rooms, seeds)
+def test_vertices_that_share_a_task_make_room_for_each_other(graph, given_sizes, share, room, seed):
+    """In one task, which nothing ends: whoever waits for room waits for a vertex next to it."""
+    run = GraphRun(graph, given_sizes, seed, inline=share, crashes=0, forgets=0.0, room=room)
+    task = GraphTask(
+        run.world,
+        [*graph],
+        partial(Decided, calls=run.calls),
+        Chances(Random(seed)),
+        share,
+        Rules(),
+    )
+    assert task.run(), "a chunk is left to replay"
+    assert run.world.is_idle
 
 
 @pytest.mark.guarantee("nothing-is-lost")

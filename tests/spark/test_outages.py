@@ -257,6 +257,32 @@ def test_what_a_vertex_waits_for_is_shown_until_it_is_there(run, journal, tmp_pa
     assert max(waiting.next_in for waiting in watcher.waits) > 0.5, "it was asked to wait 2 s"
 
 
+@pytest.mark.guarantee("back-pressure-loses-nothing")
+def test_an_outage_that_fills_the_buffer_ends_although_vertices_share_a_task(
+    run, journal, tmp_path
+):
+    ready = tmp_path / "ready"
+
+    def store(data):
+        if not ready.exists():
+            raise Unavailable("the store", retry_after="100ms")
+        return storing(journal)(data)
+
+    class UntilFull(Failures):
+        def look(self, status):
+            super().look(status)
+            if status["in"].back_pressure is not None:
+                ready.touch()
+
+    small = Limits(buffer_max_length=2, buffer_usage_limit=100)
+    pipeline = Pipeline("test").source("in", Generator(messages=20_000, msg_size=140))
+    summary = run(pipeline.sink("out", store, limits=small), watcher=UntilFull())
+
+    assert summary.ended == "drained"
+    assert summary.vertices["out"].done == 20_000
+    assert ready.exists(), "the buffer was never full"
+
+
 @pytest.mark.guarantee("outages-blame-no-message")
 def test_a_message_that_fails_while_others_pass_is_to_blame_whatever_it_raises(
     run, journal, server_letters

@@ -8,7 +8,9 @@ message.
 
 A task runs the loops of one vertex or of several, one turn after another on one thread
 (``run_loops``), for an epoch. Each loop has its own position, gate and control: vertices that share
-a task share nothing but the thread, so one that waits does not keep the others from working.
+a task share nothing but the thread, so one that waits does not keep the others from working. A loop
+that waits for room in a buffer lets the others take turns meanwhile: one of them may have to make
+the room.
 
 The loop knows neither NATS nor Spark: it works on an inlet, on redeliveries, a journal and a clock
 that it is given. ``nats_task`` gives it those of a worker; the tests of crashes give it others.
@@ -20,7 +22,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -188,6 +191,8 @@ class ChunkLoop:
         self._gathering = Gathering(parts.clock, parts.pace)
         self._due = -math.inf
         self._chunks = self._rows = 0
+        self.others: Callable[[], bool] = lambda: False
+        """Has the loops behind it take turns; returns whether one did."""
         self._taken = parts.clock.monotonic()
         # Claimed before anything is read: until then the task before may still settle what it has.
         position = parts.journal.submit(parts.journal.claim()).result()
@@ -196,7 +201,7 @@ class ChunkLoop:
         self._intake = parts.open_intake(position.done)
         self._inlet = self._intake.inlet
         self._settling = Settling(
-            parts.journal, self._intake, position, epoch, parts.clock, self._tell, parts.observers
+            parts.journal, self._intake, position, epoch, parts.clock, self._wait, parts.observers
         )
 
     def run(self) -> Report:
@@ -207,6 +212,11 @@ class ChunkLoop:
     def vertex(self) -> str:
         """The vertex whose partition it is."""
         return self._place.vertex
+
+    @property
+    def targets(self) -> set[str]:
+        """The vertices that it writes to."""
+        return {edge.to for edge in self._place.edges}
 
     @property
     def may_end_idle(self) -> bool:
@@ -397,6 +407,11 @@ class ChunkLoop:
         self._events.waits(self._gate.waiting or self._inlet.waiting, self._gate.halted)
         self._events.tell_now_and_then()
 
+    def _wait(self) -> bool:
+        """Reports, and has others work, while the server confirms nothing."""
+        self._tell()
+        return self.others()
+
     # --- resting --------------------------------------------------------------------------------
 
     def _rest_until(self) -> float:
@@ -469,16 +484,83 @@ def run_loops(loops: Sequence[ChunkLoop], epoch: Epoch) -> list[Report]:
     Returns their reports. An error of one loop ends all of them: what they have in flight is
     replayed by the next task.
     """
+    turns = Turns(loops, epoch)
     try:
-        _take_turns(loops, epoch)
-        for loop in loops:
-            with suppress(Unsettled):  # the next task replays it
-                loop.record()
+        turns.take()
+        turns.record()
     except Unsettled:
         pass
     finally:
         reports = _close(loops)
     return reports
+
+
+class Turns:
+    """The turns of the loops of one task, from the sinks to the sources.
+
+    A loop that waits for room lets those behind it take turns: one of them may have to make it.
+    Not those before it: one of these could wait for room that only the first can make.
+    """
+
+    def __init__(self, loops: Sequence[ChunkLoop], epoch: Epoch) -> None:
+        self._loops = loops
+        self._epoch = epoch
+        self._busy: set[str] = set()
+        self._unrecorded: deque[ChunkLoop] = deque()
+        behind = {loop.vertex: loop.targets for loop in loops}
+        for loop in loops:
+            loop.others = partial(self._help, _all_behind(loop.vertex, behind))
+
+    def take(self) -> None:
+        """Gives turns until the epoch is over."""
+        epoch, loops = self._epoch, self._loops
+        epoch.begin()
+        while not epoch.is_over(may_end_idle=all(loop.may_end_idle for loop in loops)):
+            epoch.wake.clear()
+            for loop in loops:
+                if not loop.rest():
+                    self._in_turn(loop, loop.take_turn)
+            if (rest := min(loop.rest() for loop in loops)) > 0:
+                epoch.rest(rest)
+
+    def record(self) -> None:
+        """Has every loop confirm and record what it has in flight."""
+        # From the sources on: a loop may wait until those behind it have made room.
+        self._unrecorded = deque(reversed(self._loops))
+        while self._unrecorded:
+            loop = self._unrecorded.popleft()
+            with suppress(Unsettled):  # the next task replays it
+                self._in_turn(loop, loop.record)
+
+    def _help(self, behind: set[str]) -> bool:
+        """Has the loops behind one that waits work; returns whether one has taken a turn."""
+        if self._epoch.stopped:  # what cannot be stored soon is replayed by the next task
+            return False
+        free = [loop for loop in self._loops if loop.vertex in behind - self._busy]
+        ready = [loop for loop in free if not loop.rest()]
+        for loop in ready:
+            self._in_turn(loop, loop.take_turn)
+            if loop not in self._unrecorded:
+                self._unrecorded.append(loop)  # again, if the epoch is over
+        return bool(ready)
+
+    def _in_turn(self, loop: ChunkLoop, step: Callable[[], None]) -> None:
+        self._busy.add(loop.vertex)
+        try:
+            with_vertex(loop.vertex, step)
+        finally:
+            self._busy.discard(loop.vertex)
+
+
+def _all_behind(vertex: str, targets: Mapping[str, Collection[str]]) -> set[str]:
+    """Returns the vertices that messages of this one may reach."""
+    found: set[str] = set()
+    left = [vertex]
+    while left:
+        new = set(targets.get(left.pop(), ())) - found
+        found |= new
+        left += new
+    return found
 
 
 def with_vertex(vertex: str, step: Callable[[], T]) -> T:
@@ -503,14 +585,3 @@ def _close(loops: Sequence[ChunkLoop]) -> list[Report]:
 
 def _close_one(loop: ChunkLoop, reports: list[Report]) -> None:
     reports.append(loop.close())
-
-
-def _take_turns(loops: Sequence[ChunkLoop], epoch: Epoch) -> None:
-    epoch.begin()
-    while not epoch.is_over(may_end_idle=all(loop.may_end_idle for loop in loops)):
-        epoch.wake.clear()
-        for loop in loops:
-            if not loop.rest():
-                with_vertex(loop.vertex, loop.take_turn)
-        if (rest := min(loop.rest() for loop in loops)) > 0:
-            epoch.rest(rest)

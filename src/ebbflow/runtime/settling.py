@@ -44,6 +44,8 @@ _SOON, _LATE = 0.01, 0.25
 # A steady trickle is waited for, with some room for the next chunk to be late.
 _GAPS = 3
 _LOOK_EVERY = 0.25
+# The same after another loop of the task has made room, perhaps.
+_AT_ONCE = 0.001
 
 
 class Unsettled(BaseException):
@@ -96,7 +98,8 @@ class Confirmed(NamedTuple):
 class Settling:
     """The position of one task, and the chunk that it has in flight. Used by the task's thread.
 
-    ``meanwhile`` is called now and then while the task waits for the server.
+    ``meanwhile`` is called now and then while the task waits for the server; it returns whether the
+    task did something that may end the wait.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Settling:
         position: Position,
         stopping: Stopping,
         clock: Clock,
-        meanwhile: Callable[[], None],
+        meanwhile: Callable[[], bool],
         observers: Sequence[ChunkObserver] = (),
     ) -> None:
         self._journal = journal
@@ -315,22 +318,32 @@ class Settling:
     def _wait(self) -> Confirmed:
         """Confirms what is in flight and counts it; a stop that takes too long lets go of it."""
         assert self._in_flight is not None
+        patience = _LOOK_EVERY
         while True:
             try:
-                confirmed = self._in_flight.result(_LOOK_EVERY)
+                confirmed = self._in_flight.result(patience)
             except TimeoutError:
-                if self._in_flight.done():
-                    raise
-                self._meanwhile()
-                if self._stopping.grace_is_over:
-                    # Neither confirmed nor recorded: the intent stays, and the chunk is replayed.
-                    self._in_flight.cancel()
-                    raise Unsettled from None
-            else:
-                # Only now: what failed stays in flight, so that nothing is recorded over it even if
-                # user code, in whose call a part was published, has swallowed the error.
-                self._in_flight = None
-                return confirmed
+                if not self._in_flight.done():
+                    patience = _AT_ONCE if self._help() else _LOOK_EVERY
+                    continue
+                confirmed = self._in_flight.result()  # raises what it failed with, if it did
+            # Only now: what failed stays in flight, so that nothing is recorded over it even if
+            # user code, in whose call a part was published, has swallowed the error.
+            self._in_flight = None
+            return confirmed
+
+    def _help(self) -> bool:
+        """Has the task do something else; lets go of what is in flight if it has to stop."""
+        assert self._in_flight is not None
+        try:
+            helped = self._meanwhile()
+            if self._stopping.grace_is_over:
+                raise Unsettled
+        except Unsettled:
+            # Neither confirmed nor recorded: the intent stays, and the chunk is replayed.
+            self._in_flight.cancel()
+            raise
+        return helped
 
     def record(self, state: RecordedState) -> None:
         """Writes down that everything in flight is done, and the state of the task."""
