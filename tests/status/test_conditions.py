@@ -12,6 +12,7 @@ from ebbflow.status.conditions import (
     STUCK_AFTER,
     Health,
     describe_vertex,
+    describe_waiting,
     judge,
     judge_health,
     list_concerns,
@@ -194,3 +195,8 @@ def test_what_a_run_is_in_decides(changes: dict, expected: tuple[bool, bool, boo
     health = judge_health(replace(WELL, **changes))
 
     assert (health.alive, health.healthy, health.ready) == expected
+
+
+def test_a_wait_that_has_just_begun_is_told_without_zeros() -> None:
+    waiting = Waiting("the store", 0.3, 0.2, named=True)
+    assert describe_waiting(waiting) == "waiting for the store for less than 1 s; retrying now"

@@ -127,8 +127,9 @@ def describe_waiting(waiting: Waiting, where: str = "") -> str:
 
 
 def _describe_tries(waiting: Waiting) -> str:
-    since, next_in = format_duration(waiting.seconds), format_duration(waiting.next_in)
-    return f"for {since}; retrying in {next_in}"
+    since = format_duration(waiting.seconds) if waiting.seconds >= 1 else "less than 1 s"
+    next_in = f"in {format_duration(waiting.next_in)}" if waiting.next_in >= 1 else "now"
+    return f"for {since}; retrying {next_in}"
 
 
 def describe_unread(status: PipelineStatus, why: str) -> Concern:
