@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 
 from ebbflow.nats import api
-from ebbflow.publishing import PublishOptions
 from tests.docs.pages import ROOT, Page
 
 GUIDE = Page(ROOT / "docs" / "guides" / "publishing.md")
@@ -24,13 +22,3 @@ def test_the_example_prints_what_the_guide_says(link, url, ensure, capsys):
     seconds = re.compile(r"\d\.\d\d s")
     assert seconds.sub("… s", capsys.readouterr().out) == seconds.sub("… s", told)
     link.run(api.delete(link.client, ["ORDERS"]))
-
-
-def test_the_table_of_options_has_the_defaults_of_the_code():
-    told = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", GUIDE.text, re.MULTILINE))
-    assert told == {
-        field.name: {"ack_wait": "5.0", "deadline": "none", "wait_for_room": "`False`"}.get(
-            field.name, str(field.default)
-        )
-        for field in fields(PublishOptions)
-    }
