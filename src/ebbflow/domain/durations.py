@@ -6,6 +6,7 @@ number is rejected: readers would take it for seconds in one place and milliseco
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -26,8 +27,14 @@ _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 def milliseconds(duration: Duration) -> int:
     """The duration in whole milliseconds, rounded up so that a wait is never too short."""
-    # Exact, not in floats: 0.07 s is 70 ms, where 0.07 * 1000 is a little more.
-    value = _exact(duration)
+    if isinstance(duration, str):
+        return _parse(duration)
+    if isinstance(duration, timedelta):
+        return _check_range(-(-duration // _MS), duration)
+    raise ValueError(explain_unit(duration))
+
+
+def _check_range(value: Fraction | int, duration: Duration) -> int:
     if not 0 <= value < 2**53:
         raise ValueError(f"{duration!r} is not a duration from 0 up")
     return math.ceil(value)
@@ -43,14 +50,6 @@ def to_seconds(duration: Duration) -> float:
     return milliseconds(duration) / 1000
 
 
-def _exact(duration: Duration) -> Fraction | int:
-    if isinstance(duration, timedelta):
-        return -(-duration // _MS)
-    if isinstance(duration, str):
-        return _parse(duration)
-    raise ValueError(explain_unit(duration))
-
-
 def explain_unit(value: object) -> str:
     """Returns why a value that is not text or a ``timedelta`` is rejected, and what to write."""
     number = value if _NUMBER.fullmatch(str(value)) else 5
@@ -58,12 +57,15 @@ def explain_unit(value: object) -> str:
     return f'{value!r:.60} {problem}; write "{number}s" or timedelta(seconds={number})'
 
 
-def _parse(text: str) -> Fraction:
+@functools.lru_cache(maxsize=1_000)  # user code asks for the same delay again and again
+def _parse(text: str) -> int:
     stripped = text.strip()
     parts = list(_PART.finditer(stripped))
     if not parts or "".join(part.group() for part in parts) != stripped:
         raise ValueError(f"{text!r} is not a duration; write for example 700ms, 5s or 1m30s")
-    return sum((Fraction(part[1]) * _NANOS[part[2]] for part in parts), Fraction()) / 10**6
+    # Exact, not in floats: 0.07 s is 70 ms, where 0.07 * 1000 is a little more.
+    nanos = sum((Fraction(part[1]) * _NANOS[part[2]] for part in parts), Fraction())
+    return _check_range(nanos / 10**6, text)
 
 
 def format_duration(seconds: float) -> str:

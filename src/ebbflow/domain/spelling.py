@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import NoReturn, ParamSpec, TypeVar, get_args, get_type_hints
 
@@ -52,16 +52,31 @@ def did_you_mean(name: str, candidates: Iterable[str], otherwise: str) -> str:
 def named_options(method: Callable[P, R]) -> Callable[P, R]:
     """Returns the method, which raises ``TypeError`` for a keyword that it does not take."""
 
+    takes_any = bool(method.__code__.co_flags & inspect.CO_VARKEYWORDS)
+
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        known = _names(method)
-        for name in kwargs:
-            if name not in known:
-                replaced = REPLACED.get(f"{method.__name__}.{name}") or REPLACED.get(name)
-                raise no_option(_display_name(method, *args), name, known, replaced)
-        return method(*args, **kwargs)
+        if takes_any:
+            _check_names(method, args, kwargs)
+            return method(*args, **kwargs)
+        try:
+            return method(*args, **kwargs)
+        except TypeError:
+            # Only now, because user code makes such a call for every message that it nacks.
+            _check_names(method, args, kwargs)
+            raise
 
     return call
+
+
+def _check_names(
+    method: Callable[..., object], args: Sequence[object], names: Iterable[str]
+) -> None:
+    known = _names(method)
+    for name in names:
+        if name not in known:
+            replaced = REPLACED.get(f"{method.__name__}.{name}") or REPLACED.get(name)
+            raise no_option(_display_name(method, *args), name, known, replaced) from None
 
 
 def no_option(call: str, name: str, known: Iterable[str], replaced: str | None = None) -> TypeError:
