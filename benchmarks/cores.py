@@ -17,10 +17,8 @@ from pathlib import Path
 
 from benchmarks.broker import wait_until
 from benchmarks.start import run_of
-from ebbflow import Datum, Message, Response
+from benchmarks.user_code import NOTES
 
-_NOTES = "EBBFLOW_BENCH_NOTES"
-_COST = 0.001
 _SETTLED = 30.0
 THREE, EIGHT = "three vertices, 1 ms of CPU for a message each", "eight vertices at full load"
 
@@ -45,47 +43,16 @@ def _spec(rate: int, maps: int, code: str, sink: str) -> str:
 
 
 _SPECS = {
-    THREE: _spec(5_000, 2, "benchmarks.cores:work", 'python: "benchmarks.cores:Noting"'),
+    THREE: _spec(
+        5_000, 2, "benchmarks.user_code:burn", 'python: "benchmarks.user_code:BurningAndNoting"'
+    ),
     EIGHT: _spec(
         1_000_000,
         6,
         "benchmarks.work:each",
-        'python: "benchmarks.observed:Noting", mode: columnar',
+        'python: "benchmarks.user_code:NotingRows", mode: columnar',
     ),
 }
-
-
-def _burn() -> None:
-    """Takes a millisecond of CPU of this thread."""
-    until = time.thread_time() + _COST
-    while time.thread_time() < until:
-        pass
-
-
-def work(datum: Datum) -> Message:
-    """The maps."""
-    _burn()
-    return Message(datum.value)
-
-
-class Noting:
-    """The sink: takes as long, and writes down when each message came."""
-
-    def open(self) -> None:
-        """Continues the file of the epoch before."""
-        self._notes = open(os.environ[_NOTES], "a", encoding="ascii")  # noqa: SIM115
-
-    def close(self) -> None:
-        """All notes are in the file then."""
-        self._notes.close()
-
-    def __call__(self, data: list[Datum]) -> list[Response]:
-        """In seconds since 1970."""
-        for _ in data:
-            _burn()
-            self._notes.write(f"{time.time()} 1\n")
-        self._notes.flush()
-        return [Response.ok(datum.id) for datum in data]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +68,7 @@ def at(folder: Path, work: str, cores: int, seconds: float) -> OnCores:
     """Measures for that many seconds, once the vertices have settled."""
     notes = folder / "notes"
     notes.unlink(missing_ok=True)
-    with _bound_to(cores), run_of(folder, _SPECS[work], {_NOTES: str(notes)}):
+    with _bound_to(cores), run_of(folder, _SPECS[work], {NOTES: str(notes)}):
         wait_until(notes.exists)
         time.sleep(_SETTLED)
         began = time.time()

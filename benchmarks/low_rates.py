@@ -6,7 +6,6 @@ A message is made by the generator, mapped, and noted down by the sink when it a
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,8 @@ from benchmarks.broker import wait_until
 from benchmarks.latency import Latency
 from benchmarks.ours import EBBFLOW
 from benchmarks.start import Shares, memory_of, run_of, used_in
-from ebbflow import Datum, Response
+from benchmarks.user_code import NOTES
 
-_NOTES = "EBBFLOW_BENCH_NOTES"
 _SETTLED = 15.0
 _SPEC = """
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -27,32 +25,11 @@ spec:
   vertices:
     - {{name: in, source: {{generator: {{rpu: {rate}, duration: 1s, msgSize: 36}}}}}}
     - {{name: map, udf: {{python: "benchmarks.work:each"}}}}
-    - {{name: sink, sink: {{udsink: {{python: "benchmarks.low_rates:Noting"}}}}}}
+    - {{name: sink, sink: {{udsink: {{python: "benchmarks.user_code:NotingLatency"}}}}}}
   edges:
     - {{from: in, to: map}}
     - {{from: map, to: sink}}
 """
-
-
-class Noting:
-    """The sink: writes down when each message came, and for how long it was on its way."""
-
-    def open(self) -> None:
-        """Goes on with the file of the epoch before."""
-        self._notes = open(os.environ[_NOTES], "a", encoding="ascii")  # noqa: SIM115
-
-    def close(self) -> None:
-        """All notes are in the file then."""
-        self._notes.close()
-
-    def __call__(self, data: list[Datum]) -> list[Response]:
-        """In seconds since 1970, and in milliseconds."""
-        now = time.time()
-        for datum in data:
-            assert datum.event_time is not None
-            self._notes.write(f"{now} {1000 * (now - datum.event_time.timestamp())}\n")
-        self._notes.flush()
-        return [Response.ok(datum.id) for datum in data]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +52,7 @@ def at(folder: Path, rate: int, seconds: float) -> LowRate:
     """Measures for that many seconds, when all has settled."""
     notes = folder / "notes"
     notes.unlink(missing_ok=True)
-    with run_of(folder, _SPEC.format(rate=rate), {_NOTES: str(notes)}) as process:
+    with run_of(folder, _SPEC.format(rate=rate), {NOTES: str(notes)}) as process:
         wait_until(notes.exists)
         time.sleep(_SETTLED)
         began = time.time()

@@ -7,11 +7,9 @@ between the first tenth of the messages and the last one, so that starting up do
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,16 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from benchmarks.broker import wait_until
 from benchmarks.outside import free_port
 from benchmarks.start import run_of, used_by
+from benchmarks.user_code import NOTES
 
 PLAIN, PAGE, AUDIT = "not observed", "page and metrics", "audit"
 ALL, TRACES = "page, metrics and audit", "traces"
 WAYS = (PLAIN, PAGE, AUDIT, ALL, TRACES)
-_NOTES = "EBBFLOW_BENCH_NOTES"
 _SCRAPE_EVERY = 1.0
 _SPEC = """
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -39,28 +35,12 @@ spec:
   vertices:
     - {{name: in, source: {{generator: {{messages: {messages}, msgSize: 100}}}}}}
     - {{name: map, udf: {{python: "benchmarks.work:columnar", mode: columnar}}}}
-    - {{name: sink, sink: {{udsink: {{python: "benchmarks.observed:Noting", mode: columnar}}}}}}
+    - name: sink
+      sink: {{udsink: {{python: "benchmarks.user_code:NotingRows", mode: columnar}}}}
   edges:
     - {{from: in, to: map}}
     - {{from: map, to: sink}}
 """
-
-
-class Noting:
-    """The sink: writes down when how many messages came."""
-
-    def open(self) -> None:
-        """Goes on with the file of the epoch before."""
-        self._notes = open(os.environ[_NOTES], "a", encoding="ascii")  # noqa: SIM115
-
-    def close(self) -> None:
-        """All notes are in the file then."""
-        self._notes.close()
-
-    def __call__(self, rows: pa.RecordBatch) -> None:
-        """In seconds since 1970."""
-        self._notes.write(f"{time.time()} {rows.num_rows}\n")
-        self._notes.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +78,7 @@ def at(folder: Path, how: str, messages: int) -> ObservedRound:
     audited = f'audit: {{options: {{path: "{audit}"}}}}' if how in (AUDIT, ALL) else ""
     spec = _SPEC.format(messages=messages, audit=audited)
     with _seen(how) as (options, variables):
-        variables = {_NOTES: str(notes), **variables}
+        variables = {NOTES: str(notes), **variables}
         with run_of(folder, spec, variables, options) as process:
             wait_until(lambda: _noted(notes) >= messages // 10)
             begin, used = _noted(notes), sum(used_by(process).values())

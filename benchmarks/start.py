@@ -17,9 +17,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.broker import cpu_seconds, wait_until
-from ebbflow import Datum, Response
+from benchmarks.user_code import MARK
 
-_MARK = "EBBFLOW_BENCH_MARK"
 _SETTLED = 15.0
 _SPEC = """
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -29,17 +28,11 @@ spec:
   vertices:
     - {name: in, source: {generator: {messages: 1}}}
     - {name: map, udf: {python: "benchmarks.work:each"}}
-    - {name: sink, sink: {udsink: {python: "benchmarks.start:mark"}}}
+    - {name: sink, sink: {udsink: {python: "benchmarks.user_code:mark"}}}
   edges:
     - {from: in, to: map}
     - {from: map, to: sink}
 """
-
-
-def mark(data: list[Datum]) -> list[Response]:
-    """The sink: leaves a file behind that says that a message has come."""
-    Path(os.environ[_MARK]).touch()
-    return [Response.ok(datum.id) for datum in data]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +94,7 @@ def memory_of(process: psutil.Process) -> float:
 def _marked(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
     arrived = folder / "arrived"
     arrived.unlink(missing_ok=True)
-    with run_of(folder, _SPEC, {_MARK: str(arrived)}) as process:
+    with run_of(folder, _SPEC, {MARK: str(arrived)}) as process:
         yield process, arrived
 
 
