@@ -307,7 +307,7 @@ class Taps(ChunkObserver):
         now = self._monotonic()
         if now - tap.second >= 1:
             tap.second, tap.left = now, tap.wish.rate
-        # A slow connection must not hold up the task: while rows are in flight, others are skipped.
+        # A slow connection must not hold up the task: rows are skipped while others are in flight.
         busy = self._sending is not None and not self._sending.done()
         shown, skipped = rows.choose(tap.wish, 0 if busy else tap.left, self._chance)
         tap.left -= len(shown)

@@ -83,7 +83,7 @@ def check_nats_py(client: Client) -> None:
     if missing := [part for part in PRIVATE_PARTS if not hasattr(client, part)]:
         why = f"its client has no {' and no '.join(missing)}"
     elif not installed.startswith(f"{NATS_PY}."):
-        why = f"Ebbflow uses private parts of its client, which are known of {NATS_PY} only"
+        why = f"Ebbflow uses private parts of its client, which are known for {NATS_PY} only"
     else:
         return
     raise SetupError(

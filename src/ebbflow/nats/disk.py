@@ -31,7 +31,7 @@ _LOW = 16 * _MIB
 _FULL = 1 * _MIB
 _ROOM = 32 * _MIB
 _RESTART_WAITS = Backoff("5s", factor=2.0, cap="60s")
-# Restarts within this many seconds of each other have one cause, and back off.
+# Restarts within this many seconds of each other count as one problem, and back off.
 _RECENT = 120.0
 _COMPLAINTS = (b"no space left on device", b"disk quota exceeded")
 _MOST_READ = 1 * _MIB

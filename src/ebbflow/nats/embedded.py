@@ -171,10 +171,9 @@ class FolderWitness:
             return
         raise SetupError(
             f"The state folder {self._folder.path} was deleted while the pipeline ran. "
-            "The messages that waited in it are lost, with the dead letters and how far each "
-            "vertex was.",
-            "Restore it from a copy, or start again: sources then begin again as they do in a "
-            "first run.",
+            "The messages that waited in it are lost, and so are the dead letters and the position "
+            "of each vertex.",
+            "Restore it from a copy, or start again: sources then begin as in a first run.",
         )
 
     def _identify(self) -> tuple[int, int] | None:

@@ -307,4 +307,4 @@ def _limit(error: Exception) -> tuple[str, str] | None:
         return None
     # Creds are sent on one line, including all their permissions.
     step = "Raise its max_control_line, or give the permissions to a signing key instead."
-    return "takes no login as long as this one", step
+    return "does not accept a login as long as this one", step

@@ -183,8 +183,8 @@ class Login:
         tls_hostname: str | None = None,
         **files: str | os.PathLike[str] | None,
     ) -> Login:
-        """Reads the paths of files, which are read now and not again: of ``password``, ``token``,
-        ``nkey``, ``creds``, ``ca``, ``cert`` or ``key``.
+        """Reads files, now and not again, given the paths for ``password``, ``token``, ``nkey``,
+        ``creds``, ``ca``, ``cert`` or ``key``.
         """
         unknown = files.keys() - {f.name for f in fields(cls)}
         if unknown:
@@ -221,7 +221,7 @@ def _read_values(values: Mapping[str, str]) -> dict[str, Any]:
         name = VARIABLES[variable]
         if name in contents:
             twice = [other for other in values if VARIABLES[other] == name]
-            raise LoginError(f"{' and '.join(twice)} say the same twice; set one of them")
+            raise LoginError(f"{' and '.join(twice)} set the same value; set one of them")
         contents[name] = _read(name, value) if variable.endswith("_FILE") else value
     return contents
 

@@ -440,10 +440,10 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message. Its id is made up when none is given, in ``headers`` or as ``msg_id``.
+    """One message. Its id is generated unless ``headers`` or ``msg_id`` has one.
 
-    It is the same message however often it is published: within the duplicate window of its stream
-    (two minutes, if the stream does not say otherwise) it is stored once. The headers are copied.
+    However often it is published, it is stored once within the duplicate window of its stream (two
+    minutes, unless the stream says otherwise). The headers are copied.
     """
 
     subject: str
@@ -523,7 +523,7 @@ class PublishOptions:
 
     ``retry_attempts`` is how often a message is sent again: 2 means three times in all, 0 once,
     -1 until the deadline. ``retry_wait`` is the wait after "no responders". ``ack_wait`` bounds the
-    whole call (5 s); ``deadline`` does the same by a time of day. ``attempt_timeout`` is how long
+    whole call (5 s); ``deadline`` does the same as a point in time. ``attempt_timeout`` is how long
     one attempt waits for an answer before the message is sent again; the last attempt waits for as
     long as there is time. ``wait_for_room`` waits for a full stream instead of ``BufferFull``.
     """

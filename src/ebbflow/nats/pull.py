@@ -285,13 +285,13 @@ class PullRequest(TypedDict, total=False):
 
 
 Take = Callable[[Deliveries], None]
-Hear = Callable[[PullStatus], None]
+OnStatus = Callable[[PullStatus], None]
 
 
 class PullConsumer:
     """Requests messages from one consumer. Everything happens on the client's loop.
 
-    ``take`` gets the messages, a batch at a time, and ``hear`` the statuses of requests made
+    ``take`` gets the messages, a batch at a time, and ``on_status`` the statuses of requests made
     without ``fetch``. A consumer that is ``in_step`` has one reader, so the numbers of its
     deliveries have no gaps. After a gap no more messages are taken, and the status is ``GAP``.
     """
@@ -302,7 +302,7 @@ class PullConsumer:
         stream: str,
         name: str,
         take: Take,
-        hear: Hear = lambda _: None,
+        on_status: OnStatus = lambda _: None,
         *,
         in_step: bool = True,
     ) -> None:
@@ -314,7 +314,7 @@ class PullConsumer:
         """The number that the next delivery must have."""
         self._client = client
         self._take = take
-        self._hear = hear
+        self._on_status = on_status
         self._in_step = in_step
         self._inbox = client.new_inbox()
         self._subscription: Subscription | None = None
@@ -399,7 +399,7 @@ class PullConsumer:
 
     def _report(self, status: PullStatus, subject: str | None = None) -> None:
         if self._answer is None:
-            self._hear(status)
+            self._on_status(status)
         elif subject in (None, f"{self._inbox}.{self._requests}") and not self._answer.done():
             self._answer.set_result(status)
 

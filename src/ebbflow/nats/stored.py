@@ -91,9 +91,9 @@ class StoredPage(Sequence[StoredMessage]):
         headers.pop(_SEQUENCE, None)
         return StoredMessage(self.seqs[row], subject, headers, self.parcel.payload(row), stored)
 
-    def pick(self, there: StreamSnapshot) -> StoredPage:
+    def pick(self, snapshot: StreamSnapshot) -> StoredPage:
         """Returns the messages that are part of the snapshot."""
-        rows = [row for row, seq in enumerate(self.seqs) if seq in there]
+        rows = [row for row, seq in enumerate(self.seqs) if seq in snapshot]
         return self if len(rows) == len(self) else StoredPage(self.parcel.pick(rows))
 
 
@@ -174,15 +174,17 @@ async def read_page(
     stream: str,
     subject: str,
     start: int,
-    there: StreamSnapshot,
+    snapshot: StreamSnapshot,
     most: int = _PAGE,
 ) -> StoredPage:
     """Returns the next messages on a subject, from a sequence on; empty when there are no more."""
-    while start <= there.last:
-        page = await _read_next(client, stream, subject, start, min(most, there.last - start + 1))
+    while start <= snapshot.last:
+        page = await _read_next(
+            client, stream, subject, start, min(most, snapshot.last - start + 1)
+        )
         if not page:
             break
-        if messages := page.pick(there):
+        if messages := page.pick(snapshot):
             return messages
         start = page.seqs[-1] + 1
     return StoredPage.of()
@@ -202,9 +204,9 @@ async def _read_next(
 async def read_subject(client: SecuredClient, stream: str, subject: str) -> list[StoredMessage]:
     """Returns every message on a subject, oldest first."""
     messages: list[StoredMessage] = []
-    there = await take_snapshot(client, stream)
-    start = there.first
-    while page := await read_page(client, stream, subject, start, there):
+    snapshot = await take_snapshot(client, stream)
+    start = snapshot.first
+    while page := await read_page(client, stream, subject, start, snapshot):
         messages += page
         start = page.seqs[-1] + 1
     return messages

@@ -92,7 +92,7 @@ class AuditStream:
         # is read after them. In the opposite order rows could be missing, and never be written.
         positions = await read_positions(self._link.client, self._names)
         ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
-        frames = self._frames = [f async for f in read_told(self._link.client, self._names)]
+        frames = self._frames = [f async for f in read_frames(self._link.client, self._names)]
         begun = self._record.begun
         chosen = _choose(frames, self._record.written, ends if begun is None else begun)
         if begun is None:
@@ -168,7 +168,7 @@ class AuditStream:
         self._record = record
 
 
-async def read_told(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:
+async def read_frames(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:
     """Yields the frames that the stream has now, in order, without their rows."""
     async for batch in read_after(client, names.audit, "", 0, headers_only=True):
         for _, frame in _frames(batch):

@@ -82,7 +82,7 @@ class Ledger:
         self._retry = retry
         self._entries: dict[str, _Entry] = {}
         self._left: dict[int, int] = {}
-        """Sequence of an own frame → how many of its entries are the latest of their message."""
+        """Sequence of an own frame → how many of its entries are the latest for their message."""
         self._read_to = 0
 
     async def load(self) -> None:

@@ -85,17 +85,17 @@ async def read_logs(client: SecuredClient, names: Names, vertex: str, most: int)
     """Returns the newest entries of a vertex, at most ``most``; none if it has printed nothing."""
     subject = names.log_subject(vertex)
     try:
-        there = await take_snapshot(client, names.logs)
+        snapshot = await take_snapshot(client, names.logs)
     except api.ApiError as error:
         if error.code == api.NOT_FOUND:
             return LogPage((), 0)
         raise
     entries: list[LogEntry] = []
-    start = there.first
-    while page := await read_page(client, names.logs, subject, start, there):
+    start = snapshot.first
+    while page := await read_page(client, names.logs, subject, start, snapshot):
         entries += [LogEntry.read(message.headers, message.payload) for message in page]
         start = page[-1].seq + 1
-    return LogPage(tuple(entries[-most:]), there.last)
+    return LogPage(tuple(entries[-most:]), snapshot.last)
 
 
 async def follow_logs(

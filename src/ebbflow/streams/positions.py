@@ -111,9 +111,9 @@ class Record:
         except PermanentPublishError as error:
             if error.code not in (_OTHER_REVISION, _IN_PROCESS):
                 raise
-            # It may have been sent twice, and this answer may be about the second copy. Mistaking
-            # the own write for another writer's would end a healthy task; the opposite mistake
-            # would let two tasks write.
+            # It may have been sent twice, and this answer may be about the second copy. Taking its
+            # own write for another writer's would end a healthy task; the opposite mistake would
+            # let two tasks write.
             if await self.read() == payload:
                 return True
             return None if error.code == _IN_PROCESS and self.revision == replaced else False

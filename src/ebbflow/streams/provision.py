@@ -76,7 +76,7 @@ def _explain(config: dict[str, Any], error: ApiError) -> SetupError:
     lower = "or set interStepBuffer.replicas to 1"
     if error.code == _NO_CLUSTER:
         return SetupError(
-            f"Stream {name} is to be kept by {replicas} servers, but NATS is a single one.",
+            f"Stream {name} needs {replicas} servers, but NATS is a single one.",
             f"Use a cluster of at least {replicas}, {lower}.",
         )
     if error.code == _NO_PEERS:

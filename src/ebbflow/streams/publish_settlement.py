@@ -378,9 +378,9 @@ async def _find_stored_letters(
     stored: dict[str, Ack] = {}
     stream = names.dead_letters
     for vertex in sorted({letter.target for letter in letters}):
-        there = await take_snapshot(client, stream)
-        subject, start = names.dead_letter_subject(vertex), there.first
-        while page := await read_page(client, stream, subject, start, there):
+        snapshot = await take_snapshot(client, stream)
+        subject, start = names.dead_letter_subject(vertex), snapshot.first
+        while page := await read_page(client, stream, subject, start, snapshot):
             seqs = {message.headers.get(MSG_ID, ""): message.seq for message in page}
             stored |= {one: Ack(stream, seqs[one], True, 0) for one in wanted & seqs.keys()}
             start = page[-1].seq + 1

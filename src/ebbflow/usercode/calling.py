@@ -578,8 +578,8 @@ def _note_failures(trial: Trial, failures: Failed, end: int) -> None:
 def _try_alone(trial: Trial, start: int, end: int, call_on: CallOn, error: BaseException) -> None:
     """Finds out whether a batch failed because of one message, or would fail with any.
 
-    The first single message that passes proves that a message is to blame. The remaining ones are
-    redelivered and called alone then.
+    The first message that passes alone proves that a message is to blame. The remaining ones are
+    then redelivered, to be called alone.
     """
     for index in range(start, min(start + trial.enough, end)):
         try:
@@ -596,7 +596,7 @@ def _try_alone(trial: Trial, start: int, end: int, call_on: CallOn, error: BaseE
 
 
 def _leave_rest(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
-    """Leaves the rows from ``end`` on if they must wait or would fail, too; returns whether."""
+    """Leaves the rows from ``end`` on if they must wait or would fail; returns whether it did."""
     if verdict.holds_up(start, end):
         verdict.decisions.stop_at(end)
         return True

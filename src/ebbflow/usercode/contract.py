@@ -26,8 +26,8 @@ from ebbflow.domain.outcome import DeadLetter
 from ebbflow.engine.verdict import Verdict
 
 _ROWS_FIX = (
-    "Return None when all rows are written, or {row: answer} for the others, with numbers of rows "
-    "from 0 and answers made with the class methods of Response: without an id, the rest by name."
+    "Return None when all rows are written, or {row: response} for the others, counting rows from "
+    "0. Make responses with the class methods of Response, without an id and the rest by name."
 )
 
 _STATUS_OF, _ID_OF = attrgetter("status"), attrgetter("id")
@@ -100,25 +100,26 @@ def _check_mapping(vertex: str, answers: Any) -> None:
     if not isinstance(answers, Mapping):
         raise ContractViolation(
             vertex,
-            f"returned {type(answers).__name__} where None or a mapping of answers by row belongs",
+            f"returned {type(answers).__name__} where None or a mapping from rows to responses "
+            "belongs",
             fix=_ROWS_FIX,
         )
 
 
 def _find_row_fault(row: Any, count: int, answer: Any) -> str | None:
     """Returns what is wrong with an entry; the text names a row that does not exist."""
-    if not _is_there(row, count):
-        return f"an answer for row {row!r:.40} of {count}"
+    if not _exists(row, count):
+        return f"a response for row {row!r:.40} of {count}"
     if answer is UNTRIED or isinstance(answer, BaseException):
         return None
     if not isinstance(answer, Response):
         return f"{type(answer).__name__} where a Response belongs"
     if answer.id != "":
-        return "a Response with an id, or with one in place of what it says"
+        return "a Response with an id, or with another argument passed as the id"
     return _find_wrong_fact(answer)
 
 
-def _is_there(row: Any, count: int) -> bool:
+def _exists(row: Any, count: int) -> bool:
     return isinstance(row, int) and not isinstance(row, bool) and 0 <= row < count
 
 
@@ -128,16 +129,16 @@ def _record_wrong(
     """Records an error for the rows with a wrong response, or for all that it may be meant for."""
     if not wrong:
         return
-    there = {row for row in wrong if _is_there(row, count)}
+    existing = {row for row in wrong if _exists(row, count)}
     valid = answers.keys() - wrong.keys()
-    failed = there if len(there) == len(wrong) else set(range(count)) - valid
+    failed = existing if len(existing) == len(wrong) else set(range(count)) - valid
     ids = verdict.rows.column("id")
     faults = Counter(wrong.values())
     problems = [f"{number} x {fault}" for fault, number in faults.items()]
     violation = ContractViolation(
         verdict.rules.vertex,
-        f"answered for {len(answers)} of {count} rows: {'; '.join(problems)}",
-        [ids[start + row] for row in sorted(there)],
+        f"returned responses for {len(answers)} of {count} rows: {'; '.join(problems)}",
+        [ids[start + row] for row in sorted(existing)],
         _ROWS_FIX,
     )
     verdict.record_errors((start + row for row in sorted(failed)), violation)

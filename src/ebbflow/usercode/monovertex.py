@@ -2,9 +2,9 @@
 
 The unit is the message that was read from the source, the root. The outcome of any message that was
 made from it, at any step, decides about the root: a nack redelivers it as a whole, and none of its
-other messages is forwarded; a dead letter contains the root, so that a replay repeats all of it. A
-sink gets messages that it had accepted before that again with the next delivery. ``bypass`` rules
-send messages by their tags from the transformer or the map straight to one of the sinks.
+other messages is forwarded; a dead letter contains the root, so that a replay repeats all of it.
+Messages that a sink has accepted before that are passed to it again with the next delivery.
+``bypass`` rules send messages by their tags from the transformer or the map straight to a sink.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class ChildAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of a child: how its process ended, or that a call was over its time.
+    """The death of a child: how its process ended, or that a call was over its time limit.
 
     ``by_signal`` is the signal that ended it, if one did.
     """
@@ -194,7 +194,7 @@ _PIECES = 16
 
 @contextmanager
 def end_worker_on_base_exception() -> Iterator[None]:
-    """Ends the worker when user code raises other than ``Exception``, as ``KeyboardInterrupt``.
+    """Ends the worker when user code raises a non-``Exception`` such as ``KeyboardInterrupt``.
 
     So the message that caused it is isolated as one that kills its worker. If only the task failed,
     the message would be tried again forever.

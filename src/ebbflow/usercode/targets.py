@@ -144,7 +144,7 @@ def _explain_import_failure(name: str, error: BaseException) -> str:
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename]
-    # The first frame is our own call of import_module.
+    # The first frame is this module's call of import_module.
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if len(own) > 1 else ""
 
 
