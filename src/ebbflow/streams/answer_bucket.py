@@ -7,7 +7,7 @@ after a crash writes the same entry again. The user's own store is a class with 
 The trail has the outcome of every message, frame by frame, in order. ``read_trail_after`` reads the
 frames that there are and ends; ``follow_trail`` continues with new ones. Both begin after a
 sequence of the stream. The outputs and answers that a row mentions are stored before the row is
-(``engine.trail``).
+(``streams.trail_rows``).
 """
 
 from __future__ import annotations
