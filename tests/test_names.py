@@ -33,7 +33,7 @@ def test_no_two_classes_of_the_engine_have_the_same_name():
 PATCHED = {
     "_AT_A_TIME": "how many messages of a stream are asked for at once",
     "_JOINING": "how long nodes may take to join a cluster",
-    "_LETTERS_ARE_KNOWN": "half of the window in which NATS knows ids",
+    "_DEAD_LETTERS_ARE_KNOWN": "half of the window in which NATS knows ids",
     "_MOST_FRAMES": "when the ledger is written anew",
     "_OLD": "how old a folder is that a launcher has left behind",
     "_TRACES": "a memory that each test begins without",

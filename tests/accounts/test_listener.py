@@ -37,7 +37,7 @@ def test_vertices_can_be_looked_at_while_others_are_heard_of_for_the_first_time(
 
     async def hear_all() -> None:
         for message in told:
-            await listener._hear(message)
+            await listener._receive(message)
 
     nats = threading.Thread(target=lambda: asyncio.run(hear_all()))
     nats.start()

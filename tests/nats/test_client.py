@@ -42,7 +42,7 @@ def test_a_version_of_nats_py_whose_private_parts_are_not_known_is_named(
         SecuredClient(Addresses(("nats://localhost:4222",)))
     assert str(refused.value) == (
         f"Ebbflow does not work with nats-py {other}: Ebbflow uses private parts of its client, "
-        "which are known of 2.16 only. Install a version that works with: "
+        "which are known for 2.16 only. Install a version that works with: "
         "pip install 'nats-py==2.16.*'"
     )
 

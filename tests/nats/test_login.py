@@ -220,7 +220,7 @@ STEP = "Set or unset the variables and try again."
         ),
         (
             {"TOKEN": SECRET, "TOKEN_FILE": "file"},
-            "EBBFLOW_NATS_TOKEN and EBBFLOW_NATS_TOKEN_FILE say the same twice; set one of them.",
+            "EBBFLOW_NATS_TOKEN and EBBFLOW_NATS_TOKEN_FILE set the same value; set one of them.",
         ),
         (
             {"KEY_FILE": "file"},

@@ -223,7 +223,7 @@ def test_creds_with_too_many_permissions_for_the_server_are_told(tmp_path):
         gets_in(port, login, "nats://127.0.0.1")
     # The end of the connection may overtake the reason for it.
     assert re.fullmatch(
-        f"{at(port, 'nats://127.0.0.1')} (takes no login as long as this one. Raise its "
+        f"{at(port, 'nats://127.0.0.1')} (does not accept a login as long as this one. Raise its "
         "max_control_line, or give the permissions to a signing key instead"
         r"|ended the connection: .+ It was given creds: check that)\.",
         str(told.value),

@@ -212,7 +212,7 @@ def test_a_message_that_is_moved_up_keeps_what_others_have_written_since(task, s
 
 
 def test_a_history_that_is_older_does_not_count_though_it_is_written_later(task):
-    """As when an entry is moved up while another partition has just nacked its message."""
+    """As when an entry is rewritten while another partition has just nacked its message."""
     one, two = task(partition=0, partitions=2), task(partition=1, partitions=2)
     one.write(2, "a")
     two.deliveries("a")

@@ -159,7 +159,7 @@ def test_after_an_outage_that_is_longer_than_ids_are_known_redeliveries_are_ther
 def test_after_an_outage_that_is_longer_than_ids_are_known_letters_are_there_once(
     outage, count, monkeypatch
 ):
-    monkeypatch.setattr(publish_settlement, "_LETTERS_ARE_KNOWN", 0)
+    monkeypatch.setattr(publish_settlement, "_DEAD_LETTERS_ARE_KNOWN", 0)
     outage.ensure(window=0.1)
     outage.line.deaf = True
     whole = letters()

@@ -21,7 +21,7 @@ from ebbflow.streams.provision import ensure
 def test_replicas_on_a_single_server_are_refused_with_what_to_do(link, names):
     name = names.dead_letters
     refused = (
-        f"Stream {name} is to be kept by 3 servers, but NATS is a single one. "
+        f"Stream {name} needs 3 servers, but NATS is a single one. "
         "Use a cluster of at least 3, or set interStepBuffer.replicas to 1."
     )
     for _ in range(2):

@@ -20,8 +20,8 @@ from ebbflow.usercode.contract import UNTRIED
 from tests.engine.sample_rows import POLICY, some, verdict_on
 
 FIX = (
-    "Return None when all rows are written, or {row: answer} for the others, with numbers of rows "
-    "from 0 and answers made with the class methods of Response: without an id, the rest by name."
+    "Return None when all rows are written, or {row: response} for the others, counting rows from "
+    "0. Make responses with the class methods of Response, without an id and the rest by name."
 )
 EVERY = frozenset(Status)
 
@@ -151,38 +151,38 @@ def test_fallback_serve_and_on_success_are_asked_for():
         (
             {1: "ok"},
             {1},
-            "answered for 1 of 3 rows: 1 x str where a Response belongs (ids: b)",
+            "returned responses for 1 of 3 rows: 1 x str where a Response belongs (ids: b)",
         ),
         (
             {0: Response.nack("busy"), 2: Response.ok()},
             {0},
-            "answered for 2 of 3 rows: 1 x a Response with an id, or with one in place of what it "
-            "says (ids: a)",
+            "returned responses for 2 of 3 rows: 1 x a Response with an id, or with another "
+            "argument passed as the id (ids: a)",
         ),
         (
             {2: Response("", Status.FAILURE, error=5)},
             {2},
-            "answered for 1 of 3 rows: 1 x a Response whose error is int (ids: c)",
+            "returned responses for 1 of 3 rows: 1 x a Response whose error is int (ids: c)",
         ),
         (
             {3: Response.ok()},
             {0, 1, 2},
-            "answered for 1 of 3 rows: 1 x an answer for row 3 of 3",
+            "returned responses for 1 of 3 rows: 1 x a response for row 3 of 3",
         ),
         (
             {-1: Response.ok(), 1: Response.ok()},
             {0, 2},
-            "answered for 2 of 3 rows: 1 x an answer for row -1 of 3",
+            "returned responses for 2 of 3 rows: 1 x a response for row -1 of 3",
         ),
         (
             {"b": Response.ok()},
             {0, 1, 2},
-            "answered for 1 of 3 rows: 1 x an answer for row 'b' of 3",
+            "returned responses for 1 of 3 rows: 1 x a response for row 'b' of 3",
         ),
         (
             {True: Response.ok()},
             {0, 1, 2},
-            "answered for 1 of 3 rows: 1 x an answer for row True of 3",
+            "returned responses for 1 of 3 rows: 1 x a response for row True of 3",
         ),
     ],
     ids=[
@@ -205,8 +205,8 @@ def test_rows_without_a_valid_answer_fail_and_the_others_keep_theirs(answers, fa
 def test_what_is_no_mapping_fails_the_call(answers):
     verdict = sunk(lambda batch: answers)
     error = (
-        f"ContractViolation: v: returned {type(answers).__name__} where None or a mapping of "
-        f"answers by row belongs. {FIX}"
+        f"ContractViolation: v: returned {type(answers).__name__} where None or a mapping "
+        f"from rows to responses belongs. {FIX}"
     )
     assert verdict.outcomes == dict.fromkeys(range(3), Redeliver(1_000, error, 1))
 

@@ -1,6 +1,6 @@
-"""The audit rows of a chunk: an observer that has every delivery written to the audit table.
+"""The audit rows of a chunk: an observer that records every delivery for the audit table.
 
-They are published as the last thing before the chunk is done, and count when it is
+Publishing the rows is the last step before the chunk is done; they count once it is done
 (``streams.audit_rows``).
 """
 
@@ -24,7 +24,7 @@ class AuditObserver(ChunkObserver):
     """Publishes the rows of the audit table."""
 
     def late(self, account: Account) -> Iterator[Publication]:
-        """Yields the frames of the rows; again, as a later edition, if not all was stored."""
+        """Yields the frames of the rows; again, as a later edition, if not all were stored."""
         for part in () if account.is_early else account.parts:
             rows = build_audit(part, account.held)
             if rows is not None:
@@ -32,7 +32,7 @@ class AuditObserver(ChunkObserver):
 
 
 def build_audit(part: AccountPart, held: HeldRow | None) -> AuditRows | None:
-    """Returns the outcome of each row of a chunk, and of the row held behind it."""
+    """Returns the outcome of each row of a chunk, and of the held row after it."""
     batch, ends, emitted = part.batch, part.ends, part.verdict.decisions.emitted_rows
     sent = None if emitted else _count_sent(part.routed.edges, batch.num_rows)
     if held is not None:
@@ -53,7 +53,7 @@ def build_audit(part: AccountPart, held: HeldRow | None) -> AuditRows | None:
 
 
 def _shared_or_all(column: pa.Array) -> Any:
-    """Returns the one value that all rows have, or the column."""
+    """Returns the value that all rows share, or else the column."""
     if len(column) == 1:
         return column[0].as_py()
     ends = pc.min_max(column).as_py()
@@ -63,7 +63,7 @@ def _shared_or_all(column: pa.Array) -> Any:
 
 
 def _list_ends(ends: Mapping[int, dict[str, Any]], rows: int) -> dict[str, pa.Array]:
-    """Returns the columns that say how rows ended; a row of which nothing is said is done."""
+    """Returns the columns about the outcomes of rows; a row without an entry is done."""
     columns: dict[str, list[Any]] = {"outcome": ["done"] * rows}
     for index, end in ends.items():
         for name, value in end.items():
@@ -73,7 +73,7 @@ def _list_ends(ends: Mapping[int, dict[str, Any]], rows: int) -> dict[str, pa.Ar
 
 
 def _count_sent(edges: Sequence[EdgeRows], rows: int) -> tuple[Any, Any]:
-    """Returns how many outputs each input has, and where they went; one value if all agree."""
+    """Returns how many outputs each input has, and where they went; one value if all are equal."""
     if all(_is_one_each(edge.parents, rows) for edge in edges):
         return len(edges), ",".join(edge.to for edge in edges)
     counts = np.zeros(rows, np.int32)
@@ -83,12 +83,12 @@ def _count_sent(edges: Sequence[EdgeRows], rows: int) -> tuple[Any, Any]:
         own = np.bincount(parents[parents >= 0], minlength=rows)
         counts += own.astype(np.int32)
         taken[number] = own > 0
-    patterns, ways = np.unique(taken, axis=1, return_inverse=True)
+    patterns, places = np.unique(taken, axis=1, return_inverse=True)
     names = [
         ",".join(edge.to for edge, is_taken in zip(edges, pattern, strict=True) if is_taken)
         for pattern in patterns.T
     ]
-    return pa.array(counts), pa.array(names, pa.string()).take(pa.array(ways.reshape(-1)))
+    return pa.array(counts), pa.array(names, pa.string()).take(pa.array(places.reshape(-1)))
 
 
 def _is_one_each(parents: Sequence[int], rows: int) -> bool:

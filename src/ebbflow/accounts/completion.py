@@ -1,13 +1,13 @@
-"""When a request is complete: what its trail says of each of its messages.
+"""When a request is complete: what its trail says about each of its messages.
 
 A request begins with one message, its root. Each row of the trail (``accounts.trail``) says what a
-vertex did with one message, and which messages it sent on. So the messages that have to end are the
-root and all that were sent, and the request is complete when each of them has ended.
+vertex did with one message, and which messages it forwarded. So the messages that have to end are
+the root and all that were forwarded, and the request is complete when each of them has ended.
 
-Rows may come repeatedly and in any order, but those of one message in their own: what it sent early
-is told before its end. A row that sends messages on makes them open in the same step in which its
-own message ends: looked at between two rows, a request with work left is never complete. A message
-that has ended stays so, whatever a replay decides later.
+Rows may arrive repeatedly and in any order, except that the rows of one message keep their order:
+messages that it forwarded early are reported before its end. A row marks the messages that it
+forwards as open in the same step in which it ends its own message: between two rows, a request with
+work left is never complete. A message that has ended stays ended, whatever a replay decides later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MessageAt = tuple[str, str]
 """A vertex, and the id of a message there."""
 
 ToldRow = tuple[str, TrailRow]
-"""A row of the trail, and the vertex that told it."""
+"""A row of the trail, and the vertex that published it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RequestStep:
 
     @classmethod
     def of(cls, vertex: str, row: TrailRow) -> RequestStep:
-        """Returns the step that a row of the trail of a vertex tells of."""
+        """Returns the step that a row of a vertex's trail describes."""
         return cls(
             vertex, row.id, row.deliveries, row.outcome, row.at, row.reason, row.error, row.due
         )
@@ -55,7 +55,7 @@ class RequestStep:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailure:
-    """Why a request failed: where a message of it became a dead letter, and why."""
+    """Why a request failed: the vertex that dead-lettered one of its messages, and the reason."""
 
     vertex: str
     reason: str
@@ -63,9 +63,9 @@ class RequestFailure:
 
 
 class Completion:
-    """What is known of the messages of one request.
+    """The state of the messages of one request.
 
-    ``failure`` is the first dead letter. ``knows_root`` if a row was of the root.
+    ``failure`` is the first dead letter. ``knows_root`` if a row was about the root.
     ``steps_left_out`` counts the rows over ``MOST_STEPS``.
     """
 
@@ -81,7 +81,7 @@ class Completion:
         self._open: set[MessageAt] = {self._root}
         self._ended: set[MessageAt] = set()
         self._answers: dict[MessageAt, int] = {}
-        # Steps are made of them when they are asked for, much less often than rows come.
+        # Made into steps only on request, much less often than rows arrive.
         self._rows: dict[ToldRow, None] = {}
 
     @property
@@ -91,7 +91,7 @@ class Completion:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the request has: it is complete, or has failed before."""
+        """Whether the request has ended: it is complete or has failed."""
         return self.is_complete or self.failure is not None
 
     @property
@@ -101,7 +101,7 @@ class Completion:
 
     @property
     def steps(self) -> tuple[RequestStep, ...]:
-        """What is known of its way, by time; copies of a row are one step."""
+        """The history of the request so far, by time; copies of a row are one step."""
         steps: dict[tuple[str, str, int, str], RequestStep] = {}
         for vertex, row in self._rows:
             key = vertex, row.id, row.deliveries, row.outcome
@@ -111,30 +111,30 @@ class Completion:
 
     @property
     def rows(self) -> tuple[ToldRow, ...] | None:
-        """All that it was told, each row once; ``None`` if that was too much to be kept."""
+        """All rows that were added, each once; ``None`` if there were too many to keep."""
         return None if self.steps_left_out else tuple(self._rows)
 
     def add(self, vertex: str, row: TrailRow) -> None:
-        """Takes in a row of the trail of a vertex."""
+        """Adds a row of a vertex's trail."""
         message = vertex, row.id
         self.knows_root = self.knows_root or message == self._root
-        # Before its own message ends: whoever asks in between must not find the request complete.
+        # Before its own message ends: in between the request must not appear complete.
         for sent in row.sent:
             target = sent.to, sent.id
-            # A copy of a row may come when what it sent has ended long since.
+            # A copy of a row may arrive long after the messages that it forwarded have ended.
             if target not in self._ended:
                 self._open.add(target)
         if row.is_final:
             self._ended.add(message)
             self._open.discard(message)
         if row.answers:
-            # A replay stores its answers under the same keys, so the most are all.
+            # A replay stores its answers under the same keys, so the maximum is the total.
             self._answers[message] = max(row.answers, self._answers.get(message, 0))
         if row.outcome == DEAD_LETTERED and self.failure is None:
             self.failure = RequestFailure(vertex, row.reason or "", row.error)
-        told = vertex, row
-        if told not in self._rows:
+        added = vertex, row
+        if added not in self._rows:
             if len(self._rows) < MOST_STEPS:
-                self._rows[told] = None
+                self._rows[added] = None
             else:
                 self.steps_left_out += 1

@@ -1,9 +1,9 @@
-"""The events of a running task, for people: what user code prints, why messages were nacked, what
-publishing has met with, how many messages wait at the source, and when a call takes long.
+"""The events of a running task, for people: what user code prints, why messages were nacked, the
+results of publishing, how many messages wait at the source, and when a call takes long.
 
-A task sends them over plain NATS to whoever watches, normally the driver. Nothing depends on their
-arriving, so no text and no state of the connection makes sending fail; what could not be sent is
-counted, and the number is sent later. The driver's side of them is ``listener``.
+A task sends them over core NATS to its watchers, normally the driver. Nothing depends on their
+arrival, so no text and no state of the connection makes sending fail; texts that could not be sent
+are counted, and the number is sent later. The driver's side is ``listener``.
 
 ``Measures`` are the numbers that a task reports. A ``ChunkRecord`` begins when a chunk is taken and
 ends when all of it is confirmed; until then its rows are in flight. The task's thread begins
@@ -35,14 +35,14 @@ from ebbflow.streams.logs import LogEntry
 from ebbflow.streams.names import Names
 from ebbflow.usercode.printing import Printed, redirected
 
-_MOST_TOLD = 25
+_MOST_CHUNKS = 25
 _EVERY = 0.5
-# A task that does nothing says this often that it is there.
+# An idle task reports this often that it is alive.
 _ALIVE_EVERY = 2.0
 _LARGEST = 1_000_000
 # Room for the headers of a text.
 _HEADERS = 4_000
-# How long to wait for a connection that takes nothing.
+# How long to wait for a connection that accepts no data.
 _PATIENCE = 5.0
 
 
@@ -54,7 +54,7 @@ class Measures:
         self.sent: Counter[str] = Counter()
         self.raised = RaisedErrors()
         self._open: list[ChunkRecord] = []
-        self._told: deque[ChunkRecord] = deque(maxlen=_MOST_TOLD)
+        self._unreported: deque[ChunkRecord] = deque(maxlen=_MOST_CHUNKS)
 
     def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
         """Returns the record of a chunk that was just taken."""
@@ -63,7 +63,7 @@ class Measures:
         return record
 
     def note_errors(self, errors: RaisedErrors) -> None:
-        """Counts what user code has raised."""
+        """Counts the exceptions of user code."""
         if errors:
             self.raised.merge(errors)
 
@@ -73,14 +73,14 @@ class Measures:
 
     @property
     def in_flight(self) -> tuple[int, float] | None:
-        """The rows that are taken and not confirmed, and since when; from any thread."""
+        """The number of rows taken and not confirmed, and since when; from any thread."""
         records = [record for record in self._open.copy() if not record.ended]
         if not records:
             return None
         return sum(record.rows for record in records), records[0].at.timestamp()
 
     def add_up(self) -> None:
-        """Counts the chunks that have ended since the last time."""
+        """Counts the chunks that have ended since the last call."""
         ended = [record for record in self._open if record.ended]
         if not ended:
             return
@@ -90,33 +90,33 @@ class Measures:
                 self.spreads[stage].add(getattr(record, stage))
             if record.rows:
                 self.spreads[MESSAGE].add(record.call / record.rows, record.rows)
-        self._told.extend(ended)
+        self._unreported.extend(ended)
 
     def take_chunks(self) -> list[list[float]]:
-        """Returns the chunks that have ended since they were last asked for, the newest of them."""
-        chunks = [record.to_json() for record in self._told]
-        self._told.clear()
+        """Returns the newest of the chunks that have ended since the last call."""
+        chunks = [record.to_json() for record in self._unreported]
+        self._unreported.clear()
         return chunks
 
     def take_errors(self) -> list[dict[str, Any]]:
-        """Returns what was raised since this was last asked for."""
+        """Returns the exceptions of user code since the last call."""
         raised, self.raised = self.raised, RaisedErrors()
         return [dump_raised(group) for group in raised]
 
     @property
     def numbers(self) -> TaskNumbers:
-        """What was counted since the task began."""
+        """The counts since the task began."""
         counted = {name: spread for name, spread in self.spreads.items() if spread.count}
         return TaskNumbers(counted, dict(self.sent))
 
 
 def dump_raised(raised: Raised) -> dict[str, Any]:
-    """Returns a group of errors as it is told."""
+    """Returns a group of errors for JSON."""
     return {name: getattr(raised, name) for name in Raised.__slots__}
 
 
 class Events(ChunkObserver):
-    """The events of one vertex in one task. Whoever publishes keeps counting in ``tally``.
+    """The events of one vertex in one task. Its publishers count in ``tally``.
 
     ``load`` returns the load of the task.
     """
@@ -145,11 +145,11 @@ class Events(ChunkObserver):
         self._measures = Measures()
         self._last_state: dict[str, Any] = {}
         self._task = secrets.token_hex(6)
-        self._sent = self._told_state = 0.0
+        self._sent = self._state_sent = 0.0
         self._unsent = 0
 
     def log(self, printed: Printed) -> None:
-        """Sends lines to print; they are in flight when this returns, if the server is there."""
+        """Sends lines to print; they are in flight when this returns, if the server is up."""
         if self._unsent:
             missing = Printed(f"… ({self._unsent:,} texts not shown)", printed.kind)
             self._unsent *= not self._send_log(missing, missing.text.encode())
@@ -157,7 +157,7 @@ class Events(ChunkObserver):
             self._unsent += not self._send_log(printed, part)
 
     def _send_log(self, printed: Printed, part: bytes) -> bool:
-        """Sends a part of a text; what user code prints is kept by the stream of the logs."""
+        """Sends a part of a text; the logs stream keeps all but messages of ``log`` sinks."""
         now, trace = datetime.now(UTC), current_ids()
         entry = LogEntry(now, self._vertex, self._partition, printed, trace)
         is_kept = printed.kind != "message"
@@ -170,10 +170,10 @@ class Events(ChunkObserver):
         return redirected(self.log)
 
     def see(self, account: Account) -> None:
-        """Counts why rows of a chunk come back, what user code raised and where outputs went."""
+        """Counts the reasons of redeliveries, the exceptions of user code and the outputs sent."""
         if account.is_early:
             return
-        if account.reasons and not account.is_probe:  # what is waited for is told by itself
+        if account.reasons and not account.is_probe:  # ``waits`` reports the outage of a probe
             self.nacked(account.reasons)
         for part in account.parts:
             if (raised := part.verdict.decisions.raised) is not None:
@@ -182,15 +182,15 @@ class Events(ChunkObserver):
                 self.sent(part.count_by_edge())
 
     def nacked(self, reasons: Mapping[str, int]) -> None:
-        """Counts reasons; they are told now and then, not for each message."""
+        """Counts reasons; they are reported now and then, not for each message."""
         self._reasons.update(reasons.items())
 
     def pending(self, messages: int | None) -> None:
-        """Says how many messages wait at the source; from any thread."""
+        """Sets how many messages wait at the source; from any thread."""
         self._pending = messages
 
     def opened(self) -> None:
-        """Says that user code is open."""
+        """Notes that user code is open."""
         self._opened = True
 
     def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
@@ -198,11 +198,11 @@ class Events(ChunkObserver):
         return self._measures.begin_chunk(at, rows)
 
     def takes_inline(self, vertex: str, inline: bool) -> None:
-        """Says whether chunks come from a vertex inline at the moment."""
+        """Sets whether chunks come from a vertex inline at the moment."""
         (self._inline_from.add if inline else self._inline_from.discard)(vertex)
 
     def raised(self, errors: RaisedErrors) -> None:
-        """Counts the errors of user code; they are told now and then."""
+        """Counts the errors of user code; they are reported now and then."""
         self._measures.note_errors(errors)
 
     def sent(self, rows: dict[str, int]) -> None:
@@ -210,40 +210,40 @@ class Events(ChunkObserver):
         self._measures.note_sent(rows)
 
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
-        """Says that the vertex waits for a system, or that its breaker has stopped it."""
+        """Sets the system that the vertex waits for, or why its breaker has stopped it."""
         self._waiting, self._halted = waiting, halted
 
     def in_call(self, seconds: float | None) -> None:
-        """Says how long user code has been in one call; None when it is back. From any thread."""
-        whose = {"vertex": self._vertex, "partition": self._partition}
-        # A first call may take for ever, and nothing else is told while it does.
-        told = {"seconds": seconds, "opened": self._opened, "in_flight": self._measures.in_flight}
-        self._send("call", json.dumps(whose | told).encode())
+        """Reports how long the current call has run; None when it has ended. From any thread."""
+        task = {"vertex": self._vertex, "partition": self._partition}
+        # A first call may take forever, and no other event is sent meanwhile.
+        facts = {"seconds": seconds, "opened": self._opened, "in_flight": self._measures.in_flight}
+        self._send("call", json.dumps(task | facts).encode())
 
     def tell_now_and_then(self) -> None:
-        """Tells what has been counted, unless that was just done."""
+        """Sends the counts, unless they were just sent."""
         if time.monotonic() - self._sent > _EVERY:
             self.flush()
 
     def flush(self) -> None:
-        """Tells what has been counted."""
+        """Sends the counts."""
         if self._reasons.total:
             reasons = {cause.text: cause.count for cause in self._reasons.causes()}
             event = json.dumps({"vertex": self._vertex, "reasons": reasons}).encode()
             if self._send("nack", event):
                 self._reasons = CauseCounter()
-        self._tell_errors()
-        self._tell_state()
+        self._send_errors()
+        self._send_state()
         self._sent = time.monotonic()
 
-    def _tell_errors(self) -> None:
+    def _send_errors(self) -> None:
         if self._measures.raised:
             errors = self._measures.take_errors()
             event = {"vertex": self._vertex, "errors": errors}
             self._send("error", json.dumps(event).encode())
 
-    def _tell_state(self) -> None:
-        """Tells the numbers of the task if they have changed, and now and then that it is there."""
+    def _send_state(self) -> None:
+        """Sends the task's numbers if they have changed, or at times to show that it is alive."""
         self._measures.add_up()
         state = TaskState(
             self._vertex,
@@ -259,11 +259,11 @@ class Events(ChunkObserver):
             tuple(sorted(self._inline_from)),
         ).to_json()
         now = time.monotonic()
-        if state == self._last_state and now - self._told_state < _ALIVE_EVERY:
+        if state == self._last_state and now - self._state_sent < _ALIVE_EVERY:
             return
-        told = {"state": state, "load": self._load(), "chunks": self._measures.take_chunks()}
-        if self._send("state", json.dumps(told).encode()):
-            self._last_state, self._told_state = state, now
+        event = {"state": state, "load": self._load(), "chunks": self._measures.take_chunks()}
+        if self._send("state", json.dumps(event).encode()):
+            self._last_state, self._state_sent = state, now
 
     def _send(self, kind: str, payload: bytes) -> bool:
         """Sends an event; ``False`` when the connection did not take it."""
@@ -279,7 +279,7 @@ class Events(ChunkObserver):
 
 
 def _parts(text: str, largest: int) -> Iterator[bytes]:
-    """Yields the text in pieces that can be sent, cut between lines where there are any."""
+    """Yields the text in pieces that can be sent, cut between lines where possible."""
     rest = text.encode("utf-8", "backslashreplace")
     while len(rest) > largest:
         end = rest.rfind(b"\n", 0, largest)

@@ -1,10 +1,10 @@
 """The numbers of a running task, for people: a few for each chunk, none for a message.
 
-Durations are counted in fixed buckets, so that those of many tasks add up; quantiles are estimated
-within a bucket, as Prometheus does it. The task counts them in ``events``.
+Durations are counted in fixed buckets, so that the counts of many tasks add up; quantiles are
+estimated within a bucket, as Prometheus does. The task counts them in ``events``.
 
-A ``TaskState`` is all that a task reports of itself. It is sent whole and kept whole: a report that
-got lost is made up for by the next one.
+A ``TaskState`` is all that a task reports about itself. It is always sent as a whole, so the next
+report makes up for a lost one.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ BOUNDS = (
 """The upper bounds of the buckets, in seconds; a last bucket holds all that took longer."""
 
 MESSAGE = "message"
-"""The time of user code for one message, counted besides the stages."""
+"""The time of user code for one message, counted in addition to the stages."""
 
 _BUCKETS = len(BOUNDS) + 1
 
 
 @dataclass(slots=True)
 class Histogram:
-    """The durations so far: how many in each bucket, and all of them together in ``seconds``."""
+    """The durations so far: how many in each bucket, and their sum in ``seconds``."""
 
     buckets: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
     seconds: float = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Counts a duration; ``times`` if that many took as long as this on average."""
+        """Counts a duration, or ``times`` durations with this average."""
         self.buckets[bisect_left(BOUNDS, seconds)] += times
         self.seconds += seconds * times
 
@@ -52,7 +52,7 @@ class Histogram:
         return self.seconds / max(1, self.count)
 
     def quantile(self, share: float) -> float:
-        """Returns the seconds within which this share of all ended, estimated; 0 if none has."""
+        """Returns the estimated seconds that this share of durations took at most; 0 if none."""
         left = share * self.count
         for number, inside in enumerate(self.buckets):
             if inside and left <= inside:
@@ -70,14 +70,14 @@ class Histogram:
 
 
 def _within(number: int, share: float) -> float:
-    """Returns the point at this share of the way through a bucket; the last one has no end."""
+    """Returns the point at this share of a bucket's range; the last bucket has no upper bound."""
     edges: Sequence[float] = (0.0, *BOUNDS, BOUNDS[-1])
     return edges[number] + share * (edges[number + 1] - edges[number])
 
 
 @dataclass(frozen=True, slots=True)
 class TaskNumbers:
-    """What tasks have counted: durations by stage, and rows sent by the vertex they went to."""
+    """The counts of tasks: durations by stage, and rows sent by target vertex."""
 
     spreads: dict[str, Histogram] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class TaskNumbers:
 
 
 class Load(NamedTuple):
-    """How busy a task was in the last seconds, from 0 to 1, and how many cores of its host idle."""
+    """How busy a task was in the last seconds, from 0 to 1, and the idle cores of its host."""
 
     busy: float = 0.0
     idle_cores: float = 0.0
@@ -99,7 +99,7 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """What a task reports of itself; ``task`` tells it from those that had its partition before.
+    """What a task reports about itself; ``task`` is unique among the tasks of its partition.
 
     ``tally`` and ``numbers`` are counted since the task began. ``pending`` are the messages that
     wait at the source, ``waiting`` is the system that is unavailable, ``halted`` says why there are
@@ -119,7 +119,7 @@ class TaskState:
     inline_from: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as it is sent."""
+        """Returns it for JSON."""
         spreads = {name: [s.seconds, *s.buckets] for name, s in self.numbers.spreads.items()}
         plain = (
             "vertex",
@@ -140,7 +140,7 @@ class TaskState:
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> TaskState:
-        """Returns it from what was sent."""
+        """Returns it from JSON."""
         facts = dict(facts)
         spreads, sent = facts.pop("spreads"), facts.pop("sent")
         loaded = {name: Histogram([*map(int, n)], sec) for name, (sec, *n) in spreads.items()}

@@ -1,13 +1,13 @@
-"""Tapping a vertex: which of its messages someone wants to see, and what they see.
+"""Tapping a vertex: choosing some of its messages, and showing them to a person.
 
-A ``TapWish`` comes from the person who taps; a task that knows it picks rows out of each chunk as
-it is decided. It looks at whole columns first, and makes Python objects of chosen rows only, so
-that no one pays for a tap but the vertex that is tapped. Nothing here changes a verdict.
+A ``TapWish`` comes from the person who taps; a task that has it picks rows from each chunk as the
+chunk is decided. It matches whole columns first, and makes Python objects only of chosen rows, so
+that only the tapped vertex pays for a tap. Nothing here changes a verdict.
 
-A wish comes as a control word and holds for some seconds; who taps repeats it. While there is none,
-a chunk costs nothing. Rows are sent over plain NATS and nothing waits for
-them: what the connection does not take at once is counted as not shown. A tap that fails is taken
-off; the task continues.
+A wish arrives as a control message and is valid for some seconds; the tap's client repeats it.
+Without a wish a chunk costs nothing. Rows are sent over core NATS, and nothing waits for them: rows
+that the connection does not take at once are counted as not shown. A tap that fails is removed, and
+the task continues.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _MOST_OUTPUTS = 50
 _LARGEST = 500_000
 
 TappedRow = dict[str, Any]
-"""One message that passed, as JSON has it."""
+"""One tapped message, for JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class TapFilter:
-    """Which messages to see; what is left out does not matter.
+    """Which messages to see; unset fields match every message.
 
-    ``id`` is that of the message or of one it came from, ``key`` one of its keys, ``header`` a name
-    or ``name=value``, ``tag`` one of the tags of its outputs, ``text`` a part of its value.
+    ``id`` is the id of the message or of one it came from, ``key`` one of its keys, ``header`` a
+    name or ``name=value``, ``tag`` one of the tags of its outputs, ``text`` a part of its value.
     """
 
     id: str | None = None
@@ -62,10 +62,10 @@ class TapFilter:
 
 @dataclass(frozen=True, slots=True)
 class TapWish:
-    """What someone wants to see of a vertex, for ``seconds`` from when a task learns of it.
+    """The messages of a vertex that a person wants to see, for ``seconds`` after a task gets it.
 
-    Of the messages that match, the share ``sample`` is shown, and of each task at most ``rate`` in
-    a second. Values are cut to ``longest`` bytes. ``token`` tells wishes apart.
+    Of the messages that match, the share ``sample`` is shown, and at most ``rate`` a second from
+    each task. Values are cut to ``longest`` bytes. ``token`` identifies the wish.
     """
 
     token: str
@@ -77,20 +77,20 @@ class TapWish:
     longest: int = 4096
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as it is sent."""
+        """Returns it for JSON."""
         return records.to_plain(self)
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Self:
-        """Returns it from what was sent."""
+        """Returns it from JSON."""
         return records.from_plain(cls, facts)
 
 
 class PassingRows:
     """The rows of a chunk, to choose from. Used by one thread.
 
-    ``part`` is the account of their outcomes; without one they are just ``state``, and so they
-    are if it is early: about outputs of rows that have not ended.
+    ``part`` is the account of their outcomes; without one their outcome is ``state``. If the
+    account is early, about outputs of rows that have not ended, their outcome is ``sent``.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PassingRows:
         self._state = SENT if is_early else state
 
     def choose(self, wish: TapWish, most: int, chance: Random) -> tuple[list[TappedRow], int]:
-        """Returns rows that someone wants to see, and how many of them were too many to show."""
+        """Returns at most ``most`` of the rows that match, and how many more there were."""
         indexes = self._match(wish.filter)
         if wish.sample < 1:
             indexes = [index for index in indexes if chance.random() < wish.sample]
@@ -139,7 +139,7 @@ class PassingRows:
         return indexes
 
     def _match_columns(self, wanted: TapFilter) -> list[int]:
-        """Returns the rows whose id and value match, found without an object for each of them."""
+        """Returns the rows whose id and value match, without making an object for each row."""
         matching = None
         if wanted.id is not None:
             ids = self._batch.column("id")
@@ -195,7 +195,7 @@ class PassingRows:
         }
 
     def _list_outputs(self, parents: set[int], longest: int) -> dict[int, list[TappedRow]]:
-        """Returns the outputs of these inputs, with the vertices they go to."""
+        """Returns the outputs of these inputs, with the vertices that they go to."""
         routed, edges = self._part.routed if self._part else None, self._place.edges
         if routed is None or routed.batch is None:
             return {}
@@ -204,30 +204,30 @@ class PassingRows:
         listed: dict[int, list[TappedRow]] = {}
         for number, index in enumerate(chosen):
             tags = routed.tags[index]
-            ways = [edge.to for edge in edges if edge.accepts(tags)]
-            output = _describe_output(taken, number, tags, ways, longest)
+            targets = [edge.to for edge in edges if edge.accepts(tags)]
+            output = _describe_output(taken, number, tags, targets, longest)
             listed.setdefault(routed.parents[index], []).append(output)
         return listed
 
 
 def _describe_output(
-    rows: Rows, number: int, tags: Sequence[str], ways: list[str], longest: int
+    rows: Rows, number: int, tags: Sequence[str], targets: list[str], longest: int
 ) -> TappedRow:
     return {
         "id": rows.column("id")[number],
         "keys": rows.column("keys")[number],
         "tags": list(tags),
-        "to": ways,
+        "to": targets,
         **write_value(rows.column("value")[number], longest),
     }
 
 
 def write_value(value: bytes, longest: int) -> dict[str, Any]:
-    """Returns a value for JSON: as text, or in base64 if it is none; ``size`` if it was cut."""
+    """Returns a value for JSON: as text, or else in base64; with its ``size`` if it was cut."""
     shown = value[:longest]
     size = {"size": len(value)} if len(value) > longest else {}
     try:
-        # A character may have been cut in two: its first bytes are left out.
+        # A character may have been cut in two; "ignore" drops its first bytes.
         return {"value": shown.decode("utf-8", "strict" if not size else "ignore")} | size
     except UnicodeDecodeError:
         return {"value": {"base64": base64.b64encode(shown).decode()}} | size
@@ -235,7 +235,7 @@ def write_value(value: bytes, longest: int) -> dict[str, Any]:
 
 @dataclass
 class Tap:
-    """One wish, until when it holds, and what may still be shown in the present second."""
+    """One wish, its expiry, and how many rows may still be shown in the current second."""
 
     wish: TapWish
     until: float
@@ -247,7 +247,7 @@ class Tap:
 class Taps(ChunkObserver):
     """The taps on one task. Wishes come from the link's thread, rows from the task's.
 
-    ``known`` are those that the earlier epochs of the task have left.
+    ``known`` are the taps from the task's earlier epochs.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Taps(ChunkObserver):
         self.idle = not known
 
     def take(self, wish: dict[str, Any]) -> None:
-        """Takes a wish that a word carries, or takes it for longer, if it is about this vertex."""
+        """Adds or extends a wish from a control message, if it is about this vertex."""
         wanted, now = TapWish.from_json(wish), self._monotonic()
         if wanted.vertex != self._vertex:
             return
@@ -277,17 +277,17 @@ class Taps(ChunkObserver):
             self._taps[wanted.token] = Tap(wanted, now + wanted.seconds, now, wanted.rate)
         else:
             tap.until = now + wanted.seconds
-        self.idle = False  # last: a tap that is known while this says nothing would not be seen
+        self.idle = False  # last: before the tap is added, ``see`` could set it back
 
     def end(self, token: str) -> None:
-        """Ends a tap before its time is over."""
+        """Ends a tap before it expires."""
         self._taps.pop(token, None)
 
     def see(self, account: Account) -> None:
-        """Sends what someone wants to see of a chunk that is decided about; never raises."""
+        """Sends the tapped rows of a chunk that is decided; never raises."""
         if not self._taps:
             self.idle = True
-            if not self._taps:  # looked at again: one may have come in between
+            if not self._taps:  # checked again: a tap may have been added in between
                 return
             self.idle = False
         for part in account.parts:
@@ -300,14 +300,14 @@ class Taps(ChunkObserver):
                 if self._monotonic() > tap.until:
                     raise TimeoutError
                 self._send(tap, rows)
-            except Exception:  # no one's tap is worth a task
+            except Exception:  # a failing tap must not fail the task
                 self._taps.pop(token, None)
 
     def _send(self, tap: Tap, rows: PassingRows) -> None:
         now = self._monotonic()
         if now - tap.second >= 1:
             tap.second, tap.left = now, tap.wish.rate
-        # No one waits for a slow connection: what comes while rows are in flight is not shown.
+        # A slow connection must not hold up the task: rows are skipped while others are in flight.
         busy = self._sending is not None and not self._sending.done()
         shown, skipped = rows.choose(tap.wish, 0 if busy else tap.left, self._chance)
         tap.left -= len(shown)
@@ -322,14 +322,14 @@ class Taps(ChunkObserver):
 
 
 def pack_rows(rows: Sequence[TappedRow], skipped: int) -> list[bytes]:
-    """Returns rows as messages that are not too large; the first tells what was not shown."""
+    """Returns rows as messages of a limited size; the first has the number of rows not shown."""
     parts: list[bytes] = []
     texts: list[str] = []
     size = 0
 
     def close() -> None:
-        told = 0 if parts else skipped
-        parts.append(f'{{"skipped": {told}, "rows": [{", ".join(texts)}]}}'.encode())
+        count = 0 if parts else skipped
+        parts.append(f'{{"skipped": {count}, "rows": [{", ".join(texts)}]}}'.encode())
 
     for text in map(json.dumps, rows):
         if texts and size + len(text) > _LARGEST:

@@ -1,10 +1,10 @@
 """The spans of a task: one for a chunk, and one for each of its messages whose trace is recorded.
 
-A message's span continues the ``traceparent`` among its headers, and takes its place there: what
-the vertex sends on, and user code that looks at the headers, continue the span. A message that
-is redelivered continues the span of the delivery before. A source begins a trace for messages
-without one, as the sampler says (``OTEL_TRACES_SAMPLER``). The decision is made once: later
-vertices record what the header says is recorded.
+A message's span continues the ``traceparent`` in its headers and replaces it, so outputs of the
+vertex and user code that reads the headers continue the span. A redelivered message continues the
+span of its previous delivery. A source begins a trace for messages without one, if the sampler says
+so (``OTEL_TRACES_SAMPLER``). The decision is made once: later vertices record a message if its
+header says so.
 
 Spans cost Python time, so a task makes a limited number a second. A message beyond that keeps its
 header as it is: its trace continues, with a gap. Nothing here changes the outcome of a message.
@@ -59,7 +59,7 @@ TRACES_A_SECOND = 50
 """The most traces that a task of a source begins in a second."""
 CHUNKS_A_SECOND = 20
 """The most chunks that a task makes spans for in a second."""
-# For how many messages a second the sampler is asked, which takes a while, too.
+# The most messages a second for which the sampler is called, which takes time, too.
 _ASKED_A_SECOND = 2_000
 _MOST_LINKS = 100
 
@@ -67,17 +67,17 @@ _EXPORTER = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _FLUSH_WITHIN = 3.0
-_SAY_EVERY, _LONGEST = 60.0, 200
+_PRINT_EVERY, _LONGEST = 60.0, 200
 _SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([\w ]+)")
 
 MISSING = (
     "traces are asked for, but OpenTelemetry is not installed; run: pip install 'ebbflow[otel]'"
 )
-"""What a run says that cannot record the traces it is asked for."""
+"""The message of a run that cannot record the traces it is asked for."""
 
 
 class SpanBudget:
-    """This many spans a second, and no more: what was not used is kept for one second."""
+    """Limits spans to a number a second; an unused budget is kept for one second."""
 
     def __init__(self, a_second: int) -> None:
         self._a_second = a_second
@@ -94,12 +94,12 @@ class SpanBudget:
         return granted
 
     def give_back(self, unused: int) -> None:
-        """Takes back what was granted and not used."""
+        """Returns unused spans to the budget."""
         self._left += unused
 
 
 class TaskSpans(ChunkObserver):
-    """The spans of one task; that of a source ``begins`` traces. Used by the task's thread."""
+    """The spans of one task; a source's task ``begins`` traces. Used by the task's thread."""
 
     def __init__(
         self, pipeline: str, vertex: str, partition: int, begins: bool, tracer: Tracer
@@ -122,7 +122,7 @@ class TaskSpans(ChunkObserver):
 
     @contextmanager
     def calling(self, rows: Rows) -> Iterator[Rows]:
-        """Records spans while user code decides about the rows, which name them."""
+        """Records spans while user code decides about the rows; their headers name the spans."""
         from opentelemetry import trace
 
         spans = self._begin_messages(rows)
@@ -141,7 +141,7 @@ class TaskSpans(ChunkObserver):
         self._called = called
 
     def see(self, account: Account) -> None:
-        """Notes the outcome of the chunk that was just decided on its spans, and ends them."""
+        """Records the outcomes of the decided chunk on its spans, and ends the spans."""
         if self._called is not None and not account.is_early:
             self._called.describe(account)
             self._called.end()
@@ -167,7 +167,7 @@ class TaskSpans(ChunkObserver):
         return spans | self._begin_traces(rows) if self._begins else spans
 
     def _begin_traces(self, rows: Rows) -> dict[int, Span]:
-        """Begins traces for messages that have none, as far as the sampler wants them."""
+        """Begins traces for messages without one, if the sampler selects them."""
         granted = self._traces.take(len(rows))
         known = find_contexts(rows.batch.column("headers")) if granted else {}
         without = (row for row in range(len(rows) if granted else 0) if row not in known)
@@ -176,7 +176,7 @@ class TaskSpans(ChunkObserver):
         return sampled
 
     def _begin_at(self, rows: Rows, chosen: Sequence[int], most: int) -> dict[int, Span]:
-        """Begins spans for these rows until that many are recorded; returns those."""
+        """Begins spans for these rows until ``most`` are recorded; returns the recorded ones."""
         if not chosen:
             return {}
         taken = Rows(frames.take_rows(rows.batch, chosen))
@@ -232,11 +232,11 @@ class ChunkSpans:
                 self._ended[span] = time.time_ns()
 
     def note_return(self) -> None:
-        """Notes when user code was done with the chunk."""
+        """Notes when user code returned from the chunk."""
         self._returned = time.time_ns()
 
     def describe(self, account: Account) -> None:
-        """Says on the spans the outcomes of the messages."""
+        """Records the outcomes of the messages on their spans."""
         part, held = account.parts[0], account.held
         settled = part.batch.num_rows
         for row, span in self._spans.items():
@@ -247,14 +247,14 @@ class ChunkSpans:
         self._chunk.set_attribute("ebbflow.not_done", len(part.outcomes) + (held is not None))
 
     def end(self) -> None:
-        """Ends all spans: each message's when user code was done with it, or with the chunk."""
+        """Ends all spans: each message's when user code returned from it, or from the chunk."""
         for span in self._spans.values():
             span.end(self._ended.get(span, self._returned))
         self._chunk.end(self._returned)
 
 
 def _describe_end(span: Span, outcome: Outcome) -> None:
-    """Says on the span how the message ended in this delivery."""
+    """Records on the span the outcome of this delivery."""
     from opentelemetry.trace import StatusCode
 
     span.set_attribute("ebbflow.outcome", type(outcome).__name__)
@@ -286,7 +286,7 @@ def _extract(headers: Mapping[str, str]) -> Context:
 
     ours = {name.lower(): text for name, text in headers.items()}
     carrier = {name: ours[name] for name in (TRACEPARENT, TRACESTATE) if name in ours}
-    # Without one it must be empty: the current context is that of another message.
+    # The base must be empty: the current context belongs to another message.
     return TraceContextTextMapPropagator().extract(carrier, Context())
 
 
@@ -297,9 +297,9 @@ def _inject(span: Span) -> str:
 
 
 def current_ids() -> tuple[str, str] | None:
-    """Returns the ids of the trace and span that user code is in; nothing if none is recorded.
+    """Returns the ids of user code's current trace and span; ``None`` if none is recorded.
 
-    Runs on a worker, in the thread that asks. Costs next to nothing while traces are off.
+    Called on a worker, in the thread of user code. Costs almost nothing while traces are off.
     """
     if SCOPES.find is None:
         return None
@@ -325,16 +325,16 @@ def asks_for_traces(environment: Mapping[str, str]) -> bool:
 
 
 def is_installed() -> bool:
-    """Returns whether OpenTelemetry's SDK is there."""
+    """Returns whether OpenTelemetry's SDK is installed."""
     with contextlib.suppress(ModuleNotFoundError):
         return find_spec("opentelemetry.sdk") is not None
     return False
 
 
 def read_trace_variables(environment: Mapping[str, str]) -> Variables:
-    """Returns the variables that tasks need to record traces; none if they are to record nothing.
+    """Returns the variables that tasks need to record traces; none if they record no traces.
 
-    They may hold the keys of a service, and are shown to no one.
+    They may contain the keys of a service, so they are never shown.
     """
     if not (asks_for_traces(environment) and is_installed()):
         return ()
@@ -344,8 +344,8 @@ def read_trace_variables(environment: Mapping[str, str]) -> Variables:
 def open_tracer(pipeline: str, variables: Variables) -> Tracer:
     """Returns the tracer of this worker for a pipeline; its spans are exported in the background.
 
-    The provider is the process's own: spans that user code makes go the same way. If user code has
-    set up one itself, that is used.
+    The provider is global to the process, so spans of user code are exported the same way. If user
+    code has set up a provider itself, that one is used.
     """
     os.environ |= dict(variables)
     _set_up_provider(os.environ.get("OTEL_SERVICE_NAME") or pipeline)
@@ -367,7 +367,7 @@ def _set_up_provider(service: str) -> None:
     exporters = logging.getLogger("opentelemetry.exporter")
     exporters.addHandler(_ExportTrouble())
     exporters.propagate = False
-    # Not shut down at exit: a worker that is told to end does not wait for a collector.
+    # Not shut down at exit: a worker that has to end must not wait for a collector.
     resource = Resource.create({SERVICE_NAME: service})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     for exporter in _make_exporters():
@@ -394,17 +394,17 @@ def _full_name(name: str) -> str:
 
 
 class _ExportTrouble(logging.Handler):
-    """Says that traces are not exported, once a minute; an exporter says it for each attempt."""
+    """Prints once a minute that traces are not exported; an exporter logs each failed attempt."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._said = -math.inf
+        self._printed_at = -math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Says it in one line, unless it was just said."""
-        if time.monotonic() - self._said < _SAY_EVERY:
+        """Prints one line, unless one was just printed."""
+        if time.monotonic() - self._printed_at < _PRINT_EVERY:
             return
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
         text = record.getMessage()
         why = _SYSTEM_ERROR.search(text)
         what = why[1] if why else text[:_LONGEST]
@@ -414,7 +414,7 @@ class _ExportTrouble(logging.Handler):
 
 
 def flush_spans() -> None:
-    """Has what is recorded exported, and waits for it a little; at the end of a run."""
+    """Exports recorded spans, and waits for that a little; called at the end of a run."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -424,7 +424,7 @@ def flush_spans() -> None:
 
 
 def _flush(provider: TracerProvider) -> None:
-    # In a thread: an exporter whose collector is down does not keep to the time it is given.
+    # In a thread: an exporter whose collector is down exceeds its timeout.
     flushing = threading.Thread(target=provider.force_flush, daemon=True)
     flushing.start()
     flushing.join(_FLUSH_WITHIN)

@@ -1,7 +1,7 @@
 """The trail of a chunk: an observer that publishes the outcome of each of its rows.
 
-A pipeline with a source that serves publishes it once the outputs and answers of a chunk are stored
-(``streams.trail_rows``). ``accounts.completion`` reads it: it says when a request is complete.
+A pipeline with a serving source publishes it once the outputs and answers of a chunk are stored
+(``streams.trail_rows``). ``accounts.completion`` reads it to determine when a request is complete.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ebbflow.engine.publications import EdgeRows, Publication
 from ebbflow.engine.verdict import Verdict
 from ebbflow.streams.trail_rows import SentTo, TrailRow, publish_trail
 
-# More outputs of one message are told in several rows: a frame has to fit into a message.
+# More outputs of one message are listed in several rows, because a frame must fit into a message.
 _MOST_SENT = 1_000
 
 
 class TrailObserver(ChunkObserver):
-    """Publishes the outcome of every message, for those who wait for answers."""
+    """Publishes the outcome of every message, for clients that wait for answers."""
 
     def late(self, account: Account) -> Iterator[Publication]:
-        """Yields the frames of a chunk's trail; of an early account, what was sent so far."""
+        """Yields the frames of a chunk's trail; for an early account, its outputs so far."""
         for part in account.parts:
             rows = _list_rows(part, account.is_early)
             yield from publish_trail(rows, account.key, part.place.vertex, part.place.partition)
@@ -34,7 +34,7 @@ def _list_rows(part: AccountPart, is_early: bool) -> list[TrailRow]:
     sent = _gather_sent(part.routed.edges)
     listed: list[TrailRow] = []
     for index in sorted(sent) if is_early else range(part.batch.num_rows):
-        # Not all outputs of an amended row are stored. Its end says enough: the request has failed.
+        # Not all outputs of an amended row are stored. Its outcome is enough: the request failed.
         outputs = [] if index in part.amended else sent.get(index, [])
         while len(outputs) > _MOST_SENT or (is_early and outputs):
             first, outputs = outputs[:_MOST_SENT], outputs[_MOST_SENT:]
@@ -47,7 +47,7 @@ def _list_rows(part: AccountPart, is_early: bool) -> list[TrailRow]:
 
 
 def _gather_sent(edges: Sequence[EdgeRows]) -> dict[int, list[SentTo]]:
-    """Returns the outputs of each input that has some."""
+    """Returns the outputs of each input that has any."""
     sent: dict[int, list[SentTo]] = {}
     for edge in edges:
         for parent, row_id in zip(edge.parents, edge.ids.to_pylist(), strict=True):
@@ -56,7 +56,7 @@ def _gather_sent(edges: Sequence[EdgeRows]) -> dict[int, list[SentTo]]:
 
 
 def _count_answers(verdict: Verdict, index: int) -> int:
-    """Returns how many answers a row has stored; in a store of the user's, 1 if any."""
+    """Returns how many answers a row has stored; with the user's own store, 1 if any."""
     is_served = isinstance(verdict.outcomes.get(index), Served)
     return len(verdict.answers.get(index, ())) or int(is_served)
 

@@ -1,7 +1,7 @@
-"""JetStream's management interface: one call of it, and what it says and does about streams.
+"""JetStream's management interface: making a call, and calls that read and change streams.
 
-On a cluster only the leader of a stream counts. While there is none, others may answer with what
-they have, and ``call`` tries again until there is one.
+On a cluster only the leader of a stream counts. While there is none, other servers may answer with
+what they have, and ``call`` tries again until there is a leader.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from ebbflow.domain.errors import JetStreamUnavailable
 
 NOT_FOUND = 10059
 _NO_LEADER = 10008
-# Leaderless, not the leader, or all that hold it are down: over by itself after a while.
+# No leader, not the leader, or all servers that hold it are down: these pass by themselves.
 _TEMPORARY = frozenset({_NO_LEADER, 10009, 10118, 10119})
 PATIENCE = 30.0
-# For an answer. Short for as long as an election takes: an answer that got lost in it never comes,
-# and the leader is asked again only when this wait is over. Later longer: the server may be slow.
+# How long to wait for an answer. Short while an election may last, as an answer lost in it never
+# comes and the leader is asked again only after this wait. Then longer: the server may be slow.
 _FIRST_WAIT, _LONGER, _ELECTION = 1.0, 0.5, 10.0
 _PAUSE = 0.1
-# No other leader is elected before its followers have missed one for four seconds.
+# Followers elect another leader only after four seconds without one.
 _LEASE = 3 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """How much a stream holds and how far it has got."""
+    """The number of messages in a stream, and its last sequence."""
 
     messages: int
     last_seq: int
 
 
 class ApiError(Exception):
-    """JetStream's management interface said no."""
+    """JetStream's management interface refused a call."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
@@ -54,10 +54,10 @@ class ApiError(Exception):
 async def call(
     client: Client, name: str, body: dict[str, Any] | None = None, patience: float = PATIENCE
 ) -> dict[str, Any]:
-    """Makes one call of JetStream's management interface, again while no one leads or answers.
+    """Makes one call of JetStream's management interface, again while there is no leader or answer.
 
-    A call whose answer got lost is carried out again. ``JetStreamUnavailable`` when patience is
-    at its end.
+    A call whose answer got lost is carried out again. ``JetStreamUnavailable`` after ``patience``
+    seconds.
     """
     payload = json.dumps(body).encode() if body else b""
     deadline = time.monotonic() + patience
@@ -78,7 +78,7 @@ async def call(
         await asyncio.sleep(_PAUSE)
         left = deadline - time.monotonic()
         wait = min(wait + _LONGER * (patience - left > _ELECTION), left)
-        if wait <= _PAUSE:  # too short for an answer: it would only hide what was heard before
+        if wait <= _PAUSE:  # too short for an answer, and a time-out would hide the last problem
             raise JetStreamUnavailable(name, patience, problem)
 
 
@@ -91,7 +91,7 @@ def _find_refusal(result: dict[str, Any]) -> ApiError | None:
 
 
 def _leads(cluster: dict[str, Any]) -> bool:
-    """``True`` if who answered leads and is in touch with a majority: no one else can lead then."""
+    """``True`` if the sender leads and reaches a majority, so no other server can be the leader."""
     others = cluster.get("replicas") or ()
     if not cluster.get("leader") or cluster["leader"] in (other["name"] for other in others):
         return False
@@ -124,7 +124,7 @@ async def read_state(client: Client, stream: str, aside: str = "") -> StreamStat
 async def purge_subject(client: Client, stream: str, subject: str, up_to: int) -> int:
     """Deletes the messages on the subject up to and including the sequence; returns how many.
 
-    None are left to be counted if the server's reply got lost and the call was repeated.
+    The number is 0 if the server's reply got lost and the call was repeated.
     """
     request = {"filter": subject, "seq": up_to + 1}
     return int((await call(client, f"STREAM.PURGE.{stream}", request)).get("purged", 0))
@@ -141,10 +141,10 @@ async def list_streams(client: Client, prefix: str) -> list[str]:
 
 
 async def delete(client: Client, streams: Iterable[str]) -> None:
-    """Deletes the streams and all they hold."""
+    """Deletes the streams and all their messages."""
     for stream in streams:
         try:
             await call(client, f"STREAM.DELETE.{stream}")
         except ApiError as error:
-            if error.code != NOT_FOUND:  # a call whose answer got lost has deleted it
+            if error.code != NOT_FOUND:  # an earlier call whose answer got lost has deleted it
                 raise

@@ -1,13 +1,13 @@
 """Publishing many messages with a bounded number of them in flight.
 
-Messages are sent first in the order in which they are given, many in one buffer, and most are
-confirmed at once. The rest continues by itself, message by message, with the same id and by the
-rules of ``publish``.
+The first attempt sends messages in the caller's order, many in one buffer, and the server confirms
+most of them at once. The rest is retried message by message, with the same id and by the rules of
+``publish``.
 
 ``publish_atomically`` stores several messages in one stream together, or not at all. The server
-holds back what belongs to a batch until its last message has come, and then stores all of it or
-refuses all of it. A condition on one of the messages is a condition on all of them. What a process
-had sent when it was killed is forgotten, unless it was everything.
+holds back the messages of a batch until the last one has arrived, and then stores all of them or
+refuses all of them. A condition on one message is a condition on all of them. If a process is
+killed before it has sent the whole batch, nothing of it is stored.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from ebbflow.nats.wire import Publishes, read_headers
 T = TypeVar("T")
 WINDOW = 256
 _STORED, _REFUSED = b'{"stream":', b'"error"'
-_BY_THEMSELVES = 500
+_MOST_ALONE = 500
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-"""The header that says which message must be the last one on the subject; 0 is for none."""
+"""The header with the sequence that must be the subject's last one; 0 if there must be none."""
 MOST = 1_000
 """The most messages that the server stores together."""
 
 _BATCH, _PLACE, _COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 _SILENCE = 5.0
-# The condition is not met; or the server has lost sight of the batch, has too many of them, is
-# without a leader or out of resources for the moment: nothing was stored then.
+# With these errors nothing was stored: the condition is not met, or the server has dropped the
+# batch, has too many of them, has no leader or is out of resources for the moment.
 _NOT_NOW = frozenset({10071, 10164, 10176, 10210, 10211, 10008, 10023, 10163, 10167})
 
 Addressed = tuple[str, Mapping[str, str], bytes]
@@ -68,19 +68,19 @@ async def publish_all(
 ) -> dict[int, PublishError]:
     """Publishes all rows; returns those that are not confirmed, each with the reason.
 
-    Rows are independent: one may fail. Only with ``WaitForRoom.FOREVER`` the first
-    error is raised at once, because others may wait for ever. ``find_copy`` is asked about a
-    row that got no answer, before it is sent again.
+    Rows are independent: one may fail. Only with ``WaitForRoom.FOREVER`` the first error is raised
+    at once, because other rows may wait forever. ``find_copy`` is called for a row without an
+    answer, before it is sent again.
     """
     began, tally = time.monotonic(), tally or Tally()
     answers: list[Answer] = [None] * len(rows)
     if was_sent := client.is_connected:
         silence = min(retry.attempt_timeout, retry.ack_wait)
         answers = await client.request_all(rows, silence)
-    gate = asyncio.Semaphore(_BY_THEMSELVES)
+    gate = asyncio.Semaphore(_MOST_ALONE)
     failures: dict[int, PublishError] = {}
 
-    async def go_on(row: int) -> None:
+    async def publish_alone(row: int) -> None:
         async with gate:
             subject, headers = rows.subjects[row].decode(), read_headers(rows.headers[row])
             payload = rows.payloads[row]
@@ -96,7 +96,7 @@ async def publish_all(
                 find_copy=partial(find_copy, row) if find_copy is not None else None,
             )
             try:
-                await (sending.go_on(answers[row]) if was_sent else sending.confirm())
+                await (sending.continue_after(answers[row]) if was_sent else sending.confirm())
             except PublishError as error:
                 if room is WaitForRoom.FOREVER:
                     raise
@@ -105,12 +105,12 @@ async def publish_all(
     left = [row for row, answer in enumerate(answers) if not _is_stored(answer)]
     tally.attempts += len(rows) - len(left)
     tally.confirmed += len(rows) - len(left)
-    await _run_all(map(go_on, left))
+    await _run_all(map(publish_alone, left))
     return failures
 
 
 async def _run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs coroutines side by side; the first error ends the others and is raised."""
+    """Runs coroutines concurrently; the first error cancels the rest and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for one in work:
@@ -122,10 +122,10 @@ async def _run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
 async def publish_lanes(
     lanes: Iterable[Iterable[T]], publish: Callable[[T], Coroutine[Any, Any, None]], most: int
 ) -> None:
-    """Publishes lanes side by side, at most that many messages at a time.
+    """Publishes lanes concurrently, at most ``most`` messages at a time.
 
-    The next message of a lane is published only when the one before it is confirmed: otherwise one
-    that had to be sent again would come behind it. The first error ends all lanes.
+    A lane publishes its next message only when the previous one is confirmed: otherwise a message
+    that had to be sent again would be stored after its successor. The first error ends all lanes.
     """
     gate = asyncio.Semaphore(most)
 
@@ -135,14 +135,14 @@ async def publish_lanes(
                 await publish(message)
 
     separate = [*lanes]
-    if len(separate) == 1:  # as a small chunk has it: without its own task
+    if len(separate) == 1:  # as for most small chunks: saves the cost of a task
         await publish_lane(separate[0])
     else:
         await _run_all(map(publish_lane, separate))
 
 
 def _is_stored(answer: Answer) -> TypeGuard[bytes]:
-    """Returns ``True`` for a confirmation as servers write it; any other answer is read in full."""
+    """Returns ``True`` for a confirmation in the usual form; any other answer is parsed later."""
     return isinstance(answer, bytes) and answer.startswith(_STORED) and _REFUSED not in answer
 
 
@@ -152,15 +152,16 @@ def _rows_of(sendings: Sequence[Sending]) -> Publishes:
 
 
 def check_window(window: object) -> None:
-    """Refuses what is not a number of messages."""
+    """Raises ``ValueError`` if the window is not a number of messages."""
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise ValueError(f"window must be a whole number from 1, not {window!r}")
 
 
 class Bulk:
-    """Messages that are published one behind the other, and the outcome of each.
+    """Messages that are published in order, and the result of each.
 
-    Those that are there at the same time leave in one buffer. Used once, on the client's loop.
+    Messages that are ready at the same time are sent in one buffer. Used once, on the client's
+    loop.
     """
 
     def __init__(self, client: SecuredClient, window: int) -> None:
@@ -177,10 +178,10 @@ class Bulk:
     async def publish(
         self, prepare: Callable[[T], Sending], messages: AsyncIterable[T] | Iterable[T]
     ) -> list[Ack]:
-        """Publishes the messages, a bounded number at a time; the acks are in their order.
+        """Publishes the messages, a bounded number at a time; returns the acks in their order.
 
-        An error of the messages themselves, as they are taken or prepared, is raised once all
-        before it are stored; the first ``PublishError`` is raised with ``acks``.
+        If the iterable or ``prepare`` raises, that error is raised once all earlier messages are
+        stored. The first ``PublishError`` is raised with ``acks``.
         """
         broken: Exception | None = None
         async with self._client.begin_volley() as self._volley:
@@ -200,7 +201,7 @@ class Bulk:
     async def _take(
         self, prepare: Callable[[T], Sending], messages: AsyncIterable[T] | Iterable[T]
     ) -> Exception | None:
-        """Sends messages until one has failed; returns the error of the messages themselves."""
+        """Sends messages until one has failed; returns what the iterable or ``prepare`` raised."""
         try:
             async for message in _iterate(messages):
                 await self._make_room(self._window - 1)
@@ -212,7 +213,7 @@ class Bulk:
         return None
 
     def give_up(self, why: str) -> PublishError:
-        """Ends what is under way; returns the error that tells of each message what it came to."""
+        """Ends all publishing in flight; returns the error with the result of each message."""
         for task in self._alone.values():
             task.cancel()
         for row in (*self._unsent, *self._sent, *self._alone):
@@ -220,12 +221,12 @@ class Bulk:
         return self._explain()
 
     @property
-    def _under_way(self) -> int:
+    def _in_flight(self) -> int:
         return len(self._unsent) + len(self._sent) + len(self._alone)
 
     def _add(self, sending: Sending) -> None:
         if not self._unsent:
-            # What is there at once leaves together: this is called when there is no more.
+            # The callback runs once no more messages are ready, so these are sent together.
             asyncio.get_running_loop().call_soon(self._send)
         self._unsent.append(len(self._acks))
         self._sendings.append(sending)
@@ -244,17 +245,17 @@ class Bulk:
             self._sent[row] = place + number, now + self._sendings[row].first_timeout
         sendings = [self._sendings[row] for row in rows]
         self._volley.send(_rows_of(sendings))
-        self._volley.tell()  # there is another time to wait until
+        self._volley.wake()  # the new requests have an earlier deadline
 
     async def _make_room(self, most: int) -> None:
-        """Waits until at most that many are under way."""
-        while self._under_way > most:
+        """Waits until at most ``most`` messages are in flight."""
+        while self._in_flight > most:
             self._send()
             self._change.clear()
             await self._change.wait()
 
     async def _watch(self) -> None:
-        """Sees to the answers as they come, and to those that do not, whoever waits meanwhile."""
+        """Handles answers as they arrive, and requests that time out, until it is cancelled."""
         while True:
             self._judge()
             self._change.set()
@@ -263,7 +264,7 @@ class Bulk:
             await self._volley.wait(None if wait == math.inf else max(0.0, wait))
 
     def _judge(self) -> None:
-        """Looks at the answers; what is not simply stored continues by itself."""
+        """Reads the answers; a message that was not stored at once is retried alone."""
         now = time.monotonic()
         for row, (place, until) in list(self._sent.items()):
             answer = self._volley.answers[place]
@@ -272,7 +273,7 @@ class Bulk:
                 del self._sent[row]
             elif answer is not None or now >= until:
                 del self._sent[row]
-                self._go_alone(row, self._sendings[row].go_on(answer))
+                self._go_alone(row, self._sendings[row].continue_after(answer))
 
     def _go_alone(self, row: int, confirming: Coroutine[Any, Any, Ack]) -> None:
         async def confirm() -> None:
@@ -281,7 +282,7 @@ class Bulk:
             except PublishError as error:
                 self._failures[row] = error
             del self._alone[row]
-            self._volley.tell()
+            self._volley.wake()
 
         self._alone[row] = asyncio.get_running_loop().create_task(confirm())
 
@@ -304,7 +305,7 @@ async def _iterate(messages: AsyncIterable[T] | Iterable[T]) -> AsyncIterator[T]
 
 
 class Handover(AsyncIterator[T]):
-    """Messages that one thread takes from an iterable and an event loop on another one publishes.
+    """Messages that one thread takes from an iterable and another thread's event loop publishes.
 
     An iterable may block, and the loop must not. At most ``size`` messages wait in between.
     """
@@ -320,7 +321,7 @@ class Handover(AsyncIterator[T]):
         self._error: Exception | None = None
 
     def fill(self, messages: Iterable[T]) -> None:
-        """Takes all messages, as long as they are wanted. An error is raised on the other side."""
+        """Takes all messages until ``stop``. The consumer raises what the iterable raises."""
         try:
             for message in messages:
                 self._wait_for_room()
@@ -336,7 +337,7 @@ class Handover(AsyncIterator[T]):
 
     def _wait_for_room(self) -> None:
         while len(self._items) >= self._size and not self._unwanted:
-            # In this order: what is taken after the look tells of itself again.
+            # Cleared before the check: a message taken after the check sets the event again.
             self._room.clear()
             if len(self._items) >= self._size and not self._unwanted:
                 self._room.wait()
@@ -347,14 +348,14 @@ class Handover(AsyncIterator[T]):
         self._room.set()
 
     def _wake(self) -> None:
-        # Waking the loop costs a system call; it looks for more by itself as long as it finds any.
+        # Waking the loop costs a system call; while it finds messages it checks for more by itself.
         if not self._news.is_set() and not self._unwanted:
             self._loop.call_soon_threadsafe(self._news.set)
 
     async def __anext__(self) -> T:
         while not self._items:
-            # In this order: what is added after the look tells of itself again, and nothing is
-            # added after the end.
+            # Cleared before the check: a message added after the check sets the event again, and
+            # no message is added after the end.
             self._news.clear()
             ended = self._ended
             if self._items:
@@ -371,8 +372,8 @@ class Handover(AsyncIterator[T]):
 async def publish_atomically(client: SecuredClient, messages: Sequence[Addressed]) -> int | None:
     """Stores all messages in one stream and returns the sequence of the last one.
 
-    ``None`` if they were not stored, or no one can tell: whoever asks looks into the stream.
-    ``MessageTooLarge`` before anything is sent, ``EbbflowError`` for what no other attempt mends.
+    ``None`` if they were not stored or that is not known: the caller has to read the stream.
+    ``MessageTooLarge`` before anything is sent, ``EbbflowError`` if another attempt cannot succeed.
     """
     batch = secrets.token_hex(16)
     rows = Publishes.of(
@@ -395,7 +396,7 @@ def _place_in(batch: str, place: int, last: int) -> dict[str, str]:
 
 
 def _read(answer: Answer, messages: Sequence[Addressed]) -> int | None:
-    if not answer or isinstance(answer, int):  # the server confirms all but the last with nothing
+    if not answer or isinstance(answer, int):  # the server acks all but the last with empty replies
         return None
     facts = json.loads(answer)
     error = facts.get("error")

@@ -1,14 +1,14 @@
-"""The client of nats-py, made to keep to TLS and to hear when a server denies it something.
+"""The client of nats-py, extended to enforce TLS and to react when a server denies permissions.
 
-A server says "permissions violation" apart from any request, and nats-py leaves those who wait for
-an answer waiting. Here a denied subject ends every wait for it at once, by name. All that Ebbflow
-subscribes to is needed, most of all the inbox for answers: once a subscription is denied, every
-request ends with that.
+A server sends "permissions violation" apart from any request, and nats-py leaves the callers that
+wait for an answer waiting. Here a denied subject ends every wait for it at once, with an error that
+names it. Ebbflow needs all of its subscriptions, above all the inbox for answers. So once a
+subscription is denied, every request fails with that error.
 
-Each request has a number, and its answer is matched by it. A single request waits for its own
-answer. A volley is many requests: they leave as a few large buffers, with a bounded number of them
-unanswered, and their answers are picked up parcel by parcel. Whoever sends a volley decides about
-what has not been answered.
+Each request has a number, by which its answer is matched. A single request waits for its own
+answer. A volley is many requests: they are sent in a few large buffers, with a bounded number of
+them unanswered, and their answers are collected parcel by parcel. The sender of a volley decides
+what to do about unanswered requests.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ WINDOW = 4096
 
 _WINDOW_BYTES = 4 * 1024 * 1024
 NO_RESPONDERS = 503
-"""The status of a request that no one listens for."""
+"""The status of a request to a subject without subscribers."""
 
 Answer = bytes | int | None
-"""The payload of an answer, or the status that the server has answered with, or none at all."""
+"""The payload of an answer, the status that the server answered with, or ``None`` for neither."""
 
 NO_TLS = "the server does not use TLS"
 NO_CERTIFICATE = "the server wants a certificate"
@@ -64,8 +64,7 @@ _PIECE = 1024 * 1024
 _VERBS = {"Publish": "publish", "Subscription": "subscribe"}
 
 
-# The parts of nats-py's client that are not promised to users, and that this module relies on.
-# None of its other modules, nor any other package of ours, uses them.
+# The private parts of nats-py's client that this module relies on. No other module uses them.
 PRIVATE_PARTS = (
     *("_attempt_reconnect", "_current_server", "_server_pool"),
     *("_connect_to_server", "_flush_pending", "_process_connect_init", "_process_err"),
@@ -75,16 +74,16 @@ PRIVATE_PARTS = (
 
 
 NATS_PY = "2.16"
-"""The version of nats-py whose private parts are known; the package asks for no other."""
+"""The version of nats-py whose private parts are known; the package requires this one."""
 
 
 def check_nats_py(client: Client) -> None:
-    """Raises ``SetupError`` if the installed nats-py is not the one that this module is for."""
+    """Raises ``SetupError`` if the installed nats-py is not the one that this module supports."""
     installed = _installed_nats_py()
     if missing := [part for part in PRIVATE_PARTS if not hasattr(client, part)]:
         why = f"its client has no {' and no '.join(missing)}"
     elif not installed.startswith(f"{NATS_PY}."):
-        why = f"Ebbflow uses private parts of its client, which are known of {NATS_PY} only"
+        why = f"Ebbflow uses private parts of its client, which are known for {NATS_PY} only"
     else:
         return
     raise SetupError(
@@ -106,7 +105,7 @@ class Reply(NamedTuple):
 
 
 class SecuredClient(Client):
-    """A connection as ``connect`` makes it. ``denied`` is a subscription that it may not have."""
+    """The connection that ``connect`` makes. ``denied`` is a subscription that was refused."""
 
     def __init__(self, addresses: Addresses) -> None:
         super().__init__()
@@ -123,7 +122,7 @@ class SecuredClient(Client):
 
     @cached_property
     def ssl_context(self) -> ssl.SSLContext:
-        """TLS as the login wants it; made when a server is the first to use it."""
+        """The login's TLS settings; made when the first server uses TLS."""
         logging.getLogger("asyncio").addFilter(_is_no_noise)
         return self._addresses.login.make_tls_context()
 
@@ -134,26 +133,26 @@ class SecuredClient(Client):
 
     @property
     def is_on_a_single_server(self) -> bool:
-        """``True`` if the server that it is connected to is of no cluster."""
+        """``True`` if the server that it is connected to is not part of a cluster."""
         return not self._server_info.get("cluster")
 
     @property
     def has_jetstream(self) -> bool:
-        """``True`` if the server that it is connected to keeps streams."""
+        """``True`` if the server that it is connected to has JetStream enabled."""
         return bool(self._server_info.get("jetstream"))
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection:
-            # Another server may allow what the last one did not; subscriptions are made again.
+            # Another server may allow what the last one denied; subscriptions are made again.
             self.denied = None
             self._agree_on_tls(info)
         await super()._process_info(info, initial_connection)
 
     def _agree_on_tls(self, info: dict[str, Any]) -> None:
-        """Nothing has been sent yet: without TLS the login does not leave this machine."""
+        """Raises when TLS is wanted but not possible, before the login is sent in the clear."""
         wanted = self._addresses.wants_tls
         if wanted and info.get("tls_available"):
-            info["tls_required"] = True  # where a server leaves the choice, nats-py does without
+            info["tls_required"] = True  # where TLS is optional, nats-py does not use it
         if wanted and not info.get("tls_required"):
             raise nats.errors.Error(NO_TLS)
         if info.get("tls_verify") and self._addresses.login.cert is None:
@@ -170,9 +169,9 @@ class SecuredClient(Client):
 
     @property
     def ended(self) -> str | None:
-        """The reason why there will be no connection any more, if that is so.
+        """The reason why there will be no connection any more; ``None`` if there may be.
 
-        A server that lets no one in may be one of several, so it takes a while to be sure.
+        Another server may accept the login that one refuses, so it takes a while to be sure.
         """
         since = self._refused_since
         if self.is_closed or (since is not None and time.monotonic() - since > _REFUSED):
@@ -180,21 +179,21 @@ class SecuredClient(Client):
         return None
 
     async def _attempt_reconnect(self) -> None:
-        # In any order, so that the clients of a lost server spread over the others. The lost one
-        # comes last: if its machine is gone, a try takes as long as a connection may take.
+        # In random order, so that the clients of a lost server spread over the other servers. The
+        # lost server comes last: if its machine is gone, a try takes the full connect timeout.
         lost = self._current_server
         random.shuffle(self._server_pool)
         self._server_pool.sort(key=lambda server: server is lost)
         await super()._attempt_reconnect()
 
     async def flush(self, timeout: int = 10) -> None:
-        """Waits until the server has seen everything that was sent so far."""
-        # nats-py's ping overtakes what still waits in the client to be sent.
+        """Waits until the server has received everything that was sent so far."""
+        # nats-py's ping would overtake data that still waits in the client.
         await self._flush_pending(force_flush=True)
         await super().flush(timeout)
 
     def abandon(self) -> None:
-        """Lets go of a connection that was not completed."""
+        """Closes a connection that was not completed."""
         if self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]
 
@@ -203,7 +202,7 @@ class SecuredClient(Client):
         try:
             await super().close()
         except asyncio.CancelledError:
-            # nats-py cancels its own reconnecting, and with it what both of them wait for.
+            # nats-py cancels its own reconnecting, and with it the future that both await.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -220,7 +219,7 @@ class SecuredClient(Client):
 
         It is called on the client's loop and must not raise. Members of a ``queue`` share messages.
         """
-        # nats-py counts its subscriptions: this is the number of the next one.
+        # nats-py numbers its subscriptions; this predicts the next number.
         sid = b"%d" % (self._sid + 1)
         self._ps.in_bulk[sid] = take
         return await self.subscribe(subject, queue=queue, cb=_ignore)
@@ -230,7 +229,7 @@ class SecuredClient(Client):
         super()._remove_sub(sid, max_msgs)
 
     def check_sending(self, size: int) -> None:
-        """Raises what nats-py raises when nothing of that size can be sent."""
+        """Raises nats-py's error when a message of that size cannot be sent now."""
         if self.is_connected and size <= self._max_payload:
             return
         if self.is_closed:
@@ -243,18 +242,18 @@ class SecuredClient(Client):
             raise nats.errors.OutboundBufferLimitError
 
     def send(self, buffer: bytes | memoryview) -> None:
-        """Sends publishes that are ready for the wire, with all else that is sent in this turn."""
+        """Sends encoded publishes, together with everything else sent in this turn of the loop."""
         self._pending.append(buffer)  # type: ignore[arg-type]
         self._pending_data_size += len(buffer)
         if not self._is_writing and not getattr(asyncio.get_running_loop(), "_ready", True):
-            self._write()  # nothing is about to run that could send something, too
+            self._write()  # no other callback is about to run that could send something, too
         else:
             self._write_soon()
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         if force_flush or not self.is_connected:
             return await super()._flush_pending(force_flush)
-        # nats-py would wake a task that writes; a callback costs a tenth of that.
+        # nats-py would wake a writer task; a callback costs a tenth of that.
         self._write_soon()
         return None
 
@@ -277,18 +276,18 @@ class SecuredClient(Client):
         old_style: bool = False,
         headers: dict[str, Any] | None = None,
     ) -> Reply:
-        """Sends a request and returns its answer; raises what nats-py does, at less of a cost."""
+        """Sends a request and returns its answer; raises as nats-py does, at less cost."""
         return await self.ask(subject, write_headers(headers or {}), payload, timeout)
 
     def ask(self, subject: str, headers: bytes, payload: bytes, timeout: float) -> Awaitable[Reply]:
-        """Sends a request with headers as they are sent; returns its answer."""
+        """Sends a request with encoded headers; returns its answer."""
         if self.denied is not None and (denial := self._no_answers) is not None:
             raise denial
         return self._requests.ask(subject, headers, payload, timeout)
 
     @asynccontextmanager
     async def begin_volley(self) -> AsyncIterator[Volley]:
-        """Opens requests that are sent little by little; see ``Requests``."""
+        """Opens a volley whose requests are sent in steps; see ``Requests``."""
         await self._requests.open()
         with self._requests.begin_volley() as volley:
             yield volley
@@ -305,9 +304,9 @@ class SecuredClient(Client):
         return self._make_denial("subscribe", self.denied) if self.denied is not None else None
 
     def when_denied(self, subject: str, listener: OnDenial) -> Callable[..., None]:
-        """Tells the listener of a denial, until what is returned is called.
+        """Calls the listener when the subject is denied; call the returned function to stop.
 
-        ``AccessError`` when it is known already that no answer can arrive.
+        Raises ``AccessError`` when it is known already that no answer can arrive.
         """
         if (denial := self._no_answers) is not None:
             raise denial
@@ -323,7 +322,7 @@ class SecuredClient(Client):
 
     @asynccontextmanager
     async def unless_denied(self, subject: str) -> AsyncIterator[None]:
-        """Ends waits inside with ``AccessError`` when the subject is denied."""
+        """Ends waits inside the block with ``AccessError`` when the subject is denied."""
         denials: list[AccessError] = []
         now = asyncio.get_running_loop().time
 
@@ -345,18 +344,18 @@ class SecuredClient(Client):
             raise denials[0] from None
 
     async def _process_err(self, err_msg: str) -> None:
-        # nats-py has put it in lower case; two subjects may differ in that only.
+        # nats-py has lower-cased the text, but two subjects may differ in case only.
         denial = _DENIAL.search(self._ps.line.decode("utf-8", "replace"))
         if denial is not None:
-            self._hear(_VERBS[denial[1]], re.sub(r"\\(.)", r"\1", denial[2]))
+            self._report_denial(_VERBS[denial[1]], re.sub(r"\\(.)", r"\1", denial[2]))
         await super()._process_err(err_msg)
 
-    def _hear(self, verb: str, subject: str) -> None:
-        heard = list(self._listeners.get(subject, ()))
+    def _report_denial(self, verb: str, subject: str) -> None:
+        affected = list(self._listeners.get(subject, ()))
         if verb == "subscribe":
             self.denied = subject
-            heard = [listener for some in self._listeners.values() for listener in some]
-        for listener in heard:
+            affected = [listener for some in self._listeners.values() for listener in some]
+        for listener in affected:
             listener(self._make_denial(verb, subject))
         denied = subject if verb == "publish" else None
         self._requests.deny(denied, self._make_denial(verb, subject))
@@ -366,7 +365,7 @@ class SecuredClient(Client):
 
 
 class _Waiting(NamedTuple):
-    """A single request that has not been answered; ``until`` is in the loop's time."""
+    """A single unanswered request; ``until`` is in the loop's time."""
 
     answer: asyncio.Future[Reply]
     subject: str
@@ -374,7 +373,7 @@ class _Waiting(NamedTuple):
 
 
 class Volley:
-    """Many requests, and the answers that have come so far, in the order of sending."""
+    """Many requests, and their answers so far, in the order of sending."""
 
     def __init__(self, client: SecuredClient, inbox: bytes) -> None:
         self.answers: list[Answer] = []
@@ -384,32 +383,32 @@ class Volley:
         self._news = asyncio.Event()
 
     def send(self, rows: Publishes) -> None:
-        """Sends requests behind those that were sent before."""
+        """Sends more requests."""
         buffer, _ = self.encode(rows)
         self.send_encoded(buffer, len(rows))
 
     def encode(self, rows: Publishes) -> tuple[memoryview, list[int]]:
-        """Returns requests for the wire, and where each begins and the last one ends."""
+        """Returns the encoded requests, and where each begins and the last one ends."""
         return rows.encode(self._inbox, len(self.answers))
 
     def send_encoded(self, buffer: memoryview, size: int) -> None:
-        """Sends that many requests that were encoded, in their order."""
+        """Sends ``size`` encoded requests, in their order."""
         self.answers += [None] * size
         self._client.send(buffer)
 
     def take(self, request: int, parcel: Parcel, row: int) -> None:
-        """Takes the answer in a row of a parcel; only the first to a request counts."""
+        """Takes the answer in a row of a parcel; only the first answer to a request counts."""
         if self.answers[request] is None:
             status = (parcel.headers(row) or {}).get("Status")
             self.answers[request] = parcel.payload(row) if status is None else int(status)
             self.answered += 1
 
-    def tell(self) -> None:
-        """Wakes who waits for answers."""
+    def wake(self) -> None:
+        """Wakes the sender that waits for answers."""
         self._news.set()
 
     async def wait(self, silence: float | None) -> bool:
-        """Returns when answers have come; ``False`` if none has for that many seconds."""
+        """Returns when answers have arrived; ``False`` if none has for that many seconds."""
         self._news.clear()
         try:
             async with asyncio.timeout(silence):
@@ -431,7 +430,7 @@ class Requests:
         self._volleys: dict[bytes, Volley] = {}
 
     async def open(self) -> None:
-        """Listens for answers, before the first request."""
+        """Subscribes to the answers; called before the first request."""
         if self._inbox:
             return
         async with self._opening:
@@ -445,10 +444,10 @@ class Requests:
         return b"%d" % self._count
 
     async def ask(self, subject: str, headers: bytes, payload: bytes, timeout: float) -> Reply:
-        """Sends one request, with headers as ``write_headers`` makes them; returns its answer.
+        """Sends one request, with headers encoded by ``write_headers``; returns its answer.
 
-        ``NoRespondersError`` when no one listens, ``TimeoutError`` of nats-py when no answer comes
-        in time, ``AccessError`` when the login may not ask.
+        ``NoRespondersError`` when the subject has no subscriber, nats-py's ``TimeoutError`` when no
+        answer comes in time, ``AccessError`` when the login may not ask.
         """
         if not self._inbox:
             await self.open()
@@ -468,16 +467,16 @@ class Requests:
             self._waiting.pop(number, None)
 
     def _look_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
-        # One timer for all: most requests are answered long before, and none of them sets its own.
+        # One timer for all requests: most are answered long before, so a timer each would be waste.
         self._next_look = when
         loop.call_at(when, self._expire, loop, when)
 
     def _expire(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
-        """Ends the requests whose time is over."""
+        """Fails the requests that have timed out."""
         for waiting in self._waiting.values():
             if waiting.until <= when and not waiting.answer.done():
                 waiting.answer.set_exception(nats.errors.TimeoutError())
-        if when == self._next_look:  # else an earlier look has been set since, and continues
+        if when == self._next_look:  # else an earlier timer has been set since
             later = [waiting.until for waiting in self._waiting.values() if waiting.until > when]
             self._next_look = math.inf
             if later and (soonest := min(later)) < math.inf:
@@ -485,7 +484,7 @@ class Requests:
 
     @contextmanager
     def begin_volley(self) -> Iterator[Volley]:
-        """Opens a volley; answers that come after its end are ignored. ``open`` comes first."""
+        """Opens a volley; answers after its end are ignored. Call ``open`` first."""
         number = self._next_number()
         volley = self._volleys[number] = Volley(self._client, self._inbox + number + b"-")
         try:
@@ -496,8 +495,8 @@ class Requests:
     async def ask_all(self, rows: Publishes, silence: float) -> list[Answer]:
         """Sends requests and returns the answers in their order.
 
-        Rows stay without one once no answer has come to any of them for ``silence`` seconds, and
-        those that could not be sent because the connection was lost.
+        A row's answer is ``None`` if it could not be sent because the connection was lost, or if
+        no answer to any row came for ``silence`` seconds.
         """
         await self.open()
         with self.begin_volley() as volley:
@@ -522,7 +521,7 @@ class Requests:
                 volleys[number].take(int(place), parcel, row)
                 woken.add(number)
         for number in woken:
-            volleys[number].tell()
+            volleys[number].wake()
 
     def _settle(self, number: bytes, parcel: Parcel, row: int) -> None:
         waiting = self._waiting.get(number)
@@ -535,18 +534,18 @@ class Requests:
             answer.set_result(Reply(parcel.payload(row), headers))
 
     def deny(self, subject: str | None, error: AccessError) -> None:
-        """Ends the requests to a subject that the login may not use, or all of them."""
+        """Fails the requests to a subject that the login may not use, or all requests."""
         for waiting in self._waiting.values():
             if subject in (None, waiting.subject) and not waiting.answer.done():
                 waiting.answer.set_exception(error)
 
 
 def _end_of_window(starts: Sequence[int], sent: int, answered: int) -> int:
-    """Returns up to which row may be sent now, so that the window is not exceeded."""
+    """Returns the end of the rows that may be sent now within the window."""
     end = min(len(starts) - 1, answered + WINDOW)
     most = starts[answered] + _WINDOW_BYTES
     if starts[end] > most:
-        # One that is larger than the window goes alone.
+        # A row that is larger than the window is sent alone.
         end = max(bisect_right(starts, most, sent, end) - 1, sent + (sent == answered))
     # A few large buffers are cheaper than many small ones.
     is_sliver = end < len(starts) - 1 and end - sent < (sent - answered) // 4
@@ -554,10 +553,10 @@ def _end_of_window(starts: Sequence[int], sent: int, answered: int) -> int:
 
 
 class WideTransport(TcpTransport):
-    """A connection that is read in large pieces: nats-py asks for 32 KiB at a time.
+    """A connection that is read in large pieces; nats-py reads 32 KiB at a time.
 
-    What arrives while nats-py waits for it is parsed at once. Messages in bulk are handed on then
-    and there, and nats-py gets only what is its own affair.
+    Data that arrives while nats-py waits for it is parsed at once. Bulk messages are delivered
+    right away, and nats-py gets only the rest.
     """
 
     def __init__(self, parser: BulkParser) -> None:
@@ -569,13 +568,13 @@ class WideTransport(TcpTransport):
         return True
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
-        """Connects, with room for a large piece."""
+        """Connects, with a read buffer for a large piece."""
         self._is_read = False
         await super().connect(uri, _PIECE, connect_timeout)
         self._parse_on_arrival()
 
     async def connect_tls(self, *args: Any, **more: Any) -> None:
-        """Begins to encrypt, with the same room."""
+        """Begins to encrypt, with the same read buffer."""
         await super().connect_tls(*args, **more)
         self._io_reader._limit = _PIECE  # type: ignore[union-attr]
         self._parse_on_arrival()
@@ -586,8 +585,8 @@ class WideTransport(TcpTransport):
         queue = reader.feed_data
 
         def feed_data(data: bytes) -> None:
-            # Only while ``_read_loop`` waits: if it is busy, its parser has not done with the piece
-            # before this one. Nor before it has begun: it starts with the server's first words.
+            # Only while ``_read_loop`` waits: if it is busy, its parser has not finished the piece
+            # before this one. Nor before it runs: the server's first lines are read without it.
             if self._is_read and getattr(reader, "_waiter", None) is not None:
                 data = parser.parse_at_once(data)
             if data:
@@ -596,21 +595,21 @@ class WideTransport(TcpTransport):
         reader.feed_data = feed_data  # type: ignore[method-assign, assignment]
 
     async def read(self, buffer_size: int) -> bytes:
-        """Returns what is there, up to a large piece."""
+        """Returns the data that has arrived, up to a large piece."""
         self._is_read = True
         piece: bytes = await super().read(_PIECE)
         return piece
 
 
 async def _ignore(message: Msg) -> None:
-    """Takes what goes another way."""
+    """Ignores messages: ``listen`` delivers them in bulk instead."""
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
-    """The way nats-py starts TLS makes asyncio complain each time that a server goes away."""
+    """The way nats-py starts TLS makes asyncio warn each time that a server disconnects."""
     return "eof_received" not in str(record.msg)
 
 
 def refuses_login(error: Exception) -> bool:
-    """Returns ``True`` if a server said that it does not let this login in."""
+    """Returns ``True`` if the error says that a server refused the login."""
     return re.search("authorization|authentication", str(error), re.IGNORECASE) is not None

@@ -1,13 +1,13 @@
-"""Watching whether a server can store: the disk of an embedded one, the answers of the user's own.
+"""Watching whether a server can store: the embedded server's disk, the user's server's answers.
 
-A nats-server that could not write a message answers no one, and keeps doing so for that stream
-when there is room again: it keeps the error until it is started again. Whoever publishes meets with
-silence and tries again, so nothing is lost meanwhile, but no one would know, and nothing would ever
-continue. So the disk and the server's log are looked at every second. That the disk is full is told
-with its path and what is left; once there is room, a server that has complained is restarted.
+A nats-server that failed to write a message stops answering for that stream, even when there is
+room again, until it is restarted. Publishers get no answer and try again, so nothing is lost
+meanwhile, but the pipeline would be stuck without an explanation. So the disk and the server's log
+are checked every second. A warning says that the disk is full, with its path and the space left.
+Once there is room, a server that has logged a write error is restarted.
 
-The run cannot see the disk of a server of the user's own. From its tasks' counts the driver sees
-that such a server confirms nothing any more, and warns: someone has to look after the server.
+The run cannot see the disk of the user's own server. From its tasks' counts the driver sees that
+such a server no longer confirms anything, and warns, because an operator has to look after it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ebbflow.nats.publish import Tally
 
 _EVERY = 1.0
 _MIB = 1024 * 1024
-# A write fails only if less is left than one message takes, which is 8 MiB at most.
+# A write fails only if there is less space than one message takes, which is 8 MiB at most.
 _LOW = 16 * _MIB
 _FULL = 1 * _MIB
 _ROOM = 32 * _MIB
 _RESTART_WAITS = Backoff("5s", factor=2.0, cap="60s")
-# Restarts that are closer together than this are one trouble.
+# Restarts within this many seconds of each other count as one problem, and back off.
 _RECENT = 120.0
 _COMPLAINTS = (b"no space left on device", b"disk quota exceeded")
 _MOST_READ = 1 * _MIB
@@ -43,13 +43,13 @@ class Restartable(Protocol):
     """A server that stores on the disk."""
 
     def restart(self) -> None:
-        """Ends it and has it started again; returns when the old one is gone."""
+        """Ends it and lets it be started again; returns when the old process has ended."""
 
 
 class DiskWatch:
-    """Looks at the disk of a folder, and at what the server that stores there says about it.
+    """Checks the disk of a folder, and the log of the server that stores there.
 
-    ``left`` tells how many bytes may still be written there.
+    ``left`` returns how many bytes may still be written there.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DiskWatch:
         self._restarted_at = -math.inf
 
     def look(self) -> None:
-        """Tells what has changed, and restarts the server if that is what it takes to continue."""
+        """Reports a change, and restarts the server if it cannot continue otherwise."""
         try:
             left = self._left(self._folder)
         except FileNotFoundError:  # it was deleted, which ends a run (``FolderWitness``)
@@ -94,7 +94,7 @@ class DiskWatch:
             self._tell_change("", f"has room again: {_format(left)}")
 
     def _heal(self, left: int) -> None:
-        """Restarts the server, but not again and again: an error that stays has another reason."""
+        """Restarts the server, with back-off: an error that persists has another cause."""
         now = self._clock()
         since = now - self._restarted_at
         if since < _RESTART_WAITS.seconds(self._restarts):
@@ -137,7 +137,7 @@ def watch_disk(folder: Path, server: Restartable, tell: Tell) -> Iterator[None]:
 
 
 def bytes_left(folder: Path) -> int:
-    """Returns how much may still be written: nothing if there is no room for another file."""
+    """Returns how much may still be written: 0 if there is no room for another file."""
     facts = os.statvfs(folder)
     files = facts.f_favail if facts.f_files else 1  # some file systems do not count them
     return facts.f_bavail * facts.f_frsize if files else 0
@@ -148,7 +148,7 @@ def _format(left: int) -> str:
 
 
 class _Log:
-    """The server's log, as far as it is new."""
+    """The new lines of the server's log."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -156,12 +156,12 @@ class _Log:
 
     def skip(self) -> None:
         """Continues at its end."""
-        self._which, self._read = self._look()
+        self._which, self._read = self._stat()
 
     def complains(self) -> bool:
-        """``True`` if the server has said since the last look that it could not write."""
-        which, length = self._look()
-        if which != self._which:  # the old one was put aside
+        """``True`` if the server has logged since the last call that it could not write."""
+        which, length = self._stat()
+        if which != self._which:  # the log was rotated
             self._read = 0
         start = max(self._read, length - _MOST_READ)
         self._which, self._read = which, length
@@ -172,8 +172,8 @@ class _Log:
             new = log.read(length - start).lower()
         return any(text in new for text in _COMPLAINTS)
 
-    def _look(self) -> tuple[int, int]:
-        """Returns which file it is, and its length."""
+    def _stat(self) -> tuple[int, int]:
+        """Returns the inode of the file, and its length."""
         try:
             facts = self._file.stat()
         except OSError:
@@ -185,7 +185,7 @@ _PATIENCE = 5.0
 
 
 class Unconfirmed:
-    """Knows which vertices have had nothing confirmed for a while. ``tell`` shows a line."""
+    """Notices vertices that have had no write confirmed for a while. ``tell`` shows a line."""
 
     def __init__(
         self,
@@ -197,17 +197,17 @@ class Unconfirmed:
         self._tell = tell
         self._clock = clock
         self._last: dict[str, tuple[float, Tally]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def look(self, tallies: Mapping[str, Tally]) -> None:
-        """Tells of vertices that have begun to wait in vain, or whose waiting has ended."""
+        """Reports vertices that get no confirmations any more, and those that get them again."""
         for vertex, tally in tallies.items():
             since, before = self._last.setdefault(vertex, (self._clock(), tally))
             if tally.confirmed != before.confirmed or tally.failures == before.failures:
                 self._last[vertex] = self._clock(), tally
                 self._resume(vertex)
-            elif vertex not in self._told and self._clock() - since >= _PATIENCE:
-                self._told.add(vertex)
+            elif vertex not in self._reported and self._clock() - since >= _PATIENCE:
+                self._reported.add(vertex)
                 waited = f"for {self._clock() - since:.0f} s: {_problem(before, tally)}"
                 self._tell(
                     f"NATS at {self._server} has confirmed nothing that {vertex} wrote {waited}; "
@@ -215,8 +215,8 @@ class Unconfirmed:
                 )
 
     def _resume(self, vertex: str) -> None:
-        if vertex in self._told:
-            self._told.discard(vertex)
+        if vertex in self._reported:
+            self._reported.discard(vertex)
             self._tell(f"NATS at {self._server} confirms again what {vertex} writes")
 
 

@@ -1,8 +1,8 @@
 """The embedded NATS server: started with a run, ended with it, restarted if it dies.
 
-It listens on the loopback interface only, on a port the system picks, and takes one user whose
-generated password is kept in a file that only its owner can read. Everything it stores is in the
-state folder, which one running instance owns at a time; when that one is killed, the server ends.
+It listens on the loopback interface only, on a port the system picks, and accepts one user whose
+generated password is in a file that only its owner can read. All its data is in the state folder,
+which one running instance owns at a time; when that instance is killed, the server ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PASSWORD = re.compile(rb"[A-Za-z0-9_-]{32}")
 
 
 def find_binary() -> str:
-    """Returns the nats-server that was installed with Ebbflow, or else the one on the path."""
+    """Returns the nats-server that is installed with Ebbflow, or else the one on the path."""
     bundled = Path(sys.executable).parent / "nats-server"
     binary = str(bundled) if bundled.exists() else shutil.which("nats-server")
     if binary is None:
@@ -63,9 +63,9 @@ class StateFolder:
         return self.path / "nats"
 
     def acquire(self, *, yields: bool = False) -> None:
-        """Owns the folder until ``release``; refused while another process owns it.
+        """Owns the folder until ``release``; ``SetupError`` while another process owns it.
 
-        Who ``yields`` gives it up when someone else wants it; whoever wants it waits for that.
+        An owner with ``yields`` releases it when another process wants it, which waits for that.
         """
         try:
             self.nats.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,7 +87,7 @@ class StateFolder:
         self._lock = lock
 
     def _await_lock(self, lock: IO[bytes]) -> None:
-        """Locks; asks an owner that yields to go, and waits for it."""
+        """Locks the folder; asks an owner that yields to release it, and waits for that."""
         deadline = time.monotonic() + _YIELD_WAIT
         while True:
             try:
@@ -108,7 +108,7 @@ class StateFolder:
 
     @property
     def is_wanted(self) -> bool:
-        """True while someone waits for the owner to give the folder up."""
+        """True while another process waits for the owner to release the folder."""
         try:
             return time.time() - self._wanted.stat().st_mtime < _YIELD_WAIT
         except OSError:
@@ -139,13 +139,13 @@ class StateFolder:
         return f" (process {pid.decode()})" if pid.isdigit() else ""
 
     def release(self) -> None:
-        """Gives the folder up."""
+        """Releases the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def find_running_server(self) -> Addresses | None:
-        """Returns where the server is that another process runs in this folder, if there is one."""
+        """Returns the address of the server that another process runs here; ``None`` if none."""
         try:
             with open(self.path / "lock", "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -158,26 +158,25 @@ class StateFolder:
 
 
 class FolderWitness:
-    """Knows a state folder that this process owns, and notices when it is deleted or replaced."""
+    """Notices when the state folder of this process is deleted or replaced."""
 
     def __init__(self, state: Path) -> None:
         self._folder = StateFolder(state)
-        self._lock = self._look()
+        self._lock = self._identify()
 
     def check(self) -> None:
-        """Raises ``SetupError`` if the folder is no longer there: what it held is lost."""
-        # The owner keeps the lock open, so no other file can get its number meanwhile.
-        if self._lock is not None and self._look() == self._lock and self._folder.nats.is_dir():
+        """Raises ``SetupError`` if the folder no longer exists: its messages are lost."""
+        # The owner keeps the lock open, so no other file can get its inode meanwhile.
+        if self._lock is not None and self._identify() == self._lock and self._folder.nats.is_dir():
             return
         raise SetupError(
             f"The state folder {self._folder.path} was deleted while the pipeline ran. "
-            "The messages that waited in it are lost, with the dead letters and how far each "
-            "vertex was.",
-            "Restore it from a copy, or start again: sources then begin again as they do in a "
-            "first run.",
+            "The messages that waited in it are lost, and so are the dead letters and the position "
+            "of each vertex.",
+            "Restore it from a copy, or start again: sources then begin as in a first run.",
         )
 
-    def _look(self) -> tuple[int, int] | None:
+    def _identify(self) -> tuple[int, int] | None:
         try:
             facts = (self._folder.path / "lock").stat()
         except OSError:
@@ -186,7 +185,7 @@ class FolderWitness:
 
 
 class EmbeddedServer:
-    """A nats-server process of our own in a state folder."""
+    """A nats-server process that stores in a state folder."""
 
     def __init__(self, folder: StateFolder, *, port: int = 0, sync_always: bool = False) -> None:
         self._folder = folder
@@ -218,7 +217,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the server, while there is one."""
+        """The process id of the server; ``None`` before it is started."""
         return self._process.pid if self._process else None
 
     def _write_config(self, password: str) -> str:
@@ -233,14 +232,14 @@ log_file: {json.dumps(str(self._folder.nats / "server.log"))}
 logfile_size_limit: 10MB
 jetstream {{
   store_dir: {json.dumps(str(self._folder.nats))}{sync}
-  # The disk is the limit: what buffers may hold at most is not set aside for them.
+  # The disk is the limit: space for full buffers is not reserved.
   max_file_store: 1000TB
 }}
 authorization {{ user: {USER}, password: {json.dumps(password)} }}
 """
 
     def _read_password(self) -> str:
-        """Returns the password that is written down, or a new one: only this server knows it."""
+        """Returns the stored password, or a new one that it stores."""
         path = self._folder.nats / "password"
         if not path.exists() or _PASSWORD.fullmatch(path.read_bytes()) is None:
             self._write("password", secrets.token_urlsafe(24))
@@ -253,7 +252,7 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
             file.write(text)
 
     def _stop_leftover(self) -> None:
-        """Ends a server that has outlived its owner: two on one store would destroy it."""
+        """Kills a server that has outlived its owner: two servers on one store would corrupt it."""
         pid_file = self._folder.nats / "pid"
         with contextlib.suppress(OSError, ValueError):
             pid = int(pid_file.read_text())
@@ -294,10 +293,10 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
         raise SetupError("The embedded NATS server was not ready within 30 s.")
 
     def _check_streams(self, before: int) -> None:
-        """Refuses to continue without a stream that the server could not read.
+        """Raises ``SetupError`` if there is a stream that the server could not read.
 
-        It leaves such a stream out and says so in its log only; the run would make a new one in
-        its place, and the messages in it would be lost without a word.
+        The server skips such a stream and only logs that. The run would make a new stream in its
+        place, and its messages would be lost silently.
         """
         for name in dict.fromkeys(_UNREADABLE.findall(self._read_log()[before:])):
             folder = self._folder.nats / "jetstream" / "$G" / "streams" / name.decode()
@@ -329,17 +328,17 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
                 self._launch()
 
     def restart(self) -> None:
-        """Ends it; its guard starts it again at once, on the same port and the same store."""
+        """Ends it; its guard thread starts it again at once, on the same port and store."""
         if self._process is not None:
             _end(self._process)
 
     def stop(self) -> None:
-        """Stops it and waits for its end, so that everything it holds is on disk."""
+        """Stops it and waits for its end, so that all its data is on disk."""
         self._stopping.set()
         self._end_process()
         if self._guard is not None:
             self._guard.join()
-            self._end_process()  # one that was just being started again
+            self._end_process()  # the guard may have just started another one
         self._end_watch()
         for name in ("pid", "port"):
             (self._folder.nats / name).unlink(missing_ok=True)

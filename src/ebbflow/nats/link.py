@@ -1,13 +1,13 @@
 """Connecting to NATS: one connection per process, used from ordinary blocking code.
 
-nats-py lives on an event loop. A ``LoopThread`` runs that loop on its own thread and hands
+nats-py needs an event loop. A ``LoopThread`` runs that loop on its own thread and submits
 coroutines to it; a ``Link`` is one with a connection. Spark forks its Python workers, and neither a
 loop nor a socket survives a fork, so links are kept by process id. The client's own reconnecting
-never gives up: whoever waits decides for how long.
+never gives up: the caller decides how long to wait.
 
-``connect`` makes a connection. Every server is tried first once. The client tells of each attempt,
-and the error says what is wrong and what to do about it: a refusal counts for more than a dead
-line.
+``connect`` makes a connection. Each server is the first to be tried in one round. The client
+reports the error of each attempt, and ``connect`` raises one that says what is wrong and what to do
+about it: a refusal says more than a server that cannot be reached.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OLDEST_SERVER = (2, 12)
 _STOP_WITHIN = 5.0
 _ADVICE = "Start it, correct --nats or EBBFLOW_NATS_URL, or leave both out for the embedded server."
 _WAIT = 0.2
-# The client's own way of starting over hangs after a failed TLS handshake, so rounds are ours.
+# The client's own retries hang after a failed TLS handshake, so ``connect`` makes the rounds.
 _FIRST: dict[str, Any] = {
     "allow_reconnect": False,
     "dont_randomize": True,
@@ -44,7 +44,7 @@ _FIRST: dict[str, Any] = {
     "connect_timeout": 5,
     "reconnect_time_wait": _WAIT,
     "ping_interval": 3,
-    # What may wait in the client while it is busy; a chunk's frames come all at once.
+    # The bytes that may wait in the client: a chunk's frames are sent all at once.
     "pending_size": 64 * 1024 * 1024,
 }
 _LATER = {"allow_reconnect": True, "max_reconnect_attempts": -1}
@@ -53,7 +53,7 @@ _OTHER_NAME = (62, 64)
 
 
 class LoopThread:
-    """An event loop on its own thread. ``process`` is the only one that it runs in."""
+    """An event loop on its own thread. ``process`` is the id of the process that it runs in."""
 
     def __init__(self, name: str) -> None:
         self.process = os.getpid()
@@ -72,13 +72,13 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Runs a coroutine on the loop and returns its result; not to be called on the loop.
 
-        Whatever ends the wait ends the coroutine too, be it ``TimeoutError`` or Ctrl-C.
+        An interrupted wait, by ``TimeoutError`` or Ctrl-C, cancels the coroutine.
         """
         return self.wait(self.submit(coroutine), timeout)
 
     @staticmethod
     def wait(future: concurrent.futures.Future[T], timeout: float | None = None) -> T:
-        """Returns the result of what was submitted; an end of the wait ends that as well."""
+        """Returns the result of a submitted coroutine; an interrupted wait cancels it."""
         try:
             return future.result(timeout)
         except BaseException:
@@ -93,11 +93,11 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """Has the loop call a function, without waiting for it."""
+        """Makes the loop call a function, without waiting for it."""
         self.loop.call_soon_threadsafe(function)
 
     def stop(self, timeout: float | None = None) -> None:
-        """Ends everything that runs on the loop, and the thread."""
+        """Ends all coroutines on the loop, and the thread."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._end.set)
             self._thread.join(timeout)
@@ -106,7 +106,7 @@ class LoopThread:
 class Link(LoopThread):
     """A connection and the thread its event loop runs on.
 
-    ``advice`` ends the error when there is no one to connect to.
+    ``advice`` ends the error when no server can be reached.
     """
 
     def __init__(self, server: Addresses, advice: str = _ADVICE) -> None:
@@ -119,7 +119,7 @@ class Link(LoopThread):
             raise
 
     def flush(self) -> None:
-        """Waits until the server has seen everything sent so far."""
+        """Waits until the server has received everything sent so far."""
         self.run(self.client.flush(10), timeout=15)
 
     def check(self) -> None:
@@ -140,7 +140,7 @@ class Link(LoopThread):
 
 
 def check_version(link: Link) -> None:
-    """Refuses a server that cannot schedule messages, or that has JetStream switched off."""
+    """Raises ``SetupError`` if the server cannot schedule messages or runs without JetStream."""
     version = link.client.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
         raise SetupError(
@@ -159,10 +159,10 @@ _links: dict[tuple[int, Addresses], Link] = {}
 
 
 def worker_link(server: Addresses) -> Link:
-    """Returns this process's link to the server: made on first use, kept while it is good.
+    """Returns this process's link to the server: made on first use, kept while it works.
 
-    Spark's workers outlive runs. Before another link is made, those whose server is down are
-    closed: the server of a run that has ended never comes back, and each would try for ever.
+    Spark's workers outlive runs. Before a new link is made, links whose server is down are closed:
+    the server of a run that has ended never comes back, and its link would try forever.
     """
     key = (os.getpid(), server)
     link = _links.get(key)
@@ -176,25 +176,25 @@ def worker_link(server: Addresses) -> Link:
 
 
 def _close_lost_links() -> None:
-    # A worker runs one task at a time: no one uses the others now.
+    # A worker runs one task at a time, so its other links are not in use.
     lost = [key for key, link in _links.items() if not link.client.is_connected]
     for process, server in lost:
         link = _links.pop((process, server))
-        if process == os.getpid():  # a process that was forked has no thread of its parent's links
+        if process == os.getpid():  # a forked process does not have the threads of its parent
             link.close()
 
 
 async def connect(
     server: Addresses, name: str, advice: str = "Start it, or correct the URL."
 ) -> SecuredClient:
-    """Returns a connection that, once made, is made again whenever it is lost.
+    """Returns a connection that reconnects by itself whenever it is lost.
 
-    ``SetupError`` when it cannot be made; ``advice`` ends it when there is no one at all.
+    ``SetupError`` when it cannot be made; ``advice`` ends it when no server can be reached.
     """
     errors: list[Exception] = []
 
     async def listen(error: Exception) -> None:
-        # The last few, to explain a failure; the client reconnects by itself.
+        # Only the last ones are kept, to explain a failure.
         errors[:] = [*errors[-9:], error]
 
     for urls in _rounds(server.urls):
@@ -208,14 +208,14 @@ async def connect(
             client.abandon()
             await asyncio.sleep(_WAIT)
         else:
-            # A server that was never there is an error; one that went away is waited for.
+            # From now on a server that goes down is waited for; at first it is an error.
             client.options |= _LATER
             return client
     raise _explain(str(server), server.login, errors, advice) from errors[-1]
 
 
 def _rounds(servers: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the order of the servers in each round: all come first once, in any order."""
+    """Yields the servers of each round, in random order; each server comes first in one round."""
     urls = random.sample(servers, len(servers))
     for first in range(max(2, len(urls))):
         yield [*urls[first:], *urls[:first]]
@@ -232,7 +232,7 @@ def _options(server: Addresses) -> dict[str, Any]:
 
 
 def _explain(server: str, login: Login, errors: Sequence[Exception], advice: str) -> SetupError:
-    """Returns the error for a connection that could not be made, from what the client heard."""
+    """Returns the error for a connection that could not be made, from the client's errors."""
     for error in reversed(errors):
         reason = _certificate(error) or _tls(error, login) or _login(error, login) or _limit(error)
         if reason is not None:
@@ -240,7 +240,7 @@ def _explain(server: str, login: Login, errors: Sequence[Exception], advice: str
             return SetupError(f"NATS at {server} {what}.", step)
     text = _text(errors[-1])
     if login.held and re.search("reset|lost|EOF", text):
-        # A refusal, as a rule: the end of the connection can overtake the reason for it.
+        # Usually a refusal: the end of the connection can overtake the reason for it.
         return SetupError(f"NATS at {server} ended the connection: {text}.", _check(login))
     return SetupError(f"No NATS server answers at {server}: {text}.", advice)
 
@@ -256,7 +256,7 @@ def _check(login: Login) -> str:
 
 
 def _certificate(error: Exception) -> tuple[str, str] | None:
-    """Says what this side finds wrong with the server's certificate."""
+    """Returns what is wrong with the server's certificate, and the fix."""
     if not isinstance(error, ssl.SSLCertVerificationError):
         return None
     if error.verify_code == _EXPIRED:
@@ -275,7 +275,7 @@ def _certificate(error: Exception) -> tuple[str, str] | None:
 
 
 def _tls(error: Exception, login: Login) -> tuple[str, str] | None:
-    """Says what the server finds wrong with this side's, or that it has no TLS at all."""
+    """Returns what the server refuses about TLS or the client's certificate, and the fix."""
     text = str(error)
     if text == NO_TLS:
         return "does not use TLS, which the URL or the login asks for", "Switch it on there."
@@ -305,6 +305,6 @@ def _login(error: Exception, login: Login) -> tuple[str, str] | None:
 def _limit(error: Exception) -> tuple[str, str] | None:
     if "control line" not in str(error):
         return None
-    # Creds are sent on one line, with all the permissions that are in them.
+    # Creds are sent on one line, including all their permissions.
     step = "Raise its max_control_line, or give the permissions to a signing key instead."
-    return "takes no login as long as this one", step
+    return "does not accept a login as long as this one", step

@@ -1,7 +1,7 @@
 """Locates the NATS server to use: the user's own, or the embedded one.
 
-A server that was started here is stopped when its context ends, whatever happened inside. The
-environment's login is for the user's own server; the embedded one has a login of its own making.
+A server that was started here is stopped when its context ends, even after an error. The
+environment's login is for the user's own server; the embedded server generates its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _START_WAIT = 10.0
 
 
 def find_own_server(nats: str | None, login: Login | None = None) -> Addresses | None:
-    """Returns the user's own server with its login, or else the environment's; ``None`` for none.
+    """Returns the user's server from the URL or the environment, with its login; ``None`` if none.
 
     ``SetupError`` when the URL or the environment does not make sense.
     """
@@ -44,8 +44,8 @@ def find_own_server(nats: str | None, login: Login | None = None) -> Addresses |
     return Addresses.of(url, separate)
 
 
-def _nobody(_text: str) -> None:
-    """Hears nothing, where no one watches."""
+def _ignore(_text: str) -> None:
+    """Discards the line."""
 
 
 @contextmanager
@@ -66,12 +66,12 @@ def start_embedded(
     port: int = 0,
     sync_always: bool = False,
     yields: bool = False,
-    tell: Tell = _nobody,
+    tell: Tell = _ignore,
 ) -> Iterator[Addresses]:
     """Runs the embedded server in a state folder for as long as the context lasts.
 
-    ``tell`` learns of a disk that is full, and when there is room again. Who ``yields`` looks
-    whether the folder ``is_wanted``, and ends the context then.
+    ``tell`` gets a line when the disk is full, and when there is room again. A caller with
+    ``yields`` has to end the context when the folder ``is_wanted``.
     """
     folder = StateFolder(state)
     with _explain_write_errors(folder):
@@ -91,7 +91,7 @@ def start_embedded(
 
 @contextmanager
 def open_link(server: Addresses) -> Iterator[Link]:
-    """Opens a link to a server; ``SetupError`` if that is too old."""
+    """Opens a link to a server; ``SetupError`` if the server is too old."""
     link = Link(server)
     try:
         check_version(link)
@@ -109,11 +109,11 @@ def open_link_for_run(
     inbox: str = INBOX,
     port: int = 0,
     sync_always: bool = False,
-    tell: Tell = _nobody,
+    tell: Tell = _ignore,
 ) -> Iterator[Link]:
     """Opens a link to the user's server, or to an embedded one that is started for it.
 
-    ``tell`` hears about the disk of the embedded one.
+    ``tell`` gets lines about the disk of the embedded server.
     """
     own = find_own_server(nats, login)
     if own is not None:
@@ -131,10 +131,10 @@ def open_link_for_run(
 
 @contextmanager
 def open_link_to_pipeline(state: Path, nats: str | None, *, inbox: str = INBOX) -> Iterator[Link]:
-    """Opens a link to where a pipeline's streams are, whether it runs at the moment or not.
+    """Opens a link to the server with a pipeline's streams, whether the pipeline runs or not.
 
-    That is the user's own server if there is one, else the embedded one of whoever owns the state
-    folder, else an embedded one that is started for as long as the context lasts.
+    That is the user's own server if there is one, else the embedded server of the run that owns the
+    state folder, else an embedded one that is started for as long as the context lasts.
     """
     known = find_own_server(nats) or _find_running_server(state)
     if known is not None:

@@ -1,13 +1,13 @@
 """Where NATS is and how to log in: ``Addresses`` and ``Login``.
 
-A login holds the contents of files, not their paths: it is made on the driver and travels with the
-tasks to workers on other machines, where those files are not. No text shows what it holds. A login
-that cannot work is refused when it is made, so that no one waits for a server to say so: nkeys and
-credentials are checked as text. The ``ValueError`` about one continues from its name and does not
-hold it.
+A login holds the contents of files, not their paths: it is made on the driver and sent with the
+tasks to workers on other machines, which do not have those files. Its secrets never appear in a
+text. A login that cannot work is refused when it is made, before a server has to refuse it: nkeys
+and credentials are checked as text. The ``ValueError`` about a value is worded to follow the
+value's name, and does not contain the value.
 
-``Addresses`` takes a login out of the URL and gives it to the client: servers of a cluster that the
-client finds out about by itself need it as well, and no password can show up in a text.
+``Addresses`` takes a login out of the URL and passes it to the client: it is needed as well for
+servers of a cluster that the client discovers, and no password can show up in a text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SEED = re.compile(r"-{3,} *BEGIN USER NKEY SEED *-{3,}\s+(\w+)\s")
 
 def check_user_seed(text: str) -> str:
     """Returns the seed of a user's nkey, without spaces around it."""
-    import nkeys  # takes a while, and few need it
+    import nkeys  # the import is slow, and few logins need it
 
     seed = text.strip()
     try:
@@ -46,7 +46,7 @@ def check_user_seed(text: str) -> str:
 
 
 def check_credentials(text: str) -> str:
-    """Returns a .creds file in its plainest form: a user's JWT and the seed it was made for."""
+    """Returns a .creds file reduced to the user's JWT and the seed it was made for."""
     jwt, seed = _JWT.search(f"{text}\n"), _SEED.search(f"{text}\n")
     if jwt is None or seed is None:
         raise ValueError("is not a .creds file with a user's JWT and its seed")
@@ -73,20 +73,20 @@ VARIABLES = {
     "EBBFLOW_NATS_KEY_FILE": "key",
     "EBBFLOW_NATS_TLS_HOSTNAME": "tls_hostname",
 }
-"""The variables of the environment that make up a login, and what each of them is."""
+"""The environment variables that make up a login, and the field that each of them sets."""
 
 SECRET_FILES = [
     variable
     for variable, name in VARIABLES.items()
     if variable.endswith("_FILE") and name not in ("ca", "cert")
 ]
-"""The variables that name files which no one else should read."""
+"""The variables that name files which only their owner should be able to read."""
 
 _KINDS = {"user": "a user and password", "token": "a token", "nkey": "an nkey", "creds": "creds"}
 
 
 class LoginError(ValueError):
-    """A login that cannot work. ``about`` are the names of what is wrong, to be put in its text."""
+    """A login that cannot work. ``about`` are the names of the wrong fields, put into its text."""
 
     def __init__(self, text: str, *about: str) -> None:
         super().__init__(text, *about)
@@ -99,7 +99,7 @@ class LoginError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Login:
-    """Who is connecting, and by which certificates.
+    """Who is connecting, and with which certificates.
 
     One of: ``user`` with ``password``, ``token``, ``nkey`` (the seed), ``creds`` (the text of a
     .creds file). ``ca`` are the certificates to trust instead of the system's, ``cert`` and ``key``
@@ -154,18 +154,18 @@ class Login:
 
     @property
     def held(self) -> list[str]:
-        """The names of what it holds; a password goes with its user."""
+        """The names of the fields that are set; a password counts with its user."""
         names = [f.name for f in fields(self) if getattr(self, f.name) is not None]
         return [name for name in names if name != "password"]
 
     @property
     def kind(self) -> str | None:
-        """Says in words what it logs in with; ``None`` if there is no login."""
+        """Describes what it logs in with; ``None`` if there is no login."""
         return next((_KINDS[name] for name in _KINDS if getattr(self, name) is not None), None)
 
     @property
     def wants_tls(self) -> bool:
-        """``True`` if a connection without TLS would not do."""
+        """``True`` if the connection must use TLS."""
         return any(name in self.held for name in ("ca", "cert", "tls_hostname"))
 
     def make_tls_context(self) -> ssl.SSLContext:
@@ -183,8 +183,8 @@ class Login:
         tls_hostname: str | None = None,
         **files: str | os.PathLike[str] | None,
     ) -> Login:
-        """Reads the paths of files, which are read now and not again: of ``password``, ``token``,
-        ``nkey``, ``creds``, ``ca``, ``cert`` or ``key``.
+        """Reads files, now and not again, given the paths for ``password``, ``token``, ``nkey``,
+        ``creds``, ``ca``, ``cert`` or ``key``.
         """
         unknown = files.keys() - {f.name for f in fields(cls)}
         if unknown:
@@ -211,7 +211,7 @@ class Login:
 
 
 def _find_variable(field: str) -> str:
-    """Returns the variable of what is missing: the one that people would set."""
+    """Returns the first variable that sets the field."""
     return next(variable for variable, name in VARIABLES.items() if name == field)
 
 
@@ -221,7 +221,7 @@ def _read_values(values: Mapping[str, str]) -> dict[str, Any]:
         name = VARIABLES[variable]
         if name in contents:
             twice = [other for other in values if VARIABLES[other] == name]
-            raise LoginError(f"{' and '.join(twice)} say the same twice; set one of them")
+            raise LoginError(f"{' and '.join(twice)} set the same value; set one of them")
         contents[name] = _read(name, value) if variable.endswith("_FILE") else value
     return contents
 
@@ -231,7 +231,7 @@ def _read(name: str, path: str | os.PathLike[str]) -> str:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
-        # The path stays out of it: it may be the secret itself, in the wrong place.
+        # The error does not contain the path: it may be the secret itself, in the wrong place.
         raise LoginError(f"{{}} names a file that cannot be read: {why}", name) from None
     text = text.rstrip("\r\n") if name in ("password", "token") else text
     if not text.strip():
@@ -246,16 +246,16 @@ def _check(check: Callable[[str], Any], value: str, name: str) -> Any:
         raise LoginError(f"{{}} {error}", name) from None
 
 
-NOBODY = Login()
-"""No login at all; TLS if the server wants it, trusting what the system trusts."""
+NO_LOGIN = Login()
+"""Neither login nor certificates; TLS if the server requires it, with the system's authorities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The servers to connect to, the login, and the first name of all inboxes for answers."""
+    """The servers to connect to, the login, and the first token of all inboxes for answers."""
 
     urls: tuple[str, ...]
-    login: Login = NOBODY
+    login: Login = NO_LOGIN
     inbox: str = INBOX
 
     @classmethod
@@ -273,19 +273,19 @@ class Addresses:
             raise ValueError("the URLs have different logins; give the same one with all of them")
         user, password = logins.pop() if logins else (None, None)
         urls = tuple(f"{part.scheme}://{part.netloc.rpartition('@')[2]}" for part in parts)
-        return cls(urls, _join(login or NOBODY, user, password))
+        return cls(urls, _join(login or NO_LOGIN, user, password))
 
     def __str__(self) -> str:
         return ", ".join(self.urls)
 
     @property
     def wants_tls(self) -> bool:
-        """``True`` if a connection without TLS would not do."""
+        """``True`` if the connection must use TLS."""
         return self.login.wants_tls or any(url.startswith("tls://") for url in self.urls)
 
     @property
     def is_loopback(self) -> bool:
-        """``True`` if every server is reached from this machine only."""
+        """``True`` if every server can be reached from this machine only."""
         return all(_is_loopback(urlsplit(url).hostname or "") for url in self.urls)
 
 
@@ -297,7 +297,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _join(login: Login, user: str | None, password: str | None) -> Login:
-    """Returns the login with what the URL has of it; a name without a password is a token."""
+    """Returns the login with the URL's user and password; a user without a password is a token."""
     if user is None:
         return login
     if login.kind is not None:

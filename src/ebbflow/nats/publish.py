@@ -1,20 +1,20 @@
 """Publishing to JetStream until it is confirmed: the one retry loop that everything uses.
 
-ADR-22 retries when no one answers a subject ("no responders"). That alone does not survive a killed
-leader, where the request in flight meets silence, so each attempt also has its own timeout inside
-the total deadline. Every attempt carries the same message id: a copy that did arrive is answered
-with ``duplicate`` and counts once. A full stream is not a failure but back-pressure.
+ADR-22 retries when a subject has no subscriber ("no responders"). That alone does not survive a
+killed leader, where the request in flight gets no reply, so each attempt also has its own timeout
+inside the total deadline. Every attempt carries the same message id: the server answers a second
+copy with ``duplicate`` and stores it once. A full stream is not a failure but back-pressure.
 
-An id is known only for the duplicate window, and after a restart of the server only if the message
-is still there. Who stores what the server moves or deletes by itself gives ``find_copy``: after
-silence it is asked before the message is sent again, until there is an answer.
+The server remembers an id only for the duplicate window, and after a restart only if the message is
+still stored. For messages that the server moves or deletes by itself, callers pass ``find_copy``:
+it is called after an attempt without a reply, until it succeeds, before the message is sent again.
 
-Nothing is sent while there is no connection, so that copies do not pile up in the client; the wait
-for it is part of the deadline and no attempt. No wait goes beyond the deadline.
+Nothing is sent without a connection, so that copies do not pile up in the client. Waiting for the
+connection counts against the deadline but not as an attempt. No wait exceeds the deadline.
 
-``Outgoing`` and ``PublishOptions`` are what a caller of the public publishers gives: a message, and
-how hard to try. What JetStream could not take and options that make no sense are refused when they
-are made.
+Callers of the public publishers pass an ``Outgoing``, the message, and ``PublishOptions``, how hard
+to try. Both raise when they are created with values that JetStream cannot take or that make no
+sense.
 """
 
 from __future__ import annotations
@@ -54,36 +54,36 @@ from ebbflow.nats.wire import write_headers
 
 E = TypeVar("E", bound=PublishError)
 FindCopy = Callable[[], Awaitable[Ack | None]]
-"""Looks where a copy of a message is stored; ``None`` if there is none."""
+"""Returns where a copy of the message is stored; ``None`` if there is none."""
 
 MSG_ID = "Nats-Msg-Id"
 DEFAULT_ACK_WAIT = 5.0
-# A name between dots may hold * and > but not be one: that would be a pattern, not a subject.
+# A token may contain * or > but not consist of it: that would be a pattern, not a subject.
 _NAME = r"(?![*>](?:\.|\Z))[^\s.\x00-\x1f\x7f]+"
 _SUBJECT = re.compile(rf"{_NAME}(?:\.{_NAME})*")
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _FULL = 10077
-# A copy sent before is being stored, which takes until a majority of a cluster's servers has it.
+# The server is storing an earlier copy until a majority of the cluster's servers has it.
 _IN_PROCESS = 10158
-# Leaderless, out of resources, or asked to slow down: over by itself after a while.
+# No leader, out of resources, or overloaded: these pass by themselves.
 _TEMPORARY = frozenset({10008, 10023, 10163, 10167})
-# As servers write a confirmation, nearly always. JSON that looks otherwise is read as such.
+# The form in which servers nearly always write a confirmation. Any other is parsed as JSON.
 _STORED = re.compile(rb'\{"stream":"([^"\\]+)",\s*"seq":(\d+)(,\s*"duplicate":\s*true)?\}')
 _CONNECTION_POLL = 0.05
 _UNANSWERED = "got no answer"
 _CLOSED = (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError)
-# The client's buffer counts as silence too: the message has not left.
+# A full client buffer counts as no answer, too: the message was not sent.
 _SILENCE = (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError)
-# After these no one knows what is stored.
+# After these errors it is not known whether the message is stored.
 _UNKNOWN = (JetStreamUnavailable, ApiError, nats.errors.Error, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishRetry:
-    """The bounds of trying: how long and how often. ``attempts`` of -1 means until the deadline.
+    """How long and how often to try. ``attempts`` of -1 means until the deadline.
 
-    They do not say whether a full stream is waited for: see ``WaitForRoom``.
+    Whether to wait for a full stream is up to ``WaitForRoom``.
     """
 
     wait: float = 0.25
@@ -93,7 +93,7 @@ class PublishRetry:
 
 
 class WaitForRoom(Enum):
-    """How long to wait for a full stream. Finding it full uses up no attempts."""
+    """How long to wait for a full stream. A refusal by a full stream is not a counted attempt."""
 
     NO = "not at all: it is a BufferFull"
     DEADLINE = "until the deadline, in which the time without room counts"
@@ -106,12 +106,12 @@ BUFFER = PublishRetry(wait=0.05, attempts=-1, ack_wait=float("inf"))
 
 @dataclass(slots=True)
 class Tally:
-    """What publishing has met with so far; counted while it runs, for whoever watches.
+    """Counts of publish attempts and their results, updated live for progress reports.
 
-    ``attempts`` is how often a message was sent, ``no_responders`` how often no one listened,
-    ``unanswered`` how often there was silence, ``full`` how often the stream was at its limit.
-    ``refused`` is how often the server could not take it for the moment, ``confirmed`` how often
-    it did; ``refusal`` is what it said last when it could not.
+    ``attempts`` is how often a message was sent, ``no_responders`` how often the subject had no
+    subscriber, ``unanswered`` how often no answer came, ``full`` how often the stream was at its
+    limit. ``refused`` is how often the server could not take it for the moment, ``confirmed`` how
+    often it did. ``refusal`` is the server's text about the last one that it refused.
     """
 
     attempts: int = 0
@@ -124,7 +124,7 @@ class Tally:
 
     @property
     def failures(self) -> int:
-        """Attempts that came to nothing, but for those at a full stream, which is not a failure."""
+        """Failed attempts; those at a full stream do not count as failures."""
         return self.no_responders + self.unanswered + self.refused
 
     def __add__(self, other: Tally) -> Tally:
@@ -134,7 +134,7 @@ class Tally:
         return total
 
     def add(self, other: Tally) -> None:
-        """Counts what someone else has met with as well."""
+        """Adds the counts of another tally to this one."""
         for name, value in asdict(self + other).items():
             setattr(self, name, value)
 
@@ -176,9 +176,9 @@ class Sending:
         self._seen: dict[str, int] = {}
 
     async def confirm(self) -> Ack:
-        """Sends it, as often as it takes and may take, and returns the confirmation."""
+        """Sends it as often as needed and allowed, and returns the confirmation."""
         while True:
-            ack = await self._look() or await self._attempt()
+            ack = await self._find_stored() or await self._attempt()
             if ack is not None:
                 return ack
 
@@ -186,11 +186,11 @@ class Sending:
         await self._wait_for_connection()
         self._count()
         answer = await self._send()
-        return self._read_stored(answer) or await self._hear(answer)
+        return self._read_stored(answer) or await self._interpret(answer)
 
-    async def _look(self) -> Ack | None:
+    async def _find_stored(self) -> Ack | None:
         """Returns where an unanswered attempt has stored it; waits until that is known."""
-        # To send it without knowing may store it twice, and to take it for stored may lose it.
+        # Sending it without knowing may store it twice; assuming that it is stored may lose it.
         while self._in_doubt and self._find_copy is not None:
             await self._wait_for_connection()
             try:
@@ -210,17 +210,17 @@ class Sending:
         return replace(copy, attempts=self._sent)
 
     def _note_unknown(self, error: Exception) -> None:
-        self._note("could not be looked for")
+        self._note("failed to look for a copy")
         if isinstance(error, ApiError):
             self._tally.refused += 1
             self._tally.refusal = error.text
         else:
             self._tally.unanswered += 1
 
-    async def go_on(self, answer: Answer) -> Ack:
-        """Continues behind a first attempt, which was sent with others and got this answer."""
+    async def continue_after(self, answer: Answer) -> Ack:
+        """Continues after a first attempt, which was sent in a batch and got this answer."""
         self._count()
-        return self._read_stored(answer) or await self._hear(answer) or await self.confirm()
+        return self._read_stored(answer) or await self._interpret(answer) or await self.confirm()
 
     @property
     def first_timeout(self) -> float:
@@ -228,12 +228,12 @@ class Sending:
         return min(self._retry.attempt_timeout, self._remaining)
 
     def read_ack(self, answer: bytes) -> Ack:
-        """Returns the confirmation of a first attempt, which was sent with others."""
+        """Returns the confirmation of a first attempt, which was sent in a batch."""
         self._count()
         return self._read_stored(answer) or self._note_stored(_parse(answer))
 
     def _read_stored(self, answer: Answer) -> Ack | None:
-        """Returns the confirmation as servers write it; of any other answer nothing."""
+        """Returns a confirmation in the usual form; ``None`` for any other answer."""
         plain = _STORED.fullmatch(answer) if isinstance(answer, bytes) else None
         if plain is None:
             return None
@@ -261,8 +261,8 @@ class Sending:
         except _CLOSED as error:
             raise self.explain(PublishError, "the connection is closed") from error
 
-    async def _hear(self, answer: Answer) -> Ack | None:
-        """Returns the confirmation; none when the message is to be sent again."""
+    async def _interpret(self, answer: Answer) -> Ack | None:
+        """Returns the confirmation; ``None`` when the message has to be sent again."""
         if answer is None:
             self._note(_UNANSWERED)
             self._tally.unanswered += 1
@@ -279,7 +279,7 @@ class Sending:
         self._seen[what] = self._seen.get(what, 0) + 1
 
     def explain(self, kind: type[E], text: str = "") -> E:
-        """Returns the error that ends the attempts; it says if one of them may have stored it."""
+        """Returns the error that ends the attempts; it says if an attempt may have succeeded."""
         silent = self._seen.get(_UNANSWERED)
         doubt = f"{silent} {_UNANSWERED}, so it may be stored all the same" if silent else ""
         return self._make_error(kind, "; ".join(filter(None, (text, doubt))))
@@ -287,7 +287,7 @@ class Sending:
     def _explain_denial(self, error: AccessError) -> PermanentPublishError:
         if error.subject == self.subject:
             return self.explain(PermanentPublishError, "the login may not publish to it")
-        # It was sent all the same, and may have been stored.
+        # It was sent nevertheless, and may have been stored.
         self._note(_UNANSWERED)
         where = f"the login may not subscribe to {error.subject}, where the answer would come"
         return self.explain(PermanentPublishError, where)
@@ -305,12 +305,12 @@ class Sending:
 
     @property
     def _is_last(self) -> bool:
-        """``True`` if the attempts are used up with the one that was begun last."""
+        """``True`` if the current attempt is the last one."""
         return 0 <= self._retry.attempts < self._sent - self._uncounted
 
     @property
     def _timeout(self) -> float:
-        """The time to wait for an answer; no other attempt follows the last one, so it has all."""
+        """The time to wait for an answer; the last attempt gets all the time that is left."""
         return (
             self._remaining if self._is_last else min(self._retry.attempt_timeout, self._remaining)
         )
@@ -320,16 +320,16 @@ class Sending:
         return self._make_error(PublishTimeout, seen or "there was no connection")
 
     async def _wait_for_connection(self) -> None:
-        """Returns when it can be sent, at once as a rule."""
+        """Returns when it can be sent, usually at once."""
         while True:
             if self._remaining <= 0:
                 raise self._explain_timeout()
             if self._client.is_connected or self._client.is_closed:
-                return  # a closed client says so itself
+                return  # a closed client raises when it is asked to send
             await asyncio.sleep(min(_CONNECTION_POLL, self._remaining))
 
     async def _pause(self, kind: type[PublishError], text: str = "") -> None:
-        """Waits before the next attempt, or raises when there is none."""
+        """Waits before the next attempt; raises when no attempt is left."""
         if self._is_last:
             raise self.explain(kind, text)
         if self._remaining <= self._retry.wait:
@@ -338,7 +338,7 @@ class Sending:
         await asyncio.sleep(self._retry.wait)
 
     async def _judge(self, answer: dict[str, Any]) -> Ack | None:
-        """Returns the confirmation; none when the message is to be sent again."""
+        """Returns the confirmation; ``None`` when the message has to be sent again."""
         if error := answer.get("error"):
             await self._wait_or_raise(error.get("err_code", 0), error.get("description", ""))
             return None
@@ -347,7 +347,7 @@ class Sending:
         return self._note_stored(answer)
 
     async def _wait_or_raise(self, code: int, text: str) -> None:
-        """Returns when it is worth another attempt, and raises when it is not."""
+        """Returns when another attempt may succeed; raises when it cannot."""
         if code == _FULL:
             await self._wait_for_room(text)
         elif code == _IN_PROCESS:
@@ -355,7 +355,7 @@ class Sending:
             self._uncounted += 1
             await self._pause(PublishTimeout, text)
         elif code in _TEMPORARY:
-            self._note(f"heard: {text}")
+            self._note(f"refused: {text}")
             self._tally.refused += 1
             self._tally.refusal = text
             await self._pause(NoStreamResponse, text)
@@ -376,7 +376,7 @@ class Sending:
                 await self._pause(BufferFull, text)
             case WaitForRoom.FOREVER:
                 self._on_full()
-                # The same message again, with the same id: it is stored once.
+                # It is sent again with the same id, so it is stored once.
                 await asyncio.sleep(self._retry.wait)
                 self._begin(time.monotonic())
 
@@ -398,8 +398,8 @@ async def publish(
 
     Raises one of the ``PublishError`` family when it is not confirmed, ``MessageTooLarge`` when it
     cannot be sent at all. A call that is cancelled stops waiting at once; the message may or may
-    not have arrived. ``on_full`` is called each time that a full stream is waited for without end.
-    ``find_copy`` is asked after silence, before the message is sent again.
+    not have arrived. ``on_full`` is called each time that a wait without a deadline finds the
+    stream full. ``find_copy`` is called after an attempt without an answer, before the next one.
     """
     sent = dict(headers or {})
     if msg_id is not None:
@@ -420,9 +420,9 @@ async def publish(
 
 
 def check_size(largest: int, payload: bytes, headers: bytes) -> None:
-    """Refuses a message over the limit: with one the server ends the connection, for all its users.
+    """Raises ``MessageTooLarge`` for a message over the limit, with its size.
 
-    ``headers`` are as they are sent. ``MessageTooLarge`` says by how much.
+    The server would close the connection for all its users. ``headers`` are encoded for the wire.
     """
     size = len(payload) + len(headers)
     if size > largest:
@@ -430,7 +430,7 @@ def check_size(largest: int, payload: bytes, headers: bytes) -> None:
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    """Returns the server's answer; nothing when it is none: anybody may listen on a subject."""
+    """Returns the server's answer; an empty dictionary for other data: any client may answer."""
     try:
         answer = json.loads(data)
     except ValueError:
@@ -440,10 +440,10 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message. Its id is made up when none is given, in ``headers`` or as ``msg_id``.
+    """One message. Its id is generated unless ``headers`` or ``msg_id`` has one.
 
-    It is the same message however often it is published: within the duplicate window of its stream
-    (two minutes, if the stream does not say otherwise) it is stored once. The headers are copied.
+    However often it is published, it is stored once within the duplicate window of its stream (two
+    minutes, unless the stream says otherwise). The headers are copied.
     """
 
     subject: str
@@ -465,7 +465,7 @@ class Outgoing:
 
     @classmethod
     def of(cls, message: Outgoing | tuple[str, bytes]) -> Outgoing:
-        """Returns the message that is meant, be it only a subject and its data."""
+        """Returns the message, made from a pair of subject and data if need be."""
         if isinstance(message, cls):
             return message
         if not isinstance(message, tuple) or len(message) != 2:
@@ -475,7 +475,7 @@ class Outgoing:
 
 
 def check_subject(subject: object, name: str = "subject") -> None:
-    """Refuses what no message can be sent to; ``name`` is what it is called in the error."""
+    """Refuses a subject that cannot be published to; the error calls it ``name``."""
     if not isinstance(subject, str) or not _SUBJECT.fullmatch(subject) or _CONTROL.search(subject):
         raise ValueError(
             f"{name} must be names joined by dots, without spaces, * or >, not {subject!r}"
@@ -504,7 +504,7 @@ def _check_id(msg_id: object) -> str:
 
 
 class OptionNames(TypedDict, total=False):
-    """The options by name, as a call takes them."""
+    """The options as keyword arguments of a call."""
 
     retry_wait: float
     retry_attempts: int
@@ -523,7 +523,7 @@ class PublishOptions:
 
     ``retry_attempts`` is how often a message is sent again: 2 means three times in all, 0 once,
     -1 until the deadline. ``retry_wait`` is the wait after "no responders". ``ack_wait`` bounds the
-    whole call (5 s); ``deadline`` does the same by a time of day. ``attempt_timeout`` is how long
+    whole call (5 s); ``deadline`` does the same as a point in time. ``attempt_timeout`` is how long
     one attempt waits for an answer before the message is sent again; the last attempt waits for as
     long as there is time. ``wait_for_room`` waits for a full stream instead of ``BufferFull``.
     """
@@ -549,7 +549,7 @@ class PublishOptions:
             raise ValueError(f"wait_for_room must be True or False, not {self.wait_for_room!r}")
 
     def with_changes(self, options: OptionNames) -> PublishOptions:
-        """Returns these options with some replaced; a new bound replaces the old one."""
+        """Returns these options with some replaced; a new time limit replaces the old one."""
         if not options:
             return self
         bounded = "ack_wait" in options or "deadline" in options
@@ -558,7 +558,7 @@ class PublishOptions:
         return replace(self, **changes)
 
     def to_retry(self) -> PublishRetry:
-        """Returns what they mean for a call that begins now."""
+        """Returns the bounds for a call that begins now."""
         if self.deadline is not None:
             ack_wait = (self.deadline - datetime.now(UTC)).total_seconds()
         else:
@@ -577,7 +577,7 @@ class PublishOptions:
 
 
 def _check_seconds(name: str, value: object, most: float = sys.float_info.max) -> None:
-    # Written so that nan, which is neither above nor below anything, is refused.
+    # Written so that nan, for which every comparison is false, is refused.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
         raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
 

@@ -1,16 +1,16 @@
-"""The pull consumer under every reader of a stream, and following a stream with it.
+"""The pull consumer that every reader of a stream uses, and ways to follow a stream with it.
 
-A ``PullConsumer`` has requests, their inbox, the server's words. Messages come out in batches, as
-columns. Each reader adds its own policy. The JetStream source fetches from a durable consumer that
-several processes share. The data source fetches blocks of a bounded size. A ``LightConsumer`` keeps
-no state worth saving: no acks, no leases, in the memory of one server. Any reader that loses one
-makes another right behind the last message it has seen.
+A ``PullConsumer`` sends requests and receives their messages, in batches of columns, and the
+server's statuses. Each reader adds its own policy. The JetStream source fetches from a durable
+consumer that several processes share. The data source fetches blocks of a bounded size. A
+``LightConsumer`` has no state worth saving: no acks, no leases, in the memory of one server. A
+reader that loses its light consumer makes another one right after the last message it has read.
 
 A ``Follower`` follows one subject in order, from a sequence on, as fast as messages can be taken:
-it keeps requests ahead. If the consumer, its server or the connection goes away, or a message is
-missing in between, it makes a new consumer right behind the last message that it has handed on. So
-messages come exactly once and in order. ``follow`` is for whoever wants them decoded, and has
-nothing to hold up.
+it sends requests ahead. If the consumer, its server or the connection is lost, or a message is
+missing, it makes a new consumer right after the last message that it has delivered. So messages are
+delivered exactly once and in order. ``follow`` is for readers that want them decoded and exert no
+back-pressure.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NANOS = 1_000_000_000
 """Nanoseconds in a second: JetStream counts time in them."""
 
-# A consumer is put on any server. One that was lost just now may still be chosen, and does not
-# answer: another attempt chooses again.
+# The cluster places a consumer on any server, even on one that has just been lost and does not
+# answer. Another attempt may be placed elsewhere.
 _CREATE = 1.5
 _DELIVERED = b"$JS.ACK."
 _TOKENS = 9
@@ -56,12 +56,12 @@ _TABLE = 64 * 1024 * 1024
 MOST_MESSAGES = 1024
 """The most messages that a follower asks for ahead."""
 
-# How much is asked for ahead: more messages if they are small, as a slow trickle has left them, so
-# that there are enough rows for a full call of user code.
+# How much is requested ahead: more messages if they are small, as frames are at low rates, so that
+# there are enough rows for a full call of user code.
 _WINDOW, _WINDOW_BYTES = 64, 16 * 1024 * 1024
 _HEARTBEAT = 0.5
 _EXPIRES = 20.0
-# This many heartbeats in a row have to be missing before a consumer is given up.
+# After this many missing heartbeats in a row a consumer is given up.
 _MISSED = 3
 _IDLE_CONSUMER = 15
 _PAUSE = 0.1
@@ -72,7 +72,7 @@ STORED_AT = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True, slots=True)
 class LightConsumer:
-    """A consumer for one reader, under a name that no other has."""
+    """A consumer for one reader, with a unique name."""
 
     stream: str
     name: str = field(default_factory=lambda: f"r{secrets.token_hex(8)}")
@@ -85,10 +85,10 @@ class LightConsumer:
         idle: float,
         headers_only: bool = False,
     ) -> dict[str, Any]:
-        """Makes it on the server, for messages behind a sequence, and returns its facts.
+        """Makes it on the server, for messages after a sequence, and returns the server's info.
 
-        An empty subject is for all. The server forgets it after ``idle`` seconds without a request.
-        ``JetStreamUnavailable`` soon, when the server chosen does not answer: make another one.
+        An empty subject means all. The server deletes it after ``idle`` seconds without a request.
+        ``JetStreamUnavailable`` soon, when the chosen server does not answer: make another one.
         """
         config = {
             "name": self.name,
@@ -106,7 +106,7 @@ class LightConsumer:
         return await api.call(client, call, request, patience=_CREATE)
 
     async def forget(self, client: SecuredClient) -> None:
-        """Has it deleted, without waiting: the server forgets idle consumers by itself."""
+        """Asks the server to delete it, without waiting: idle consumers are deleted anyway."""
         await client.publish(f"$JS.API.CONSUMER.DELETE.{self.stream}.{self.name}", b"")
 
 
@@ -118,8 +118,8 @@ Facts = tuple[list[int], list[int], list[int]]
 class Deliveries:
     """A batch of delivered messages as columns, in the order of their delivery.
 
-    ``numbers`` count the deliveries of the consumer. ``nanos`` are when the messages were stored,
-    since 1970. An answer to a message, such as its acknowledgement, goes to its reply subject.
+    ``numbers`` count the deliveries of the consumer. ``nanos`` are the times when the messages were
+    stored, since 1970. Acknowledgements go to a message's reply subject.
     """
 
     parcel: Parcel
@@ -134,7 +134,7 @@ class Deliveries:
 
     @classmethod
     def join(cls, batches: Sequence[Deliveries]) -> Deliveries:
-        """Returns several batches, one behind the other, as one."""
+        """Returns several batches, one after the other, as one."""
         if len(batches) == 1:
             return batches[0]
         columns: Facts = [], [], []
@@ -147,9 +147,9 @@ class Deliveries:
         return len(self.seqs)
 
     def after(self, seq: int) -> Deliveries:
-        """Returns the messages behind a sequence: all of them, as a rule.
+        """Returns the messages after a sequence, usually all of them.
 
-        On a replica that lags behind, a consumer may begin earlier than it was told to.
+        On a replica that lags behind, a consumer may begin earlier than requested.
         """
         first = bisect_right(self.seqs, seq)
         return self._cut(first, len(self)) if first else self
@@ -164,7 +164,7 @@ class Deliveries:
         return Deliveries(self.parcel.cut(first, end), *columns)
 
     def split(self, first: int) -> tuple[Deliveries, Deliveries | None]:
-        """Returns the first messages, and the others if there are any."""
+        """Returns the first messages, and the rest if there is any."""
         if first >= len(self):
             return self, None
         return self._cut(0, first), self._cut(first, len(self))
@@ -180,7 +180,7 @@ class Deliveries:
 
     @property
     def pending(self) -> int:
-        """The number of messages that the consumer had left when it delivered the last one."""
+        """The number of messages that the consumer still had after the last one here."""
         reply = self.parcel.replies[-1]
         return int(reply.split(b".")[_first_token(reply) + 3])
 
@@ -189,7 +189,7 @@ NO_DELIVERIES = Deliveries(Parcel(b""), [], [], [])
 
 
 def has_domain(reply: bytes) -> bool:
-    """Returns whether the server that delivered with this reply subject is of a domain."""
+    """Returns whether the server that delivered with this reply subject belongs to a domain."""
     # $JS.ACK.stream.consumer.deliveries.seq.number.time.pending, or longer with a domain.
     return reply.count(b".") + 1 != _TOKENS
 
@@ -206,7 +206,7 @@ def _read_few(replies: Sequence[bytes]) -> Facts:
 
 
 def _read_many(replies: Sequence[bytes]) -> Facts:
-    """Reads them as what they are, a table with dots between its columns."""
+    """Reads them as a table with dots between its columns."""
     first = _first_token(replies[0])
     names = [str(number) for number in range(replies[0].count(b".") + 1)]
     wanted = names[first : first + 3]
@@ -221,7 +221,7 @@ def _read_many(replies: Sequence[bytes]) -> Facts:
 
 
 class Word(Enum):
-    """How it stands with a request: the server's own word, or what this side makes of the rest."""
+    """The status of a request: reported by the server, or concluded on this side."""
 
     HEARTBEAT = "the consumer is there and has nothing new"
     DRY = "the consumer has no more at the moment"
@@ -230,9 +230,9 @@ class Word(Enum):
     TOO_LARGE = "the next message alone is larger than the answer may be"
     GONE = "the consumer was deleted, moved or lost its server"
     ABSENT = "no server answers for the consumer"
-    REFUSED = "the server does not take the request"
-    GAP = "something was lost on the way"
-    SILENCE = "nothing came in time"
+    REFUSED = "the server refused the request"
+    GAP = "a delivery was lost"
+    SILENCE = "nothing arrived in time"
 
 
 _BY_CODE = {
@@ -250,10 +250,10 @@ _BY_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class PullStatus:
-    """A word about a request, and the server's text.
+    """The status of a request, and the server's text.
 
-    ``left`` is how many messages the request still had coming. ``delivered`` is the number of the
-    consumer's last delivery.
+    ``left`` is how many messages of the request were not delivered. ``delivered`` is the number of
+    the consumer's last delivery.
     """
 
     word: Word
@@ -263,7 +263,7 @@ class PullStatus:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> PullStatus:
-        """Reads the headers of a message that is not a message of the stream."""
+        """Reads the headers of a status message."""
         code = headers.get("Status", "")
         text = f"{code} {headers.get('Description', '')}".strip()
         return cls(
@@ -275,7 +275,7 @@ class PullStatus:
 
 
 class PullRequest(TypedDict, total=False):
-    """What a request asks for, as the server takes it. Times are in nanoseconds."""
+    """A request for messages, in the server's form. Times are in nanoseconds."""
 
     batch: Required[int]
     expires: int
@@ -285,15 +285,15 @@ class PullRequest(TypedDict, total=False):
 
 
 Take = Callable[[Deliveries], None]
-Hear = Callable[[PullStatus], None]
+OnStatus = Callable[[PullStatus], None]
 
 
 class PullConsumer:
-    """Asks one consumer for messages. Everything happens on the client's loop.
+    """Requests messages from one consumer. Everything happens on the client's loop.
 
-    ``take`` gets the messages, a batch at a time, and ``hear`` the words about requests that no one
-    waits for. A consumer that is ``in_step`` has one reader, so the numbers of its deliveries have
-    no gap. After one that has, nothing more is taken, and the word is ``GAP``.
+    ``take`` gets the messages, a batch at a time, and ``on_status`` the statuses of requests made
+    without ``fetch``. A consumer that is ``in_step`` has one reader, so the numbers of its
+    deliveries have no gaps. After a gap no more messages are taken, and the status is ``GAP``.
     """
 
     def __init__(
@@ -302,19 +302,19 @@ class PullConsumer:
         stream: str,
         name: str,
         take: Take,
-        hear: Hear = lambda _: None,
+        on_status: OnStatus = lambda _: None,
         *,
         in_step: bool = True,
     ) -> None:
         self.name = name
         self.subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
         self.heard = 0
-        """The number of messages and words that have arrived so far."""
+        """The number of messages and statuses that have arrived so far."""
         self.next_delivery = 1
-        """The number that the next delivery has to have."""
+        """The number that the next delivery must have."""
         self._client = client
         self._take = take
-        self._hear = hear
+        self._on_status = on_status
         self._in_step = in_step
         self._inbox = client.new_inbox()
         self._subscription: Subscription | None = None
@@ -324,17 +324,17 @@ class PullConsumer:
         self._answer: asyncio.Future[PullStatus] | None = None
 
     async def open(self) -> None:
-        """Listens for deliveries, before the first request."""
+        """Subscribes to the deliveries; called before the first request."""
         self._subscription = await self._client.listen(f"{self._inbox}.*", self._receive)
 
     async def close(self) -> None:
-        """Listens no more; what is still in flight is not taken."""
+        """Ends the subscription; messages in flight are not taken."""
         self._is_over = True
         if self._subscription is not None:
             await self._subscription.unsubscribe()
 
     async def request(self, request: PullRequest) -> None:
-        """Sends a request, without waiting for anything."""
+        """Sends a request without waiting for messages."""
         self._requests += 1
         reply = f"{self._inbox}.{self._requests}"
         await self._client.publish(self.subject, json.dumps(request).encode(), reply=reply)
@@ -342,10 +342,10 @@ class PullConsumer:
     async def fetch(
         self, request: PullRequest, *, silence: float = math.inf, within: float = math.inf
     ) -> PullStatus:
-        """Sends a request and returns with the word that ends it, when ``take`` has it all.
+        """Sends a request and returns its final status, when ``take`` has all its messages.
 
-        The word is ``SILENCE`` when nothing came for ``silence`` seconds, or when the answer was
-        not complete ``within`` that many. ``AccessError`` when the login may not ask.
+        The status is ``SILENCE`` when nothing arrived for ``silence`` seconds, or when the answer
+        was not complete ``within`` that many. ``AccessError`` when the login may not request.
         """
         self._missing = request["batch"]
         self._answer = asyncio.get_running_loop().create_future()
@@ -359,12 +359,12 @@ class PullConsumer:
         self, answer: asyncio.Future[PullStatus], silence: float, deadline: float
     ) -> PullStatus:
         while True:
-            heard = self.heard
+            before = self.heard
             timeout = min(silence, deadline - time.monotonic())
             await asyncio.wait([answer], timeout=None if timeout == math.inf else max(0.0, timeout))
             if answer.done():
                 return answer.result()
-            if heard == self.heard or time.monotonic() >= deadline:
+            if before == self.heard or time.monotonic() >= deadline:
                 return PullStatus(Word.SILENCE)
 
     def _receive(self, parcel: Parcel) -> None:
@@ -372,21 +372,21 @@ class PullConsumer:
         start = 0
         for row, reply in enumerate(parcel.replies):
             if not reply.startswith(_DELIVERED):
-                # In their order: a word is about the deliveries before it.
-                self._hand_on(parcel.cut(start, row))
-                word = PullStatus.of(parcel.headers(row) or {})
-                self._tell(word, parcel.subjects[row].decode())
+                # In order of arrival: a status is about the deliveries before it.
+                self._deliver(parcel.cut(start, row))
+                status = PullStatus.of(parcel.headers(row) or {})
+                self._report(status, parcel.subjects[row].decode())
                 start = row + 1
-        self._hand_on(parcel.cut(start, len(parcel)) if start else parcel)
+        self._deliver(parcel.cut(start, len(parcel)) if start else parcel)
 
-    def _hand_on(self, parcel: Parcel) -> None:
+    def _deliver(self, parcel: Parcel) -> None:
         if not parcel or self._is_over:
             return
         deliveries = Deliveries.of(parcel)
         if self._in_step and not self._follows(deliveries.numbers):
-            # Of the whole batch nothing is taken: the next consumer delivers it again.
+            # The whole batch is dropped: the next consumer delivers it again.
             self._is_over = True
-            self._tell(PullStatus(Word.GAP))
+            self._report(PullStatus(Word.GAP))
             return
         self._take(deliveries)
         self._missing -= len(parcel)
@@ -397,9 +397,9 @@ class PullConsumer:
         first, self.next_delivery = self.next_delivery, self.next_delivery + len(numbers)
         return numbers == list(range(first, self.next_delivery))
 
-    def _tell(self, status: PullStatus, subject: str | None = None) -> None:
+    def _report(self, status: PullStatus, subject: str | None = None) -> None:
         if self._answer is None:
-            self._hear(status)
+            self._on_status(status)
         elif subject in (None, f"{self._inbox}.{self._requests}") and not self._answer.done():
             self._answer.set_result(status)
 
@@ -415,11 +415,10 @@ async def follow(
     fail: Callable[[EbbflowError], None],
     waiting: Callable[[], int] = lambda: 0,
 ) -> Follower:
-    """Hands on what is after a sequence, and then what comes, until what is returned is closed.
+    """Delivers messages after a sequence, present and future, until the follower is closed.
 
-    ``take`` gets what ``decode`` makes of the messages that have arrived together, on the client's
-    loop; ``fail`` gets the error after which nothing more comes. ``ApiError`` when the server
-    refuses.
+    ``take`` gets the decoded messages that have arrived together, on the client's loop; ``fail``
+    gets the error after which no more are delivered. ``ApiError`` when the server refuses.
     """
     follower = Follower(
         client,
@@ -435,11 +434,11 @@ async def follow(
 
 
 class Follower:
-    """Hands on what is behind ``seen``. Everything happens on the client's loop.
+    """Delivers the messages after ``seen``. Everything happens on the client's loop.
 
-    ``take`` gets the messages in batches, ``fail`` the error after which nothing more comes.
-    ``waiting`` says how many messages the taker has not worked on yet: the follower asks for no
-    more than fit in its window next to them.
+    ``take`` gets the messages in batches, ``fail`` the error after which no more are delivered.
+    ``waiting`` returns how many delivered messages are not processed yet; they count against the
+    window of messages that the follower requests ahead.
     """
 
     def __init__(
@@ -462,7 +461,7 @@ class Follower:
         self._fail = fail
         self._waiting = waiting
         self._pull: PullConsumer | None = None
-        self._asked = 0
+        self._requested = 0
         self._size = _WINDOW_BYTES / _WINDOW
         self._is_renewing = False
         self._moved = asyncio.Event()
@@ -475,16 +474,16 @@ class Follower:
         self._start(self._watch_silence())
 
     async def close(self) -> None:
-        """Ends; the consumer is deleted, or forgotten by the server after a while."""
+        """Ends; the consumer is deleted, by the server itself if need be."""
         for task in self._tasks:
             task.cancel()
         self._unwatch()
         await self._drop_consumer()
 
     async def catch_up(self) -> None:
-        """Returns when everything that was there at the call has been handed on.
+        """Returns when all messages that were stored before the call have been delivered.
 
-        For a follower of all subjects of its stream: it does not see what others are told.
+        Only for a follower of all subjects: with a filter it would not reach the last sequence.
         """
         last = await self._read_last()
         while self.seen < last:
@@ -493,25 +492,25 @@ class Follower:
                 async with asyncio.timeout(_LOOK_EVERY):
                     await self._moved.wait()
             except TimeoutError:
-                last = min(last, await self._read_last())  # what was there may have become too old
+                last = min(last, await self._read_last())  # the last messages may have expired
 
     async def _read_last(self) -> int:
         state = await api.read_info(self._client, self._stream)
         return int(state["last_seq"]) if state["messages"] else 0
 
     def ask(self) -> None:
-        """Keeps the server supplied with requests, within the window."""
+        """Requests more messages if the window has room."""
         window = int(min(MOST_MESSAGES, max(_WINDOW, _WINDOW_BYTES / self._size)))
-        room = window - self._waiting() - self._asked
+        room = window - self._waiting() - self._requested
         if room < window // 2 or self._is_renewing or self._pull is None:
             return
-        # Counted before it is sent: another call must not ask for the same room again.
-        self._asked += room
+        # Counted before it is sent: another call must not request the same room again.
+        self._requested += room
         self._start(self._request(self._pull, room))
 
     async def _request(self, pull: PullConsumer, room: int) -> None:
         expires, heartbeat = int(_EXPIRES * NANOS), int(_HEARTBEAT * NANOS)
-        # A request that does not get away meets with silence, which is watched for.
+        # A request that cannot be sent gets no answer, which ``_watch_silence`` notices.
         with contextlib.suppress(nats.errors.Error):
             await pull.request(PullRequest(batch=room, expires=expires, idle_heartbeat=heartbeat))
 
@@ -520,13 +519,13 @@ class Follower:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # --- what arrives -----------------------------------------------------------------------------
+    # --- messages and statuses --------------------------------------------------------------------
 
-    def _hand_on(self, deliveries: Deliveries) -> None:
-        self._asked = max(0, self._asked - len(deliveries))
+    def _deliver(self, deliveries: Deliveries) -> None:
+        self._requested = max(0, self._requested - len(deliveries))
         new = deliveries.after(self.seen)
         if new:
-            # Only what was handed on counts as seen: a new consumer begins right behind it.
+            # Counted as seen only after ``take``: a new consumer begins right after ``seen``.
             self._take(new)
             self.seen = new.seqs[-1]
             self._moved.set()
@@ -534,29 +533,29 @@ class Follower:
                 self._size += (size - self._size) / 16
         self.ask()
 
-    def _hear(self, status: PullStatus) -> None:
+    def _handle_status(self, status: PullStatus) -> None:
         if status.word is Word.HEARTBEAT:
             if self._pull is not None and status.delivered >= self._pull.next_delivery:
-                self._restart()  # what it has delivered did not all arrive
+                self._restart()  # a delivery was lost
         elif status.word is Word.EXPIRED and status.left:
-            self._asked = max(0, self._asked - status.left)
+            self._requested = max(0, self._requested - status.left)
             self.ask()
         else:
             self._restart()
 
     async def _watch_silence(self) -> None:
-        """A consumer that neither delivers nor beats is gone, whatever the reason."""
-        heard = missed = 0
+        """Replaces a consumer that sends neither messages nor heartbeats."""
+        arrived = missed = 0
         client = self._client
         connections = client.stats["reconnects"]
         while True:
             await asyncio.sleep(_HEARTBEAT)
-            # By looks and not by the clock: a process that was halted finds its arrivals first.
+            # Counts rounds instead of time: a process that was suspended reads what arrived first.
             now = self._pull.heard if self._pull is not None else 0
-            missed, heard = missed + 1 if self._asked and now == heard else 0, now
+            missed, arrived = missed + 1 if self._requested and now == arrived else 0, now
             if client.stats["reconnects"] != connections:
-                # The consumer may be well, but what was asked for before may have been dropped.
-                connections, self._asked = client.stats["reconnects"], 0
+                # The consumer may be fine, but its requests may have been dropped.
+                connections, self._requested = client.stats["reconnects"], 0
                 self.ask()
             elif missed >= _MISSED and client.is_connected:
                 missed = 0
@@ -566,13 +565,13 @@ class Follower:
 
     def _restart(self) -> None:
         if not self._is_renewing:
-            # Not from within the subscription's own callback, which ends with the subscription.
+            # In another task: this may run in the subscription's callback, which ends with it.
             self._is_renewing = True
             self._start(self._renew_or_fail())
 
     async def _renew_or_fail(self) -> None:
         try:
-            await asyncio.sleep(_PAUSE)  # what ended the last consumer may end the next one at once
+            await asyncio.sleep(_PAUSE)  # the same cause may end the next consumer at once
             await self._renew_until_done()
         except EbbflowError as error:
             self._fail(error)
@@ -591,15 +590,15 @@ class Follower:
         self.ask()
 
     async def _renew(self) -> None:
-        """Makes a new consumer that continues behind the last message handed on."""
+        """Makes a new consumer that continues after the last message delivered."""
         await self._drop_consumer()
         client = self._client
-        self.consumer, self._asked = LightConsumer(self._stream), 0
+        self.consumer, self._requested = LightConsumer(self._stream), 0
         name = self.consumer.name
-        pull = PullConsumer(client, self._stream, name, self._hand_on, self._hear)
+        pull = PullConsumer(client, self._stream, name, self._deliver, self._handle_status)
         self._unwatch()
         self._unwatch = client.when_denied(pull.subject, self._fail)
-        # Listening comes first, so that nothing is delivered that no one hears.
+        # Subscribes first, so that no delivery is lost.
         await pull.open()
         self._pull = pull
         await self.consumer.make(client, self._subject, self.seen, _IDLE_CONSUMER)

@@ -1,13 +1,12 @@
-"""Reading what a stream holds: never older than the moment of the call.
+"""Reading the messages of a stream, never staler than the moment of the call.
 
 Any replica answers a direct read, and one that lags behind answers with what it has. So the leader
-says first how far the stream is; an answer that falls short of that is asked for again, and in the
-end the leader is asked for the messages themselves. While there is no leader, reads wait for one.
-A server that is of no cluster is simply asked.
+is asked first for the last sequence. An answer that falls short of that is requested again, and in
+the end the messages are requested from the leader. While there is no leader, reads wait for one. A
+server without a cluster is read directly.
 
-``read_after`` reads in bulk instead, by a consumer. Unlike a ``Follower`` it ends, when it has come
-to the last message. Half of what is stored never passes for all of it: whoever reads gets
-everything, or an error.
+``read_after`` reads in bulk instead, with a consumer. Unlike a ``Follower`` it ends when it has
+reached the last message. Readers get either everything or an error, never a part.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ebbflow.nats.pull import NANOS, Deliveries, LightConsumer, PullConsumer, Pu
 from ebbflow.nats.wire import Parcel, Publishes, read_headers, write_headers
 
 _NO_MESSAGE = 10037
-# A server that hangs may be the one that is asked; the next time it is another one, as a rule.
+# The server that got the request may hang; a repeated request usually goes to another one.
 _SILENCE = Backoff("500ms", factor=2.0, cap="4s")
 _PAUSE = 0.05
 _SUBJECT, _SEQUENCE, _STORED_AT = "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp"
@@ -38,7 +37,7 @@ _PAGE = 1_000
 _PAGE_BYTES = 4 * 1024 * 1024
 # The server refuses to collect the last messages of more than 1024 subjects at once.
 _MOST_SUBJECTS = 1000
-# Of a consumer that reads in bulk.
+# Limits of a consumer that reads in bulk.
 _AT_A_TIME = 1_000
 _BYTES_AT_A_TIME = 32 * 1024 * 1024
 _ANSWER_WITHIN = 10.0
@@ -47,7 +46,7 @@ _IDLE_CONSUMER = 30.0
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message of a stream; ``stored`` is when, as the server writes it."""
+    """One message of a stream; ``stored`` is the time when it was stored, in the server's form."""
 
     seq: int
     subject: str
@@ -59,7 +58,7 @@ class StoredMessage:
 class StoredPage(Sequence[StoredMessage]):
     """Messages that were read together, over the buffer that they arrived in.
 
-    Whoever looks for a few of many reads ``block`` and ``payload``, and has objects made of those.
+    A reader that needs few of them searches ``parcel``, and gets objects only for those.
     """
 
     def __init__(self, parcel: Parcel) -> None:
@@ -68,7 +67,7 @@ class StoredPage(Sequence[StoredMessage]):
 
     @classmethod
     def of(cls, message: StoredMessage | None = None) -> StoredPage:
-        """Returns a page of one message, or of none."""
+        """Returns a page of one message, or an empty one."""
         if message is None:
             return cls(Parcel(b""))
         own = {_SUBJECT: message.subject, _SEQUENCE: str(message.seq), _STORED_AT: message.stored}
@@ -92,14 +91,14 @@ class StoredPage(Sequence[StoredMessage]):
         headers.pop(_SEQUENCE, None)
         return StoredMessage(self.seqs[row], subject, headers, self.parcel.payload(row), stored)
 
-    def pick(self, there: StreamSnapshot) -> StoredPage:
-        """Returns the page without what is not a part of the snapshot."""
-        rows = [row for row, seq in enumerate(self.seqs) if seq in there]
+    def pick(self, snapshot: StreamSnapshot) -> StoredPage:
+        """Returns the messages that are part of the snapshot."""
+        rows = [row for row, seq in enumerate(self.seqs) if seq in snapshot]
         return self if len(rows) == len(self) else StoredPage(self.parcel.pick(rows))
 
 
 def _read_seq(block: bytes) -> int:
-    # The server writes its own headers behind those of the message.
+    # The server adds its own headers after those of the message.
     start = block.rfind(b"\r\n" + _SEQUENCE.encode() + b":") + len(_SEQUENCE) + 3
     return int(block[start : block.index(b"\r\n", start)])
 
@@ -107,7 +106,7 @@ def _read_seq(block: bytes) -> int:
 async def read_last(client: SecuredClient, stream: str, subject: str) -> list[StoredMessage]:
     """Returns the last message on each subject that matches, oldest first."""
     if client.is_on_a_single_server:
-        # No other server can be ahead of it, so there is nothing to hold its answer against.
+        # No other server can be ahead of it, so its answer need not be checked.
         messages, end = await _ask(client, stream, {"multi_last": [subject]}, _SILENCE.seconds(1))
         if end.get("Status") in ("204", "404") and not int(end.get("Nats-Num-Pending", 0)):
             return [*messages]
@@ -146,9 +145,9 @@ async def _read_last_from_leader(
 
 @dataclass(frozen=True, slots=True)
 class StreamSnapshot:
-    """The messages that a stream holds at one moment, as its leader knows.
+    """The messages that a stream holds at one moment, according to its leader.
 
-    A replica may lack some of them still, and still have others that were deleted.
+    A replica may not have some of them yet, and may still have others that were deleted.
     """
 
     first: int
@@ -160,10 +159,10 @@ class StreamSnapshot:
 
 
 async def take_snapshot(client: SecuredClient, stream: str, gaps: bool = True) -> StreamSnapshot:
-    """Asks the leader which messages are there now.
+    """Asks the leader which messages the stream has now.
 
-    Without ``gaps`` it is not asked which were deleted in between: a server that is of no cluster
-    never returns those, and the list of them may be long.
+    Without ``gaps`` it is not asked which were deleted in between: a server without a cluster never
+    returns deleted messages, and the list of them may be long.
     """
     facts = await api.read_info(client, stream, **({"deleted_details": True} if gaps else {}))
     deleted = frozenset(facts.get("deleted") or ())
@@ -175,15 +174,17 @@ async def read_page(
     stream: str,
     subject: str,
     start: int,
-    there: StreamSnapshot,
+    snapshot: StreamSnapshot,
     most: int = _PAGE,
 ) -> StoredPage:
-    """Returns the next messages on a subject, from a sequence on; none when there are no more."""
-    while start <= there.last:
-        page = await _read_next(client, stream, subject, start, min(most, there.last - start + 1))
+    """Returns the next messages on a subject, from a sequence on; empty when there are no more."""
+    while start <= snapshot.last:
+        page = await _read_next(
+            client, stream, subject, start, min(most, snapshot.last - start + 1)
+        )
         if not page:
             break
-        if messages := page.pick(there):
+        if messages := page.pick(snapshot):
             return messages
         start = page.seqs[-1] + 1
     return StoredPage.of()
@@ -192,7 +193,7 @@ async def read_page(
 async def _read_next(
     client: SecuredClient, stream: str, subject: str, start: int, most: int
 ) -> StoredPage:
-    """Returns what some replica has next, or else the one message that the leader has next."""
+    """Returns the next messages that a replica has, or else the leader's next message."""
     request = {"seq": start, "next_by_subj": subject, "batch": most, "max_bytes": _PAGE_BYTES}
     page, _ = await _direct_read(client, stream, request)
     if page or client.is_on_a_single_server:
@@ -203,9 +204,9 @@ async def _read_next(
 async def read_subject(client: SecuredClient, stream: str, subject: str) -> list[StoredMessage]:
     """Returns every message on a subject, oldest first."""
     messages: list[StoredMessage] = []
-    there = await take_snapshot(client, stream)
-    start = there.first
-    while page := await read_page(client, stream, subject, start, there):
+    snapshot = await take_snapshot(client, stream)
+    start = snapshot.first
+    while page := await read_page(client, stream, subject, start, snapshot):
         messages += page
         start = page.seqs[-1] + 1
     return messages
@@ -240,7 +241,7 @@ async def read_many(
     messages: list[StoredMessage | None] = []
     for seq, answer in zip(seqs, answers, strict=True):
         facts = json.loads(answer) if isinstance(answer, bytes) else {}
-        # Whatever else was answered, or nothing: the patient way tells what there is to know.
+        # On any other answer, or none, read it with ``read_one``, which retries or raises.
         known = "message" in facts
         messages.append(
             _read_message(facts["message"]) if known else await read_one(client, stream, seq=seq)
@@ -251,7 +252,7 @@ async def read_many(
 async def _direct_read(
     client: SecuredClient, stream: str, request: dict[str, Any]
 ) -> tuple[StoredPage, dict[str, str]]:
-    """Returns what a replica has and its closing words; asks again while no one answers."""
+    """Returns a replica's messages and its closing status; asks again while there is no answer."""
     deadline = time.monotonic() + api.PATIENCE
     attempt = 0
     while True:
@@ -297,15 +298,15 @@ async def _ask(
 
 
 def _read_end(parcel: Parcel) -> dict[str, str] | None:
-    """Returns the closing words of an answer, if they have come: the last message is a status."""
-    words = parcel.headers(len(parcel) - 1) or {}
-    return words if "Status" in words else None
+    """Returns the closing status of an answer; ``None`` if the last message is not a status."""
+    headers = parcel.headers(len(parcel) - 1) or {}
+    return headers if "Status" in headers else None
 
 
 async def read_after(
     client: SecuredClient, stream: str, subject: str, after: int, *, headers_only: bool = False
 ) -> AsyncGenerator[Deliveries]:
-    """Yields the messages behind a sequence, in order; an empty subject is for all.
+    """Yields the messages after a sequence, in order; an empty subject means all.
 
     ``JetStreamUnavailable`` when the server stops answering before the end.
     """
@@ -317,7 +318,7 @@ async def read_after(
         facts = await consumer.make(client, subject, after, _IDLE_CONSUMER, headers_only)
         left = int(facts["num_pending"])
         while left:
-            # No more than are there: the answer is complete then, and no one waits for its end.
+            # A request for no more than there are ends at once, instead of when it expires.
             request = PullRequest(
                 batch=min(left, _AT_A_TIME),
                 max_bytes=_BYTES_AT_A_TIME,
@@ -328,8 +329,8 @@ async def read_after(
                 raise JetStreamUnavailable(pull.subject, _ANSWER_WITHIN, status.word.value)
             for batch in batches:
                 yield batch
-            # Also what was stored meanwhile: a message that was moved to the end is met there. With
-            # any other word what was left is gone.
+            # This includes messages stored meanwhile: a message that was moved to the end is read
+            # there. Any other status means that the remaining messages no longer exist.
             left = batches[-1].pending if status.word is Word.FULL else 0
             batches.clear()
     finally:

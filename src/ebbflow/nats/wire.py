@@ -1,9 +1,9 @@
 """The NATS protocol, many messages at a time.
 
-``BulkParser`` takes what the socket has and cuts all of it at once. Messages of a subscription that
+``BulkParser`` reads all that the socket has and splits it at once. Messages of a subscription that
 wants them in bulk become one ``Parcel``: columns over the buffer that they arrived in, without an
-object for each payload. Everything else goes the way that nats-py has for it. The order of arrival
-is kept within a subscription, and around each word of the server's, such as a pong.
+object for each payload. Everything else is handled by nats-py. The order of arrival is kept within
+a subscription, and relative to each control line of the server, such as a pong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 from nats.errors import ProtocolError
 
 _LINE_END = b"\r\n"
-# The server's own limit for a line is 4 KiB, but what it says of a large cluster may be longer.
+# The server's limit for a line is 4 KiB, but its own INFO line about a large cluster may be longer.
 _LONGEST_LINE = 1024 * 1024
 _VERSION = "NATS/1.0"
 _EDGES = 3
@@ -68,7 +68,7 @@ class Parcel:
         return Parcel(self.buffer, subjects, [self.replies[row] for row in rows], edges)
 
     def block(self, row: int) -> bytes:
-        """Returns the headers of a message as they came; nothing if it has none."""
+        """Returns the raw headers of a message; empty if it has none."""
         return self.buffer[self.edges[_EDGES * row] : self.edges[_EDGES * row + 1]]
 
     def headers(self, row: int) -> dict[str, str] | None:
@@ -77,7 +77,7 @@ class Parcel:
         return read_headers(block) if block else None
 
     def rows_with_headers(self) -> list[int]:
-        """Returns the messages that have headers."""
+        """Returns the rows of the messages that have headers."""
         pairs = zip(self.edges[::_EDGES], self.edges[1::_EDGES], strict=True)
         return [row for row, (start, end) in enumerate(pairs) if end > start]
 
@@ -86,7 +86,7 @@ class Parcel:
         return self.buffer[self.edges[_EDGES * row + 1] : self.edges[_EDGES * row + 2]]
 
     def view(self, row: int) -> memoryview:
-        """Returns the payload of a message where it is; the view keeps the whole buffer."""
+        """Returns the payload of a message without a copy; the view keeps the whole buffer."""
         start, end = self.edges[_EDGES * row + 1], self.edges[_EDGES * row + 2]
         return memoryview(self.buffer)[start:end]
 
@@ -101,8 +101,8 @@ class Parcel:
         return [len(subject) + end - start for subject, start, end in edges]
 
     def payloads(self) -> pa.BinaryArray:
-        """Returns the payloads as a column; no object is made for any of them."""
-        # The buffer is one column of pieces: headers, payload, what is between two messages.
+        """Returns the payloads as a column, without an object for each."""
+        # The buffer is one column of pieces: headers, payload, the bytes between two messages.
         pieces = max(0, _EDGES * len(self) - 1)
         offsets = pa.py_buffer(array("i", self.edges or (0,)))
         buffers = [None, offsets, pa.py_buffer(self.buffer)]
@@ -111,9 +111,9 @@ class Parcel:
 
 
 def read_headers(block: bytes) -> dict[str, str]:
-    """Returns the headers of a message; a word of the server's has ``Status`` and ``Description``.
+    """Returns the headers of a message; a server's status has ``Status`` and ``Description``.
 
-    Of several with the same name the first counts.
+    Of several headers with the same name the first counts.
     """
     lines = block.decode("utf-8", "surrogateescape").split("\r\n")
     headers: dict[str, str] = {}
@@ -122,15 +122,15 @@ def read_headers(block: bytes) -> dict[str, str]:
         if colon and name:
             headers.setdefault(name, value.strip())
     code, _, text = lines[0].removeprefix(_VERSION).strip().partition(" ")
-    words = {"Status": code, "Description": text.strip()}
-    return headers | {name: word for name, word in words.items() if word}
+    status = {"Status": code, "Description": text.strip()}
+    return headers | {name: value for name, value in status.items() if value}
 
 
 TakeParcel = Callable[[Parcel], None]
 
 
 class Owner(Protocol):
-    """The client that a parser works for, as nats-py has it."""
+    """The client that a parser works for, with nats-py's method names."""
 
     def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
@@ -146,23 +146,23 @@ class Owner(Protocol):
 
 
 class BulkParser:
-    """Takes the place of nats-py's parser. ``in_bulk`` has who takes parcels, by subscription."""
+    """Replaces nats-py's parser. ``in_bulk`` maps subscriptions to the takers of their parcels."""
 
     def __init__(self, owner: Owner) -> None:
         self.in_bulk: dict[bytes, TakeParcel] = {}
         self.line = b""
-        """The word of the server's that is being worked on, without its line end."""
+        """The control line of the server that is being processed, without its line end."""
         self._owner = owner
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what has arrived: another connection begins."""
+        """Discards incomplete data: another connection begins."""
         self._pieces: list[bytes] = []
         self._size = self._needed = 0
 
     async def parse(self, data: bytes = b"") -> None:
-        """Works on everything that is complete; the rest waits for what comes next."""
-        if (buffer := self._put_together(data)) is None:
+        """Processes everything that is complete; the rest waits for more data."""
+        if (buffer := self._join_pieces(data)) is None:
             return
         end = 0
         while True:
@@ -179,12 +179,12 @@ class BulkParser:
         self._keep(buffer[end:])
 
     def parse_at_once(self, data: bytes) -> bytes:
-        """Works on what can be handed on without waiting; returns the rest, which is for ``parse``.
+        """Processes data that needs no waiting; returns the rest, which is for ``parse``.
 
-        That is nothing, as a rule: messages in bulk are handed on, and the beginning of one is
-        kept. Anything else, and all behind it, is returned. So is what is not protocol.
+        Usually there is no rest: messages in bulk are delivered, and an incomplete message is kept.
+        Anything else is returned with all data after it, including data that is not protocol.
         """
-        if (buffer := self._put_together(data)) is None:
+        if (buffer := self._join_pieces(data)) is None:
             return b""
         rest = buffer[self._take_messages(buffer, 0) :]
         if not self._needed or self._never_ends(rest):
@@ -193,11 +193,11 @@ class BulkParser:
         self._keep(rest)
         return b""
 
-    def _put_together(self, data: bytes) -> bytes | None:
-        """Returns all that waits to be worked on; ``None`` while a message is not complete."""
+    def _join_pieces(self, data: bytes) -> bytes | None:
+        """Returns all unprocessed data; ``None`` while a message is not complete."""
         self._pieces.append(data)
         self._size += len(data)
-        # A large message is put together once, when all of it is here.
+        # A large message is joined once, when all of it has arrived.
         if self._size < self._needed:
             return None
         buffer = data if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -213,24 +213,24 @@ class BulkParser:
         return len(rest) > _LONGEST_LINE and self._needed == len(rest) + 1 and _LINE_END not in rest
 
     def _take_messages(self, buffer: bytes, start: int) -> int:
-        """Hands on the messages in bulk; returns where the first thing begins that is none.
+        """Delivers the messages in bulk; returns where they end.
 
-        With ``_needed`` there is no such thing, but the beginning of something.
+        If ``_needed`` is set, an incomplete line or message begins there, else something else.
         """
         parcels: dict[bytes, Parcel] = {}
         end = self._cut(buffer, start, parcels)
         for sid, parcel in parcels.items():
-            self._hand_on(sid, parcel)
+            self._deliver_parcel(sid, parcel)
         return end
 
-    def _hand_on(self, sid: bytes, parcel: Parcel) -> None:
+    def _deliver_parcel(self, sid: bytes, parcel: Parcel) -> None:
         take = self.in_bulk.get(sid)
         try:
-            if take is not None:  # no one, when a parcel before this one has ended it
+            if take is not None:  # an earlier parcel may have ended the subscription
                 take(parcel)
         except Exception as error:
-            # Raised any further it would end the reading, for everybody on this connection.
-            context = {"message": "a parcel of messages was not taken", "exception": error}
+            # Raised any further it would stop the reading for the whole connection.
+            context = {"message": "a batch of messages could not be handled", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
     def _cut(self, buffer: bytes, start: int, parcels: dict[bytes, Parcel]) -> int:
@@ -254,7 +254,7 @@ class BulkParser:
                     return start
                 end = body + int(parts[-1])
             except ValueError:
-                return start  # ``_deliver`` says so
+                return start  # ``_deliver`` raises the error
             if end + 2 > size:
                 self._needed = end + 2 - start
                 return start
@@ -269,7 +269,7 @@ class BulkParser:
             parcel.edges += (body, payload, end)
 
     async def _deliver(self, buffer: bytes, line: bytes, body: int) -> int:
-        """Hands on a message that nats-py delivers; returns where it ends."""
+        """Passes a message to nats-py, which delivers it; returns where it ends."""
         parts = line.split()
         has_headers = parts[:1] == _HMSG
         try:
@@ -283,7 +283,7 @@ class BulkParser:
         return end + len(_LINE_END)
 
     async def _obey(self, line: bytes) -> None:
-        """Does what a word of the server's asks for."""
+        """Handles a control line of the server."""
         word, _, rest = line.partition(b" ")
         match word.upper():
             case b"PING":
@@ -302,9 +302,9 @@ class BulkParser:
 
 @dataclass(frozen=True, slots=True)
 class Publishes:
-    """Many publishes, ready for the wire but for the subjects that their answers go to.
+    """Many publishes, ready for the wire except for their reply subjects.
 
-    ``headers`` are blocks as ``write_headers`` makes them; an empty one is none.
+    ``headers`` are encoded by ``write_headers``; empty for a message without headers.
     """
 
     subjects: Sequence[bytes]
@@ -313,7 +313,7 @@ class Publishes:
 
     @classmethod
     def of(cls, messages: Iterable[tuple[str, Mapping[str, str] | None, bytes]]) -> Publishes:
-        """Returns messages, each a subject, its headers and a payload, as they are sent."""
+        """Encodes messages, each a subject, its headers and a payload."""
         rows = [(s.encode(), write_headers(headers or {}), data) for s, headers, data in messages]
         subjects, headers, payloads = zip(*rows, strict=True) if rows else ((), (), ())
         return cls(subjects, headers, payloads)
@@ -332,7 +332,7 @@ class Publishes:
         return Publishes(*([column[row] for row in rows] for column in columns))
 
     def encode(self, inbox: bytes, first: int) -> tuple[memoryview, list[int]]:
-        """Returns all as one buffer, and where in it each begins and the last one ends.
+        """Returns one buffer with all rows, and where each begins and the last one ends.
 
         Answers go to the inbox followed by a number, which is ``first`` for the first row.
         """
@@ -340,7 +340,7 @@ class Publishes:
         return memoryview(b"".join(lines)), list(accumulate(map(len, lines), initial=0))
 
     def encode_unanswered(self) -> bytes:
-        """Returns all as one buffer; no one answers them."""
+        """Returns one buffer with all rows, without reply subjects."""
         return b"".join(self._lines(repeat(b"")))
 
     def _lines(self, replies: Iterable[bytes]) -> list[bytes]:
@@ -358,7 +358,7 @@ def encode_publish(subject: bytes, reply: bytes, headers: bytes, payload: bytes)
 
 
 def write_headers(headers: Mapping[str, str]) -> bytes:
-    """Returns headers as they are sent, with an empty line behind them; nothing for none.
+    """Returns headers encoded for the wire, with a final empty line; empty for no headers.
 
     A line break in a value becomes a space: it would begin another header.
     """

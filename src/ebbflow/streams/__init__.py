@@ -1,5 +1,5 @@
-"""What a pipeline keeps in NATS, and how it is read and written.
+"""The streams of a pipeline in NATS, and how they are read and written.
 
-Tasks, the driver and whatever looks at a pipeline import it; nothing else names streams and
-subjects. Start with ``catalogue``, which has a row for each kind of stream.
+Tasks, the driver and every tool that inspects a pipeline import it; no other package names streams
+and subjects. Start with ``catalogue``, which has an entry for each kind of stream.
 """

@@ -1,13 +1,13 @@
-"""What a pipeline keeps that serves: answers to requests, and the trail of every message.
+"""The stores of a pipeline that serves requests: their answers, and the trail of every message.
 
-Answers are under the id of the request that they belong to. The built-in store is a NATS key-value
-bucket; sinks write to it as part of settling, one entry for each message that answered, so that a
-replay after a crash writes the same entry again. A store of the user's own is a class with ``put``
-and ``get``.
+Answers are stored under the id of their request. The built-in store is a NATS key-value bucket;
+sinks write to it as part of settling, one entry for each message that answered, so that a replay
+after a crash writes the same entry again. The user's own store is a class with ``put`` and ``get``.
 
-The trail says the outcome of every message, frame by frame, in order. ``read_trail_after`` reads
-what is there and ends; ``follow_trail`` continues with what is written. Both begin after a sequence
-of the stream. What each row says to be stored is stored when it is read (``engine.trail``).
+The trail has the outcome of every message, frame by frame, in order. ``read_trail_after`` reads the
+frames that there are and ends; ``follow_trail`` continues with new ones. Both begin after a
+sequence of the stream. The outputs and answers that a row mentions are stored before the row is
+(``streams.trail_rows``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ServingStore(Protocol):
     def put(self, id: str, payloads: Sequence[bytes]) -> None:
         """Adds answers to a request. At least once: the same may be added again after a crash.
 
-        What it raises redelivers the message that answered, with back-off.
+        If it raises, the message that answered is redelivered, with back-off.
         """
 
     def get(self, id: str) -> list[bytes]:
@@ -67,7 +67,7 @@ class AnswerBucket:
         return sorted(filter(None, answers), key=attrgetter("order"))
 
     async def read_all(self) -> AsyncGenerator[list[Answer], None]:
-        """Yields the answers that are there now, oldest first, many at a time."""
+        """Yields the answers that are stored now, oldest first, many at a time."""
         async for batch in read_after(self._client, self.stream, self._subject(), 0):
             yield self._read(batch)
 
@@ -77,11 +77,11 @@ class AnswerBucket:
         fail: Callable[[EbbflowError], None],
         request: str | None = None,
     ) -> Follower:
-        """Hands on answers as they are stored, until what is returned is closed.
+        """Delivers answers as they are stored, until the returned follower is closed.
 
-        Those to one request, all that there are, or else of any, from now on. An answer that is
-        written again, as after a crash, comes again. ``take`` gets those that have arrived
-        together; ``fail`` the error after which none come.
+        With ``request`` these are all answers to that request, otherwise new answers to any. An
+        answer that is written again, as after a crash, is delivered again. ``take`` gets answers
+        that have arrived together; ``fail`` gets the error after which no more are delivered.
         """
         now = await api.read_info(self._client, self.stream) if request is None else {}
         return await follow(
@@ -109,7 +109,7 @@ class AnswerBucket:
         return list(filter(None, answers))
 
     def _subject(self, request: str | None = None) -> str:
-        """Returns the subject of all answers, or of those to one request."""
+        """Returns the subject of all answers, or of the answers to one request."""
         return self._prefix + key_pattern(request)
 
     def _key_of(self, subject: str) -> str:
@@ -117,12 +117,12 @@ class AnswerBucket:
 
 
 async def find_bucket(link: Link, pipeline: str) -> str:
-    """Returns the bucket that the last run of the pipeline has named next to its positions."""
+    """Returns the bucket that the last run of the pipeline recorded with its positions."""
     return bucket_in(await read_run_metadata(link, pipeline), pipeline)
 
 
 def bucket_in(metadata: dict[str, str], pipeline: str) -> str:
-    """Returns the bucket that is named there; ``SetupError`` if the pipeline keeps no answers."""
+    """Returns the bucket that the metadata name; ``SetupError`` if there are no answers."""
     bucket = metadata.get(ANSWERS_BUCKET)
     if bucket is None:
         raise SetupError(
@@ -132,7 +132,7 @@ def bucket_in(metadata: dict[str, str], pipeline: str) -> str:
 
 
 async def read_run_metadata(link: Link, pipeline: str) -> dict[str, str]:
-    """Returns what the last run of the pipeline has said besides its positions."""
+    """Returns the metadata that the last run of the pipeline stored with its positions."""
     async with explain_missing(link.client, pipeline):
         facts = await api.call(link.client, f"STREAM.INFO.{Names(pipeline).positions_stream}")
     return facts["config"].get("metadata") or {}
@@ -140,7 +140,7 @@ async def read_run_metadata(link: Link, pipeline: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TrailFrame:
-    """The rows that one chunk of a vertex has left, and their sequence in the stream."""
+    """The trail rows of one chunk of a vertex, and their sequence in the stream."""
 
     seq: int
     vertex: str
@@ -162,7 +162,7 @@ def _to_frames(deliveries: Deliveries) -> list[TrailFrame]:
 async def read_trail_after(
     client: SecuredClient, names: Names, after: int = 0, vertex: str = "*"
 ) -> AsyncIterator[list[TrailFrame]]:
-    """Yields the frames behind a sequence that are there now, oldest first, many at a time.
+    """Yields the frames after a sequence that are stored now, oldest first, many at a time.
 
     ``JetStreamUnavailable`` when the server stops answering before the end.
     """
@@ -177,7 +177,7 @@ async def follow_trail(
     take: Callable[[Sequence[TrailFrame]], None],
     fail: Callable[[EbbflowError], None],
 ) -> Follower:
-    """Hands on every frame after a sequence, each once and in order; see ``follow``."""
+    """Delivers every frame after a sequence, each once and in order; see ``follow``."""
     subject = names.trail_subject()
     return await follow(
         client, names.trail, subject, after, decode=_to_frames, take=take, fail=fail

@@ -1,10 +1,10 @@
 """The stream of audit rows, and the record of how far the audit table is written.
 
-Tasks publish frames to the stream; a writer on the driver takes those that count into the table,
-batch after batch (``spark.audit``). The record says which chunks of each partition are written. It
-is replaced twice for a batch: before the batch is begun, with where it ends, and when it is
-written. A writer that finds a batch begun writes exactly that one again, under the same name.
-Frames are deleted only when the record says that they are in the table.
+Tasks publish frames to the stream; a writer on the driver puts the frames that count into the
+table, batch by batch (``spark.audit``). The record says which chunks of each partition are written.
+It is replaced twice for each batch: with the end of the batch before it is written, and when it has
+been written. A writer that finds a batch begun writes exactly the same batch again, with the same
+name. Frames are deleted only when the record says that they are in the table.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Numbers = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """How far the table is written: ``batches`` of them, with the chunks up to ``written``.
+    """How far the table is written: the number of ``batches``, and the chunks up to ``written``.
 
-    ``begun`` is where the batch ends that may be written already, if there is one. Of the batches
-    ``merged`` are in files that cover several; ``merging`` is where the ones end that may be in
-    such files already.
+    ``begun`` is the end of a batch that may be written already, if there is one. The first
+    ``merged`` batches are in files that cover several; ``merging`` is the end of the batches that
+    may be in such files already.
     """
 
     batches: int = 0
@@ -58,14 +58,14 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True)
 class AuditBatch:
-    """Frames that are written together. ``name`` is the same whoever writes it, and how often."""
+    """Frames that are written together. ``name`` is the same each time the batch is written."""
 
     name: str
     frames: tuple[ToldFrame, ...]
 
 
 class AuditStream:
-    """The audit rows of one pipeline that are not in its table. Its coroutines run on the link."""
+    """The audit rows of one pipeline that are not in its table. Coroutines run on the link."""
 
     def __init__(self, link: Link, names: Names, lineage: str) -> None:
         self._link = link
@@ -73,31 +73,31 @@ class AuditStream:
         self._lineage = lineage
         self._stored = Record(link.client, names.positions, names.audit_key)
         self._record = AuditRecord()
-        self._told: list[ToldFrame] = []
+        self._frames: list[ToldFrame] = []
 
     @property
     def life(self) -> str:
-        """How the names of its batches begin."""
+        """The prefix of the names of its batches."""
         return f"{self._names.pipeline}-{self._lineage}"
 
     async def read_size(self) -> tuple[int, int]:
-        """Returns the bytes and the frames that wait."""
+        """Returns the number of bytes and frames in the stream."""
         info = await api.read_info(self._link.client, self._names.audit)
         return int(info["bytes"]), int(info["messages"])
 
     async def begin_batch(self) -> AuditBatch | None:
         """Returns the next batch, which is recorded as begun; ``None`` if there is nothing."""
         await self._load()
-        # The positions first. What they say to be done has been told before, and is in the stream
-        # when it is read now; the other way round rows would be missing and never come.
+        # The positions first: the rows of chunks that they say are done are in the stream when it
+        # is read after them. In the opposite order rows could be missing, and never be written.
         positions = await read_positions(self._link.client, self._names)
         ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
-        told = self._told = [frame async for frame in read_told(self._link.client, self._names)]
+        frames = self._frames = [f async for f in read_frames(self._link.client, self._names)]
         begun = self._record.begun
-        chosen = _choose(told, self._record.written, ends if begun is None else begun)
+        chosen = _choose(frames, self._record.written, ends if begun is None else begun)
         if begun is None:
             if not chosen:
-                await self._forget(told)
+                await self._forget(frames)
                 return None
             chosen = _cut(chosen, MOST_FRAMES)
             await self._store(self._record.begin(_ends_of(chosen)))
@@ -107,7 +107,7 @@ class AuditStream:
     async def begin_merge(self) -> tuple[int, int] | None:
         """Returns the batches to merge, recorded as begun; ``None`` if there are none.
 
-        Whoever finds a merge begun does the same again, whatever was written since.
+        A writer that finds a merge begun repeats exactly that merge, whatever was written since.
         """
         await self._load()
         if self._record.merging is None:
@@ -123,10 +123,10 @@ class AuditStream:
         await self._store(replace(self._record, merged=self._record.merging, merging=None))
 
     async def finish_batch(self) -> None:
-        """Records the batch as written, and has its frames deleted."""
-        # Only after the table has it: until then the stream holds the only copy.
+        """Records the batch as written, and deletes its frames."""
+        # Only after the table has it: until then the stream has the only copy.
         await self._store(self._record.finish())
-        await self._forget(self._told)
+        await self._forget(self._frames)
 
     async def read_unwritten(self) -> list[tuple[ToldFrame, bytes]]:
         """Returns the frames that count and are not in the table, with their payloads."""
@@ -135,15 +135,15 @@ class AuditStream:
         # The record last: a batch that is written meanwhile is left out, and is in the table.
         payloads: dict[ToldFrame, bytes] = {}
         async for batch in read_after(self._link.client, self._names.audit, "", 0):
-            payloads |= {frame: bytes(batch.parcel.payload(row)) for row, frame in _told_in(batch)}
+            payloads |= {frame: bytes(batch.parcel.payload(row)) for row, frame in _frames(batch)}
         await self._load()
         chosen = _choose([*payloads], self._record.written, ends)
         return [(frame, payloads[frame]) for frame in chosen]
 
-    async def _forget(self, told: Sequence[ToldFrame]) -> None:
-        """Has the frames deleted that are in the table, or are of a task that was lost."""
+    async def _forget(self, frames: Sequence[ToldFrame]) -> None:
+        """Deletes the frames that are in the table, or were written by a task that was lost."""
         written, ends, kept = self._record.written, dict[str, int](), set[str]()
-        for frame in told:
+        for frame in frames:
             whose = f"{frame.vertex}.{frame.partition}"
             if frame.stamp.number > written.get(whose, 0):
                 kept.add(whose)
@@ -168,15 +168,15 @@ class AuditStream:
         self._record = record
 
 
-async def read_told(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:
-    """Yields which frames the stream has now, in order, without their rows."""
+async def read_frames(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:
+    """Yields the frames that the stream has now, in order, without their rows."""
     async for batch in read_after(client, names.audit, "", 0, headers_only=True):
-        for _, frame in _told_in(batch):
+        for _, frame in _frames(batch):
             yield frame
 
 
-def _told_in(batch: Deliveries) -> Iterator[tuple[int, ToldFrame]]:
-    """Yields what each message of a batch tells of, by its place."""
+def _frames(batch: Deliveries) -> Iterator[tuple[int, ToldFrame]]:
+    """Yields the index and the frame of each message of a batch."""
     for row, seq in enumerate(batch.seqs):
         headers = batch.parcel.headers(row) or {}
         *_, vertex, partition = batch.parcel.subjects[row].decode().split(".")
@@ -184,8 +184,8 @@ def _told_in(batch: Deliveries) -> Iterator[tuple[int, ToldFrame]]:
         yield row, ToldFrame(seq, vertex, int(partition), stamp, path)
 
 
-def _choose(told: Sequence[ToldFrame], after: Numbers, ends: Numbers) -> list[ToldFrame]:
-    return choose(told, _by_partition(after), _by_partition(ends))
+def _choose(frames: Sequence[ToldFrame], after: Numbers, ends: Numbers) -> list[ToldFrame]:
+    return choose(frames, _by_partition(after), _by_partition(ends))
 
 
 def _by_partition(numbers: Numbers) -> dict[tuple[str, int], int]:
@@ -194,7 +194,7 @@ def _by_partition(numbers: Numbers) -> dict[tuple[str, int], int]:
 
 
 def _cut(chosen: list[ToldFrame], most: int) -> list[ToldFrame]:
-    """Returns the first frames, without chunks of which a part is behind them."""
+    """Returns the first frames, without chunks that are cut off in the middle."""
     open_chunks = {frame[1:3] + frame.stamp[:1] for frame in chosen[most:]}
     kept = [f for f in chosen[:most] if f[1:3] + f.stamp[:1] not in open_chunks]
     return kept or chosen

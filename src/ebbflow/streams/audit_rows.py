@@ -1,13 +1,13 @@
 """Audit rows: the outcome of every message at every vertex, as columns, for the audit table.
 
-A task publishes the rows of a chunk as the last thing before the chunk is done. They count only
-when the position says that the chunk is done: rows of a chunk whose task was lost before that are
-told again by the next task, under the same number and a later claim. So of each number the latest
-claim counts, and every delivery of a message has exactly one row, whatever crashed (``choose``).
+Publishing its rows is the last step before a chunk is done. They count only when the position says
+that the chunk is done: if a task is lost before that, the next task publishes the rows again, with
+the same number and a later claim. So for each number the latest claim counts, and every delivery of
+a message has exactly one row, whatever crashed (``choose``).
 
-A frame holds only the columns in which rows differ; what all of them share, as in a chunk in which
-everything is simply done, is said once. Few rows are written as JSON, which takes a tenth of the
-time that Arrow takes for them.
+A frame has only the columns in which its rows differ; values that all rows share, as in a chunk in
+which every message is done, are written once. Few rows are written as JSON, in a tenth of the time
+that Arrow needs for them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ebbflow.engine.account import REDELIVERED, Account
 from ebbflow.engine.publications import Place, Publication, Stage
 
 CHUNK = "Ebbflow-Chunk"
-"""The header that says which chunk a frame tells of: number, claim, edition and part."""
+"""The header that says which chunk a frame is about: number, claim, edition and part."""
 PATH = "Ebbflow-Path"
-"""The header that names the inline vertices from the task's vertex to the one it tells of."""
+"""The header that names the inline vertices from the task's vertex to the one it is about."""
 
 TIME = frames.TIME
 COLUMNS = {
@@ -44,11 +44,11 @@ COLUMNS = {
     "sent": pa.int32(),
     "sent_to": pa.string(),
 }
-"""The columns that a frame may have; the table has those of where rows come from as well."""
+"""The columns that a frame may have; the table also has columns for where rows come from."""
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 FEW_VALUES = ("pipeline", "vertex", "outcome", "sent_to", "batch")
-"""The columns of text in which many rows have the same."""
+"""The text columns in which many rows have the same value."""
 PLAIN_TABLE = pa.schema(
     [
         ("pipeline", pa.string()),
@@ -63,7 +63,7 @@ PLAIN_TABLE = pa.schema(
 )
 """The columns of the table, in order."""
 TABLE = pa.schema([(f.name, _TEXT if f.name in FEW_VALUES else f.type) for f in PLAIN_TABLE])
-"""The same, with dictionaries where there are few values."""
+"""The same columns, with dictionaries for those with few values."""
 
 _MARK = b"EBBA\x01"
 _CODEC = pa.Codec("lz4")
@@ -75,7 +75,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class AuditRows:
-    """Rows of one chunk. ``varied`` are the columns in which they differ, ``shared`` the others."""
+    """Rows of one chunk. ``varied`` are the columns in which they differ, ``shared`` the rest."""
 
     def __init__(self, rows: int, varied: dict[str, pa.Array], shared: dict[str, Any]) -> None:
         self.rows = rows
@@ -87,7 +87,7 @@ class AuditRows:
         batch = pa.RecordBatch.from_arrays([*self.varied.values()], names=[*self.varied])
         vertex, partition, headers = place.vertex, place.partition, dict[str, str]()
         if account.via:
-            # They count when the chunk of the task that ran the vertex is done.
+            # The rows count when the chunk of the task that ran the vertex is done.
             vertex, _, number = account.writer.rpartition(".")
             partition, headers = int(number), {PATH: account.via}
         for part, piece in enumerate(_split(batch)):
@@ -96,7 +96,7 @@ class AuditRows:
                 Stage.AUDIT,
                 vertex,
                 partition,
-                # With the claim: a replay is told again, and its rows count in place of the first.
+                # With the claim: a replay publishes its rows again, and they replace the first.
                 f"{account.key}:audit:{stamp}",
                 _encode(piece, self.shared),
                 headers | {CHUNK: stamp},
@@ -107,7 +107,7 @@ class AuditRows:
 
 
 def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yields the rows in pieces that fit into a message."""
+    """Yields the rows in pieces that fit into a message each."""
     if batch.num_rows <= 1 or frames.size_of(batch) <= frames.MAX_BYTES:
         yield batch
     else:
@@ -123,7 +123,7 @@ def _encode(batch: pa.RecordBatch, shared: Mapping[str, Any]) -> bytes:
         columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
         head["values"] = {name: [*map(_plain, values)] for name, values in columns.items()}
     else:
-        # Both sides know the types of the columns, so only the batch itself travels.
+        # Both sides know the types of the columns, so only the batch itself is sent.
         plain = batch.serialize()
         head |= {"columns": batch.schema.names, "size": plain.size}
         body = _CODEC.compress(plain, asbytes=True)
@@ -136,14 +136,14 @@ def _to_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as JSON has it: a time as its microseconds."""
+    """Returns a value for JSON: a time as its microseconds."""
     if isinstance(value, datetime):
         return (value - _EPOCH) // _MICROSECOND
     return value
 
 
 def read_audit(payload: bytes | memoryview) -> AuditRows:
-    """Returns the rows of a frame; ``ValueError`` if it is no such frame."""
+    """Returns the rows of a frame; ``ValueError`` if it is not a frame of audit rows."""
     view = memoryview(payload)
     if view[:5] != _MARK:
         raise ValueError(f"not a frame of audit rows of version 1: starts with {bytes(view[:5])!r}")
@@ -175,9 +175,9 @@ class ToldRows(NamedTuple):
 
 
 def to_table(pieces: Sequence[ToldRows], pipeline: str, batch: str) -> pa.RecordBatch:
-    """Returns the rows of many frames as those of the table.
+    """Returns the rows of many frames with the columns of the table.
 
-    What the rows of a frame share is repeated for all frames at once.
+    Values that the rows of a frame share are repeated for all frames at once.
     """
     counts = [piece.told.rows for piece in pieces]
     places = pa.array(np.repeat(np.arange(len(pieces), dtype=np.int32), counts))
@@ -222,7 +222,7 @@ def _repeat(values: Sequence[Any], kind: pa.DataType, places: pa.Array) -> pa.Ar
 
 
 class AuditStamp(NamedTuple):
-    """Which part of which chunk a frame tells of. Of several editions the last one is right."""
+    """Which part of which chunk a frame is about. Of several editions the last one counts."""
 
     number: int
     claim: int
@@ -231,14 +231,14 @@ class AuditStamp(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> AuditStamp:
-        """From the header of a frame."""
+        """Reads the header of a frame."""
         return cls(*map(int, text.split(".")))
 
 
 class ToldFrame(NamedTuple):
-    """A frame of the audit stream: its sequence, whose task wrote it and what it tells of.
+    """A frame of the audit stream: its sequence, the task that wrote it and what it is about.
 
-    ``path`` is the chain of inline vertices to the one that it tells of, if that is another one.
+    ``path`` is the chain of inline vertices to the one that it is about, if that is not the task's.
     """
 
     seq: int
@@ -248,20 +248,20 @@ class ToldFrame(NamedTuple):
     path: str = ""
 
     def rows(self, told: AuditRows) -> ToldRows:
-        """Returns its rows as those of the vertex that they are about."""
+        """Returns its rows, with the vertex that they are about."""
         return ToldRows(self.path.rpartition(">")[2] or self.vertex, self.partition, told)
 
 
 def choose(
-    told: Iterable[ToldFrame], after: Mapping[tuple[str, int], int], done: Mapping[Any, int]
+    written: Iterable[ToldFrame], after: Mapping[tuple[str, int], int], done: Mapping[Any, int]
 ) -> list[ToldFrame]:
-    """Returns the frames that count of the chunks behind ``after`` up to ``done``, in order.
+    """Returns the frames that count of the chunks after ``after`` up to ``done``, in order.
 
     Both are numbers of chunks for each vertex and partition. A chunk up to ``done`` is recorded, so
-    no task will tell it again, and what it has told is stored. The answer is the same for ever.
+    its rows are stored and no task publishes them again. The result never changes.
     """
     chunks: dict[tuple[str, int, int], list[ToldFrame]] = defaultdict(list)
-    for frame in told:
+    for frame in written:
         whose, number = (frame.vertex, frame.partition), frame.stamp.number
         if after.get(whose, 0) < number <= done.get(whose, 0):
             chunks[*whose, number].append(frame)
@@ -269,17 +269,17 @@ def choose(
     return sorted(chosen, key=lambda frame: frame.seq)
 
 
-def _choose_of_chunk(told: Sequence[ToldFrame]) -> Iterable[ToldFrame]:
-    # Of a number the latest claim counts: a task claims only what was not recorded, so what the one
-    # before has told of it did not come to be. A frame of its that is late changes nothing.
-    claim = max(frame.stamp.claim for frame in told)
+def _choose_of_chunk(written: Sequence[ToldFrame]) -> Iterable[ToldFrame]:
+    # The latest claim of a number counts: a task claims only chunks that were not recorded, so the
+    # earlier task's rows about it did not take effect. A late frame of that task changes nothing.
+    claim = max(frame.stamp.claim for frame in written)
     parts: dict[tuple[str, int], ToldFrame] = {}
     editions: dict[str, int] = defaultdict(int)
-    for frame in told:
+    for frame in written:
         if frame.stamp.claim == claim:
             editions[frame.path] = max(editions[frame.path], frame.stamp.edition)
-    for frame in told:
+    for frame in written:
         if frame.stamp.claim == claim and frame.stamp.edition == editions[frame.path]:
-            # A copy that the server did not know says the same.
+            # A copy that the server did not recognise has the same rows.
             parts.setdefault((frame.path, frame.stamp.part), frame)
     return parts.values()

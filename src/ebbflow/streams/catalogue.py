@@ -1,12 +1,12 @@
-"""The catalogue of a pipeline's streams: one entry for each kind that there is.
+"""The catalogue of a pipeline's streams: one entry for each kind.
 
-An entry says how streams of its kind are configured, when a pipeline keeps one and what a login
-must be allowed on it. Provisioning and permissions are derived from ``KINDS``, so what is made is
-what may be used. Pure: from names to configurations and subjects.
+An entry says how streams of its kind are configured, when a pipeline keeps one and which
+permissions a login needs on it. Provisioning and permissions are derived from ``KINDS``, so they
+always match. Pure: from names to configurations and subjects.
 
-Buffers use limits retention and refuse new messages when full, so back-pressure is felt and
-nothing is ever pushed out. A stream with schedules cannot refuse new messages, which is why
-redeliveries have their own streams.
+Buffers use limits retention and refuse new messages when full, which causes back-pressure and never
+evicts a message. A stream with schedules cannot refuse new messages, which is why redeliveries have
+their own streams.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ebbflow.streams.names import Names, VertexStreams, bucket_stream
 
 _NANOS = 1_000_000_000
-# So much is kept of what user code has printed and logged.
+# The limits of what user code prints and logs.
 _LOG_ENTRIES, _LOG_BYTES, _LOG_DAYS = 10_000, 64 * 1024**2, 7
 DUPLICATE_WINDOW = 120
 DEFAULT_BUFFER_BYTES = 1024**3
@@ -28,21 +28,21 @@ _STATUS_BYTES = 32 * 1024**2
 TRAIL_TTL = 2 * 60 * 60 * 1000
 """The milliseconds that a trail is kept, unless the store of the answers has a time to live."""
 ANSWERS_BUCKET = "ebbflow.answers"
-"""The metadata of the positions' bucket that names the bucket of the answers."""
+"""The metadata key, on the positions' bucket, that names the bucket of the answers."""
 AUDIT_TABLE = "ebbflow.audit-table"
-"""The metadata of the stream of audit rows that say, in JSON, which table they go to."""
+"""The metadata key, on the stream of audit rows, that describes their table in JSON."""
 OWN_STORE = "ebbflow.own-store"
-"""The metadata that says that the answers are in a store of the user's own."""
+"""The metadata key that says that the answers are in the user's own store."""
 
 Config = dict[str, Any]
-"""A stream as JetStream's management interface wants it described."""
+"""The configuration of a stream, in the form of JetStream's management interface."""
 
 Where = Callable[[VertexStreams], bool]
-"""Says which vertices are meant."""
+"""Selects vertices."""
 
 
 def any_vertex(_: VertexStreams) -> bool:
-    """Is so of all vertices."""
+    """Selects all vertices."""
     return True
 
 
@@ -62,7 +62,7 @@ def _stream(name: str, subjects: list[str], replicas: int, **options: Any) -> Co
 def buffer_config(
     names: Names, vertex: str, partition: int, max_frames: int, replicas: int = 1
 ) -> Config:
-    """Describes the stream a partition reads: full means full."""
+    """Describes the stream a partition reads; when full, it refuses new frames."""
     return _stream(
         names.buffer(vertex, partition),
         [names.buffer_subject(vertex, partition)],
@@ -74,7 +74,7 @@ def buffer_config(
 
 
 def redelivery_config(names: Names, vertex: str, partition: int, replicas: int = 1) -> Config:
-    """Describes the stream of what a partition gets again, with schedules for what is not due."""
+    """Describes the stream of a partition's redeliveries, with schedules for those not yet due."""
     return _stream(
         names.redelivery(vertex, partition),
         [
@@ -84,28 +84,28 @@ def redelivery_config(names: Names, vertex: str, partition: int, replicas: int =
         ],
         replicas,
         allow_msg_schedules=True,
-        # A replay stores what it sends and the mark that says so together, or neither.
+        # A replay stores its frames and the mark about them together, or neither.
         allow_atomic=True,
     )
 
 
 def dead_letter_config(names: Names, replicas: int = 1) -> Config:
-    """Describes the stream of dead letters: nothing leaves it but by purge or replay."""
+    """Describes the stream of dead letters: only a purge or a replay deletes them."""
     return _stream(names.dead_letters, [names.dead_letter_subject()], replicas)
 
 
 def ledger_config(names: Names, replicas: int = 1) -> Config:
-    """Describes the stream of what is known about messages that went back to their source."""
+    """Describes the stream of the histories of messages that were nacked to their source."""
     return _stream(names.ledger, [names.ledger_subject()], replicas)
 
 
 def seen_config(names: Names, replicas: int = 1) -> Config:
-    """Describes the stream of ids that sources were given, kept for as long as copies are known."""
+    """Describes the stream of ids that sources received, kept for the duplicate window."""
     return _stream(names.seen, [names.seen_subject()], replicas, max_age=DUPLICATE_WINDOW * _NANOS)
 
 
 def trail_config(names: Names, ttl_ms: int, replicas: int = 1) -> Config:
-    """Describes the stream of the outcome of every message: as old as the answers may become."""
+    """Describes the stream of the outcome of every message, kept for as long as answers are."""
     return _stream(
         names.trail,
         [names.trail_subject()],
@@ -117,9 +117,9 @@ def trail_config(names: Names, ttl_ms: int, replicas: int = 1) -> Config:
 
 
 def audit_config(names: Names, table: str, replicas: int = 1) -> Config:
-    """Describes the stream of audit rows that are not in the table yet: full means full.
+    """Describes the stream of audit rows that are not in the table yet; it refuses rows when full.
 
-    Its metadata say what ``table`` they go to, for those who read it.
+    Its metadata say which ``table`` the rows go to, for its readers.
     """
     return _stream(
         names.audit,
@@ -145,7 +145,7 @@ def logs_config(names: Names, replicas: int = 1) -> Config:
 
 
 def status_config(names: Names, replicas: int = 1) -> Config:
-    """Describes the stream of the pipeline's state: old samples go, the latest state stays."""
+    """Describes the stream of the pipeline's state: old samples expire, the latest state stays."""
     return _stream(
         names.status,
         [names.status_subject()],
@@ -159,10 +159,10 @@ def status_config(names: Names, replicas: int = 1) -> Config:
 def positions_config(
     names: Names, replicas: int = 1, answers: str | None = None, own_store: bool = False
 ) -> Config:
-    """Describes the key-value bucket of positions, as any NATS tool knows buckets.
+    """Describes the key-value bucket of positions, in the usual form of NATS buckets.
 
     Its metadata say in which bucket the pipeline keeps its ``answers``, if in any, and whether it
-    keeps them in a store of the user's.
+    keeps them in the user's own store.
     """
     metadata = {} if answers is None else {ANSWERS_BUCKET: answers}
     return _stream(
@@ -178,7 +178,7 @@ def positions_config(
 
 
 def bucket_config(bucket: str, ttl_ms: int, replicas: int = 1) -> Config:
-    """Describes the stream behind the bucket of answers, as any NATS tool knows buckets."""
+    """Describes the stream behind the bucket of answers, in the usual form of NATS buckets."""
     return _stream(
         bucket_stream(bucket),
         [f"$KV.{bucket}.>"],
@@ -198,10 +198,10 @@ def bucket_config(bucket: str, ttl_ms: int, replicas: int = 1) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStreams:
-    """A pipeline as its streams show it: all that decides which it keeps, and how.
+    """All facts about a pipeline that determine its streams and their configuration.
 
-    ``bucket`` is where its answers go, if anywhere, each for ``bucket_ttl`` milliseconds;
-    ``own_store`` if they are in a store of the user's; ``audit_table`` is where audit rows go.
+    ``bucket`` is where its answers go, if anywhere, each kept for ``bucket_ttl`` milliseconds;
+    ``own_store`` if they are in the user's own store; ``audit_table`` is where audit rows go.
     """
 
     names: Names
@@ -213,7 +213,7 @@ class PipelineStreams:
     replicas: int = 1
 
     def has(self, what: Where) -> bool:
-        """Returns whether that is so of any vertex."""
+        """Returns whether it selects any vertex."""
         return any(map(what, self.vertices))
 
     def for_vertices(self, subject: Callable[[str], str], where: Where = any_vertex) -> list[str]:
@@ -233,7 +233,7 @@ class PipelineStreams:
 
 
 class KeptStream(NamedTuple):
-    """A stream that a pipeline keeps; without a vertex it is of the whole pipeline."""
+    """A stream that a pipeline keeps; without a vertex it belongs to the whole pipeline."""
 
     config: Config
     vertex: VertexStreams | None = None
@@ -272,9 +272,10 @@ def _no_subjects(_: PipelineStreams) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a login is allowed for a purpose: calls about streams, and subjects to publish to.
+    """What a login may do for a purpose: calls about streams, and subjects to publish to.
 
-    ``where`` says of which vertices the calls are, if streams of the kind are of vertices.
+    ``where`` selects the vertices whose streams the calls are about, if streams of the kind belong
+    to vertices.
     """
 
     purpose: Purpose
@@ -285,10 +286,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class StreamKind:
-    """One kind of stream: those that a pipeline keeps, none if it has no use for them.
+    """One kind of stream. ``kept`` returns those that a pipeline keeps, none if it needs none.
 
-    ``made_for`` is what the permission to make them is for. ``is_own`` says whether they are
-    deleted when the pipeline starts over; what others may share is not.
+    ``made_for`` is the purpose of the permission to make them. ``is_own`` says whether they are
+    deleted when the pipeline starts over; streams that other pipelines may share are not.
     """
 
     kept: Callable[[PipelineStreams], Iterable[KeptStream]]
@@ -400,7 +401,8 @@ REDELIVERIES = StreamKind(
     _for_partitions(lambda p, v, n: redelivery_config(p.names, v.vertex, n, p.replicas)),
     (
         Grant(Purpose.READ, (*FOLLOWS, *PURGES)),
-        # The driver looks into what it plans batches of; a replay of dead letters into all.
+        # The driver reads the redeliveries that it plans batches of; a replay of dead letters reads
+        # all of them.
         Grant(Purpose.READ, READS, where=_batched),
         Grant(Purpose.LETTERS, ("STREAM.MSG.GET.{}",), where=lambda v: not v.batched),
         Grant(

@@ -1,8 +1,8 @@
 """Sources that push: a feed stores each message in its vertex's own buffer before it answers.
 
-A ``Feed`` lives on the driver for as long as the pipeline runs, across epochs. What it has taken in
-is durable before it says so to anybody, and from then on is read like any other buffer: replayed
-after a crash, redelivered after a nack. The buffer's limit is its back-pressure.
+A ``Feed`` lives on the driver for as long as the pipeline runs, across epochs. A message is durable
+before the feed confirms it to its sender, and from then on is read like any other buffer: replayed
+after a crash, redelivered after a nack. The buffer's limit causes back-pressure.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from ebbflow.streams.names import Names
 _NO_ROLLUP = 10111
 
 Session = Any
-"""The run's SparkSession. Only the feed of a Spark source uses it, so no other needs Spark."""
+"""The run's SparkSession. Only the feed of a Spark source uses it, so other feeds need no Spark."""
 
 
 class Feed(Protocol):
     """Takes messages in from outside. Used on the driver, by the run's own thread.
 
-    One that is ``on_spark`` has to be made again when Spark's JVM has died; others continue.
+    A feed that is ``on_spark`` has to be made again when Spark's JVM has died; others continue.
     """
 
     on_spark: bool
 
     @property
     def exhausted(self) -> bool:
-        """True when nothing more will ever come; a drain then need not wait for it."""
+        """True when no more messages will ever come, so that a drain need not wait for it."""
 
     @property
     def failure(self) -> str | None:
-        """The reason why it takes in nothing at the moment; ``None`` while all is well."""
+        """The reason why it takes in no messages at the moment; ``None`` while it does."""
 
     def start(self) -> None:
         """Begins; ``SetupError`` when it cannot, as with a port that is taken."""
 
     def stop(self) -> None:
-        """Takes in nothing more; returns when everything taken in is stored or given back."""
+        """Takes in no more messages; returns when all it has taken are stored or returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorePlan:
-    """Where the answers of a pipeline are: in a bucket in NATS, or in a store of the user's own.
+    """Where the answers of a pipeline are: in a NATS bucket, or in the user's own store.
 
-    ``code`` makes that store, ``search`` is the folder that has it and ``env`` are the variables of
-    its container; without code answers are in the ``bucket``. The bucket is there in either case,
-    for what a serving source knows about requests, and keeps each entry for ``ttl`` milliseconds.
+    ``code`` makes that store, ``search`` is the folder with the code and ``env`` are the variables
+    of its container; without code answers are in the ``bucket``. The bucket exists in either case,
+    for a serving source's records of requests, and keeps each entry for ``ttl`` milliseconds.
     """
 
     bucket: str
@@ -96,13 +96,13 @@ class FeedPlan:
 
 @dataclass(frozen=True, slots=True)
 class FeedContext:
-    """The vertex that a feed feeds, and what there is for it on the driver.
+    """The vertex that a feed feeds, and the driver's resources for it.
 
-    ``tell`` shows a line to whoever watches the run. ``largest`` is the largest value that a
-    message may have. ``memory`` is a folder for what has to be known after a restart; it need not
+    ``tell`` shows a line to the user of the run. ``largest`` is the size of the largest value that
+    a message may have. ``memory`` is a folder for state that has to survive a restart; it need not
     exist. ``drain`` if the run ends when everything is processed. ``spark`` is the session of the
-    run, for feeds that need Spark; nothing else here knows it. ``store`` is where the pipeline's
-    answers are. ``is_ready`` tells, to any thread and at once, whether all vertices are at work.
+    run, for feeds that need Spark; no other code here uses it. ``store`` is where the pipeline's
+    answers are. ``is_ready`` returns whether all vertices are running, at once and on any thread.
     """
 
     pipeline: str
@@ -132,7 +132,7 @@ class Buffers:
 
     @property
     def largest_frame(self) -> int:
-        """The most bytes that the server takes as one frame."""
+        """The size in bytes of the largest frame that the server accepts."""
         return self._link.client.max_payload
 
     async def put(
@@ -144,11 +144,11 @@ class Buffers:
         room: WaitForRoom = WaitForRoom.NO,
         on_full: Callable[[], None] = lambda: None,
     ) -> Ack:
-        """Stores rows as one frame, on the link's loop; the same id again is stored once.
+        """Stores rows as one frame, on the link's loop; a repeated id is stored only once.
 
         ``PublishTimeout`` when there was no answer ``within`` that many seconds. When there is no
         room, ``BufferFull`` at once, unless ``room`` says how long to wait for it; ``on_full`` is
-        called each time that a wait without end finds none.
+        called each time that a wait without a deadline finds the buffer full.
         """
         return await publish(
             self._link.client,
@@ -162,12 +162,12 @@ class Buffers:
         )
 
     async def has_stored(self, msg_id: str) -> bool:
-        """Returns whether a frame with the id was stored lately, be it purged by now.
+        """Returns whether a frame with the id was stored lately, even if it is purged by now.
 
-        A server looks for copies first. Anything else it refuses, because there is no such rollup,
-        permitted or not: nothing is stored by asking. An expected last id or sequence would not do.
-        Sequences are compared before copies are looked for, and a stream with replicas that meets
-        an id it does not expect is left without a leader (tried with version 2.15).
+        A server checks for copies first. It refuses anything else, because the rollup is invalid,
+        permitted or not: the check stores nothing. An expected last id or sequence would not work.
+        Sequences are compared before copies are checked, and a stream with replicas loses its
+        leader over an id that it does not expect (tried with version 2.15).
         """
         question = {"Nats-Rollup": "nothing"}
         subject = self._subject(msg_id)
@@ -180,5 +180,5 @@ class Buffers:
         return True
 
     def _subject(self, msg_id: str) -> str:
-        # Copies are recognised by their stream, so the same id must go to the same one.
+        # Each stream recognises only its own copies, so the same id must go to the same stream.
         return self._subjects[zlib.crc32(msg_id.encode()) % len(self._subjects)]

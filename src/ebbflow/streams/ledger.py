@@ -1,15 +1,15 @@
-"""The ledger: the histories of messages that go back to the source they came from.
+"""The ledger: the histories of messages that were nacked to the source they came from.
 
-A message that waits in one of our streams carries its history with it. One that was nacked to its
-source does not, so it is written down here: how often it was delivered, how often it failed, why it
-was nacked. When the source gives it again the history is put back, and ``max_deliveries`` is exact
-whatever was killed in between. When its message ends an entry is void: the frame that held it is
-deleted, or a note says so as long as there is something else in it. What waits for long is moved
-up from time to time, so that the ledger is never much larger than what is in it.
+A message that waits in Ebbflow's own streams carries its history. A message that was nacked to its
+source does not, so its history is stored here: how often it was delivered, how often it failed, why
+it was nacked. When the source redelivers the message its history is restored, so ``max_deliveries``
+is exact whatever was killed in between. When the message ends, its entry is void: the frame with
+the entry is deleted, or, while the frame has other entries, a note says that it is void. Old
+entries are rewritten from time to time, so that the ledger is never much larger than its entries.
 
-A source may give a message to another partition than the one that nacked it. So each partition
-reads what all of them write, and is sure to have read it all when a message arrives. It deletes
-only what it wrote itself: for an entry of another one's it leaves a note there.
+A source may redeliver a message to another partition than the one that nacked it. So each partition
+reads the entries of all partitions, and has read all of them when a message arrives. It deletes
+only its own frames; to void another partition's entry it writes a note to that partition's subject.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from ebbflow.streams.names import Names
 
 FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
 _VOID = 0
-"""The deliveries of a message whose entry is void; no message has been given that often."""
+"""The ``deliveries`` that mark a note; real entries have at least one."""
 _MOST_FRAMES = 128
-"""Frames that a partition may have beyond those that its entries need."""
+"""The most frames of a partition beyond those that its entries need."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The deliveries and failures of a message so far, as they are to be when it is redelivered."""
+    """The deliveries and failures of a message, with the values for its next delivery."""
 
     deliveries: int
     failures: int
@@ -52,7 +52,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A history, and the frame that it is in."""
+    """A history, and the frame that contains it."""
 
     subject: str
     seq: int
@@ -82,17 +82,17 @@ class Ledger:
         self._retry = retry
         self._entries: dict[str, _Entry] = {}
         self._left: dict[int, int] = {}
-        """Sequence of a frame of ours → how many of its entries are the latest of their message."""
+        """Sequence of an own frame → how many of its entries are the latest for their message."""
         self._read_to = 0
 
     async def load(self) -> None:
-        """Reads what has been written down so far."""
+        """Reads the entries that are stored."""
         for message in await read_subject(self._link.client, self._stream, self._every_subject):
             self._enter(message.subject, message.seq, frames.decode(message.payload))
             self._read_to = message.seq
 
     def catch_up(self) -> None:
-        """Reads all that any partition has written before this call; not on the link's loop."""
+        """Reads all that any partition wrote before this call; not to be called on the loop."""
         if self._is_shared:
             self._link.run(self._follow())
 
@@ -106,14 +106,14 @@ class Ledger:
             frame = frames.decode(message.payload)
             if message.subject != self._subject or _is_note(frame):
                 self._enter(message.subject, message.seq, frame)
-            # Anything else was entered when it was written, here. To enter it again would bring
-            # back the entry of a message that has ended since.
+            # Own entries were entered when they were written. Entering them again would restore
+            # the entry of a message that has ended since.
             self._read_to = message.seq
 
     def histories(self, ids: pa.StringArray) -> dict[int, History]:
-        """Returns what messages have been through that were nacked, by their place among the ids.
+        """Returns the histories of messages that were nacked, by their index in ``ids``.
 
-        As a rule there is nothing in the ledger, and no id is looked at.
+        Usually the ledger is empty, and the ids are not read.
         """
         if not self._entries:
             return {}
@@ -121,7 +121,7 @@ class Ledger:
         return {row: entry.history for row, entry in entries if entry is not None}
 
     async def write(self, rows: pa.RecordBatch, tally: Tally) -> None:
-        """Writes down rows as they are to be redelivered; the server has confirmed it on return."""
+        """Stores the histories of rows to be redelivered; confirmed by the server on return."""
         facts = {name: rows.column(name) for name in ("id", *FACTS)}
         bare = frames.batch_of(facts | {"value": [b""] * rows.num_rows}, rows.num_rows)
         before = {row_id: self._entries.get(row_id) for row_id in rows.column("id").to_pylist()}
@@ -129,7 +129,7 @@ class Ledger:
             seq = await self._publish(self._subject, frame, tally)
             self._enter(self._subject, seq, frame)
         # The new entries first, then the notes about the old ones: a crash in between leaves two
-        # entries, of which the newer counts. The other way round it would leave none, and the
+        # entries, of which the newer counts. In the opposite order it would leave none, and the
         # message could be delivered more often than ``max_deliveries``.
         elsewhere = {
             row_id: entry
@@ -157,46 +157,46 @@ class Ledger:
             message_id = row.pop("id")
             if row["deliveries"] == _VOID:
                 self._void(message_id, subject, seq)
-            elif not self._knows_better(message_id, row["deliveries"], seq):
-                self._leave(message_id)
+            elif not self._has_newer(message_id, row["deliveries"], seq):
+                self._remove(message_id)
                 self._entries[message_id] = _Entry(subject, seq, History(**row))
                 if own:
                     self._left[seq] += 1
 
     def _void(self, message_id: str, subject: str, seq: int) -> None:
-        """Voids an entry: a note is about the entries next to it, those that came before."""
+        """Voids an entry: a note is about earlier entries on its own subject."""
         known = self._entries.get(message_id)
         if known is not None and known.subject == subject and known.seq < seq:
-            self._leave(message_id)
+            self._remove(message_id)
 
-    def _knows_better(self, message_id: str, deliveries: int, seq: int) -> bool:
-        """``True`` if there is a newer entry already; one that was moved up is not newer."""
+    def _has_newer(self, message_id: str, deliveries: int, seq: int) -> bool:
+        """``True`` if there is a newer entry already; rewriting does not make an entry newer."""
         known = self._entries.get(message_id)
         return known is not None and (known.history.deliveries, known.seq) > (deliveries, seq)
 
-    def _leave(self, message_id: str) -> _Entry | None:
+    def _remove(self, message_id: str) -> _Entry | None:
         entry = self._entries.pop(message_id, None)
         if entry is not None and entry.subject == self._subject:
             self._left[entry.seq] -= 1
         return entry
 
     async def end(self, ids: pa.StringArray, tally: Tally) -> None:
-        """Forgets messages that have ended for good, and has the server forget them."""
+        """Removes the entries of messages that have ended for good, here and on the server."""
         if not (self._entries or self._left):
             return
-        ended = {row_id: entry for row_id in ids.to_pylist() if (entry := self._leave(row_id))}
+        ended = {row_id: entry for row_id in ids.to_pylist() if (entry := self._remove(row_id))}
         await self._purge()
-        there = {
+        still_stored = {
             ended_id: entry
             for ended_id, entry in ended.items()
             if entry.subject != self._subject or entry.seq in self._left
         }
-        await self._note(there, tally)
+        await self._note(still_stored, tally)
         if len(self._left) > _MOST_FRAMES + 4 * sum(self._left.values()) // frames.MAX_ROWS:
-            await self._move_up(tally)
+            await self._compact(tally)
 
     async def _note(self, void: Mapping[str, _Entry], tally: Tally) -> None:
-        """Says next to entries that are still on the server that they are void."""
+        """Writes notes that void entries which are still on the server, to the same subjects."""
         by_subject: dict[str, list[str]] = {}
         for message_id, entry in void.items():
             by_subject.setdefault(entry.subject, []).append(message_id)
@@ -206,8 +206,8 @@ class Ledger:
                 self._left[seq] = 0
 
     async def _purge(self) -> None:
-        """Has the server delete our oldest frames, as far as there is nothing in them."""
-        # Only up to the first frame that still holds something: purging is by sequence.
+        """Makes the server delete this partition's oldest frames that have no entries left."""
+        # Only up to the first frame that still has an entry: purging is by sequence.
         done = list(takewhile(lambda seq: not self._left[seq], sorted(self._left)))
         for seq in done:
             del self._left[seq]
@@ -215,12 +215,12 @@ class Ledger:
             with contextlib.suppress(
                 TimeoutError, JetStreamUnavailable, api.ApiError, nats.errors.Error
             ):
-                # What fails is covered by the next purge.
+                # A purge that fails is covered by the next one.
                 await api.purge_subject(self._link.client, self._stream, self._subject, done[-1])
 
-    async def _move_up(self, tally: Tally) -> None:
-        """Writes what the older half of our frames holds again, so that they can be deleted."""
-        # First what others have noted: an entry that is void would be written as if it were not.
+    async def _compact(self, tally: Tally) -> None:
+        """Rewrites the entries in the older half of the own frames, which are then deleted."""
+        # The notes of other partitions first: otherwise a void entry would become valid again.
         await self._follow()
         last = sorted(self._left)[len(self._left) // 2]
         moved = {

@@ -1,8 +1,8 @@
 """The logs of a pipeline: what user code has printed and logged, with its vertex and the time.
 
-Tasks publish entries without waiting for a confirmation: a log that gets lost costs no one a
-message. The stream keeps the newest of each vertex, for those who look later or elsewhere. The
-messages of ``log`` sinks are told in the same form, but are not kept: they are in the pipeline.
+Tasks publish entries without waiting for a confirmation: losing a log does not lose a message. The
+stream keeps the newest entries of each vertex, to be read later or from elsewhere. The messages of
+``log`` sinks are published in the same form, but not kept here: they are in the pipeline.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FACTS = "Ebb-Log"
 class LogEntry:
     """A text of one or more lines, and where and when it was printed or logged.
 
-    ``trace`` has the ids of the trace and the span of the message that user code worked on, if
-    that is traced.
+    ``trace`` has the ids of the trace and the span of the message that user code processed, if the
+    message is traced.
     """
 
     at: datetime
@@ -55,7 +55,7 @@ class LogEntry:
         return cls(datetime.fromisoformat(at), vertex, partition, printed, ids)
 
     def with_vertex(self) -> str:
-        """Returns the text with the vertex in front of each line, as a ``log`` sink writes it."""
+        """Returns the text with the vertex before each line, as a ``log`` sink writes it."""
         return "\n".join(f"({self.vertex}) {line}" for line in self.printed.text.split("\n"))
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,27 +75,27 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Entries, oldest first, and the sequence in the stream behind which newer ones come."""
+    """Entries, oldest first, and the sequence in the stream after which newer ones follow."""
 
     entries: tuple[LogEntry, ...]
     last: int
 
 
 async def read_logs(client: SecuredClient, names: Names, vertex: str, most: int) -> LogPage:
-    """Returns the newest entries of a vertex, at most that many; none if it has printed nothing."""
+    """Returns the newest entries of a vertex, at most ``most``; none if it has printed nothing."""
     subject = names.log_subject(vertex)
     try:
-        there = await take_snapshot(client, names.logs)
+        snapshot = await take_snapshot(client, names.logs)
     except api.ApiError as error:
         if error.code == api.NOT_FOUND:
             return LogPage((), 0)
         raise
     entries: list[LogEntry] = []
-    start = there.first
-    while page := await read_page(client, names.logs, subject, start, there):
+    start = snapshot.first
+    while page := await read_page(client, names.logs, subject, start, snapshot):
         entries += [LogEntry.read(message.headers, message.payload) for message in page]
         start = page[-1].seq + 1
-    return LogPage(tuple(entries[-most:]), there.last)
+    return LogPage(tuple(entries[-most:]), snapshot.last)
 
 
 async def follow_logs(
@@ -106,7 +106,7 @@ async def follow_logs(
     take: Callable[[Sequence[LogEntry]], None],
     fail: Callable[[EbbflowError], None],
 ) -> Follower:
-    """Hands on the entries of a vertex after a sequence, as they come; see ``follow``."""
+    """Delivers the entries of a vertex after a sequence, as they arrive; see ``follow``."""
     subject = names.log_subject(vertex)
     return await follow(
         client, names.logs, subject, after, decode=_read_entries, take=take, fail=fail

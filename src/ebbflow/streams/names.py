@@ -1,8 +1,8 @@
 """The names of the streams, subjects and buckets of a pipeline, and which of them a vertex has.
 
 Pipeline and vertex names are DNS labels, which have no ``_`` and no ``.``, so names built with
-these cannot run into each other. No other module knows how a name is made up: ``parse_stream`` is
-the way back. ``VertexStreams`` says which streams a vertex has.
+these cannot collide. No other module knows how a name is composed; ``parse_stream`` is the inverse.
+``VertexStreams`` says which streams a vertex has.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 PREFIX = "ebb_"
-"""How the names of all streams of pipelines begin."""
+"""The prefix of the names of all streams of pipelines."""
 
 REDELIVERY, DEAD_LETTERS, AUDIT = "redelivery", "deadletters", "audit"
-"""Kinds of streams, as their names end."""
+"""Kinds of streams; their names end with these."""
 
 _STREAM = re.compile(rf"{PREFIX}([^_]+)_(?:([^_]+)_(\d+)(?:_({REDELIVERY}))?|([^_]+))")
 
 
 class StreamName(NamedTuple):
-    """What the name of a stream says. A stream of the whole pipeline is of no vertex."""
+    """The parts of a stream's name. A stream of the whole pipeline has no vertex."""
 
     pipeline: str
     kind: str
@@ -31,7 +31,7 @@ class StreamName(NamedTuple):
 
 
 def parse_stream(stream: str) -> StreamName | None:
-    """Returns what the name of a stream says; ``None`` for one that is of no pipeline."""
+    """Returns the parts of a stream's name; ``None`` if it does not belong to a pipeline."""
     match = _STREAM.fullmatch(stream)
     if match is None:
         return None
@@ -42,13 +42,13 @@ def parse_stream(stream: str) -> StreamName | None:
 
 
 def list_pipelines(streams: Iterable[str], kind: str = DEAD_LETTERS) -> list[str]:
-    """Returns the pipelines that have a stream of a kind; all have one of dead letters."""
+    """Returns the pipelines that have a stream of a kind; all have a dead-letter stream."""
     parsed = filter(None, map(parse_stream, streams))
     return sorted({stream.pipeline for stream in parsed if stream.kind == kind})
 
 
 def bucket_stream(bucket: str) -> str:
-    """Returns the stream that is behind a key-value bucket, as any NATS tool names it."""
+    """Returns the stream behind a key-value bucket, as all NATS tools name it."""
     return f"KV_{bucket}"
 
 
@@ -60,11 +60,11 @@ class Names:
 
     @property
     def prefix(self) -> str:
-        """How the names of all its streams and buckets begin."""
+        """The prefix of the names of all its streams and buckets."""
         return f"{PREFIX}{self.pipeline}_"
 
     def buffer(self, vertex: str, partition: int) -> str:
-        """The stream that holds the frames a partition reads."""
+        """The stream with the frames that a partition reads."""
         return f"{self.prefix}{vertex}_{partition}"
 
     def buffer_subject(self, vertex: str, partition: int) -> str:
@@ -72,11 +72,11 @@ class Names:
         return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.in"
 
     def redelivery(self, vertex: str, partition: int) -> str:
-        """The stream that holds what a partition is to get again."""
+        """The stream with the redeliveries of a partition."""
         return f"{self.prefix}{vertex}_{partition}_{REDELIVERY}"
 
     def partitions_in(self, streams: Iterable[str]) -> set[tuple[str, int]]:
-        """Returns the vertices and partitions that these streams are of; each has redeliveries."""
+        """Returns the vertices and partitions of these streams; each has a redelivery stream."""
         parsed = filter(None, map(parse_stream, streams))
         own = (stream for stream in parsed if stream.pipeline == self.pipeline)
         return {(each.vertex, each.partition) for each in own if each.kind == REDELIVERY}
@@ -86,13 +86,13 @@ class Names:
         return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.due"
 
     def later_subject(self, vertex: str, partition: int | str, name: str = ">") -> str:
-        """The subject where a redelivery waits: one of its own, or it would replace another."""
+        """The subject where a redelivery is parked: a unique one, or it would replace another."""
         return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.later.{name}"
 
     def replayed_subject(self, vertex: str, partition: int | str) -> str:
         """The subject where a replay of dead letters marks what it has sent to a partition.
 
-        It is in the redelivery stream, so that a mark is stored together with what it is about.
+        It is in the redelivery stream, so that a mark is stored together with its frames.
         """
         return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.replayed"
 
@@ -107,20 +107,20 @@ class Names:
 
     @property
     def ledger(self) -> str:
-        """The stream of what is known about messages that went back to their source."""
+        """The stream of the histories of messages that were nacked to their source."""
         return f"{self.prefix}returned"
 
     def ledger_subject(self, vertex: str = "*", partition: int | str = "*") -> str:
-        """The subject where a partition writes down what it has returned."""
+        """The subject where a partition stores the histories of messages it has returned."""
         return f"ebb.{self.pipeline}.returned.{vertex}.{partition}"
 
     @property
     def seen(self) -> str:
-        """The stream of ids that sources were given lately, to know copies of them."""
+        """The stream of ids that sources received lately, to recognise copies."""
         return f"{self.prefix}seen"
 
     def seen_subject(self, vertex: str = "*") -> str:
-        """The subject where a source writes down ids."""
+        """The subject where a source stores ids."""
         return f"ebb.{self.pipeline}.seen.{vertex}"
 
     @property
@@ -129,7 +129,7 @@ class Names:
         return f"{self.prefix}trail"
 
     def trail_subject(self, vertex: str = "*") -> str:
-        """The subject where a vertex tells the outcomes of its messages."""
+        """The subject where a vertex publishes the outcomes of its messages."""
         return f"ebb.{self.pipeline}.trail.{vertex}"
 
     @property
@@ -138,12 +138,12 @@ class Names:
         return f"{self.prefix}{AUDIT}"
 
     def audit_subject(self, vertex: str = "*", partition: int | str = "*") -> str:
-        """The subject where a partition tells the outcomes of its messages, for the table."""
+        """The subject where a partition publishes the outcomes of its messages, for the table."""
         return f"ebb.{self.pipeline}.audit.{vertex}.{partition}"
 
     @property
     def audit_key(self) -> str:
-        """The key, next to the positions, of how far the table is written; no vertex has it."""
+        """The key of how far the table is written: next to the positions, whose keys have a dot."""
         return "audit"
 
     @property
@@ -152,12 +152,12 @@ class Names:
         return f"{self.prefix}logs"
 
     def log_subject(self, vertex: str = "*") -> str:
-        """The subject where the tasks of a vertex tell what user code prints."""
+        """The subject where the tasks of a vertex publish what user code prints."""
         return f"ebb.{self.pipeline}.log.{vertex}"
 
     @property
     def status(self) -> str:
-        """The stream of the pipeline's state: the latest, and samples of the last hour."""
+        """The stream of the pipeline's state: the latest one, and samples of the last hour."""
         return f"{self.prefix}status"
 
     def status_subject(self, kind: str = ">") -> str:
@@ -179,7 +179,7 @@ class Names:
         return f"{vertex}.{partition}"
 
     def record_subject(self, key: str) -> str:
-        """The subject of what is stored under a key of the bucket of positions."""
+        """The subject of a key of the bucket of positions."""
         return f"$KV.{self.positions}.{key}"
 
     @property
@@ -199,40 +199,39 @@ class Names:
 
     @property
     def inbox(self) -> str:
-        """The first name of all subjects where the pipeline's own requests are answered.
+        """The first token of all subjects where the pipeline's own requests are answered.
 
-        No other pipeline has it, so that a login can be kept from reading others' answers.
+        It is unique to the pipeline, so that a login cannot read the answers of other pipelines.
         """
         return f"_INBOX_ebb_{self.pipeline}"
 
     @property
     def control_subject(self) -> str:
-        """The subject where tasks hear that they are to end. Not stored."""
+        """The subject where tasks are asked to end. Not stored."""
         return f"ebb.{self.pipeline}.control"
 
     @property
     def run_subject(self) -> str:
-        """The subject where a run answers that it is there. Not stored."""
+        """The subject where a run answers that it exists. Not stored."""
         return f"ebb.{self.pipeline}.run"
 
     def tap_subject(self, tap: str = "*") -> str:
-        """The subject where tasks show what passes to whoever taps. Not stored."""
+        """The subject where tasks publish messages for a tap. Not stored."""
         return f"ebb.{self.pipeline}.tap.{tap}"
 
     def event_subject(self, kind: str = "*") -> str:
-        """The subject where tasks tell the driver what people may want to see. Not stored."""
+        """The subject where tasks report to the driver what people may want to see. Not stored."""
         return f"ebb.{self.pipeline}.event.{kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class VertexStreams:
-    """A vertex as its streams show it.
+    """All facts about a vertex that determine its streams.
 
-    ``has_buffer`` if it reads one, of at most ``max_frames`` frames; ``returns`` if its source may
-    be given nacked messages back; ``remembers`` if its source writes down the ids that it was
-    given; ``batched`` if the driver plans what it reads, instead of a task that follows its
-    streams; ``serves`` if its source answers requests, for which all vertices of the pipeline
-    publish a trail.
+    ``has_buffer`` if it reads one, of at most ``max_frames`` frames; ``returns`` if messages may be
+    nacked to its source; ``remembers`` if its source stores the ids that it received; ``batched``
+    if the driver plans what it reads, instead of a task that follows its streams; ``serves`` if its
+    source answers requests, for which all vertices of the pipeline publish a trail.
     """
 
     vertex: str
@@ -245,7 +244,7 @@ class VertexStreams:
     max_frames: int = field(default=0, compare=False)
 
     def for_messages(self, names: Names) -> Iterator[str]:
-        """Returns the streams that hold messages in flight, of all partitions."""
+        """Yields the streams with messages in flight, of all partitions."""
         for partition in range(self.partitions):
             if self.has_buffer:
                 yield names.buffer(self.vertex, partition)

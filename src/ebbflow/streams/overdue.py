@@ -1,9 +1,9 @@
-"""Parked redeliveries that the server does not move although their time is over.
+"""Parked redeliveries that the server does not move although they are due.
 
-A server that was killed may have frames again that it had moved and deleted, and not know that they
-are scheduled: they would be parked for ever, and a pipeline with one of them never drains. So each
-task looks for them when it starts. A frame that is not awaited was read before, and is deleted. Any
-other is moved as the server should have done it.
+After a kill a server may have restored frames that it had already moved and deleted, without their
+schedules: they would stay parked forever, and the pipeline would never drain. So each task looks
+for such frames when it starts. A frame that is not awaited was read before, and is deleted. Any
+other frame is moved in place of the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ebbflow.nats.stored import read_after
 from ebbflow.streams.names import Names
 
 PATIENCE = 60.0
-"""Seconds that a server may be late. It is, when it has just been started and has many to move."""
+"""Seconds that a server may be late, as one that was just started and has many frames to move."""
 
 _MOST = 2_000
 _SCHEDULE, _AT = "Nats-Schedule", "@at "
@@ -31,9 +31,9 @@ _OF_THE_SERVER = (_SCHEDULE, "Nats-Rollup", "Nats-Msg-Size", MSG_ID)
 
 @dataclass(frozen=True, slots=True)
 class RedeliveryPlace:
-    """The redeliveries of one partition, as its task has them when it starts.
+    """The redeliveries of one partition when its task starts.
 
-    ``chunks`` is how many chunks are done, and ``known`` what is awaited then.
+    ``chunks`` is how many chunks are done by then, and ``known`` has the awaited frames.
     """
 
     names: Names
@@ -51,7 +51,7 @@ class RedeliveryPlace:
 async def clear_overdue(
     client: SecuredClient, place: RedeliveryPlace, now: float
 ) -> tuple[int, int]:
-    """Deletes overdue frames that were read, and moves the others; returns how many of each."""
+    """Deletes overdue frames that were read, and moves the rest; returns how many of each."""
     deleted = moved = 0
     overdue = [one async for one in _list_overdue(client, place, now - PATIENCE)]
     for seq, headers, subject in overdue:
@@ -60,7 +60,7 @@ async def clear_overdue(
         else:
             await _move(client, place, seq, subject)
             moved += 1
-        # After the copy is stored: a crash in between leaves both, and only one is awaited.
+        # After the copy is stored: a crash in between leaves both frames, and only one is awaited.
         await api.purge_subject(client, place.stream, subject, seq)
     return deleted, moved
 
@@ -68,7 +68,7 @@ async def clear_overdue(
 async def _list_overdue(
     client: SecuredClient, place: RedeliveryPlace, before: float
 ) -> AsyncIterator[tuple[int, dict[str, str], str]]:
-    """Yields the parked frames that were due before a time, among the first ones of the stream."""
+    """Yields the frames that were due before a time, among the first messages of the stream."""
     seen = 0
     async with aclosing(read_after(client, place.stream, "", 0, headers_only=True)) as batches:
         async for batch in batches:
@@ -89,17 +89,17 @@ def _due_of(headers: dict[str, str]) -> float:
 
 
 def _was_read(place: RedeliveryPlace, headers: dict[str, str], subject: str) -> bool:
-    """Whether it is certain that the frame was read, or that no one waits for it."""
+    """Returns whether it is certain that the frame was read or is not awaited."""
     stamp = Stamp.of_redelivery(subject, 0, headers.get(REDELIVERED_BY))
     assert stamp is not None
-    # Not of later chunks: a task that has replaced this one may have sent those.
+    # Never true for later chunks: a task that has replaced this one may have sent their frames.
     return stamp.begins[0] <= place.chunks and is_copy(place.known, stamp)
 
 
 async def _move(client: SecuredClient, place: RedeliveryPlace, seq: int, subject: str) -> None:
     async with aclosing(read_after(client, place.stream, "", seq - 1)) as batches:
         async for batch in batches:
-            if batch.seqs[0] == seq:  # or else it is gone: the server has moved it after all
+            if batch.seqs[0] == seq:  # otherwise the server has moved it after all
                 headers = batch.parcel.headers(0) or {}
                 await _publish_due(client, place, headers, batch.parcel.payload(0), subject)
             return
@@ -114,5 +114,5 @@ async def _publish_due(
 ) -> None:
     kept = {name: value for name, value in headers.items() if not name.startswith(_OF_THE_SERVER)}
     due = place.names.due_subject(place.vertex, place.partition)
-    # The id is for the attempts of this call. What the frame is known by is where it was.
+    # The id only deduplicates the attempts of this call. Readers recognise the frame by PARKED_ON.
     await publish(client, due, payload, kept | {PARKED_ON: subject}, msg_id=subject)

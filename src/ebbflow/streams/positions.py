@@ -1,19 +1,19 @@
-"""What is kept in the bucket of a pipeline: the positions of its partitions, and what is paused.
+"""The records in the bucket of a pipeline: the positions of its partitions, and what is paused.
 
 A task claims its partition and from then on replaces only its own record. A write that finds
 another revision means that another task has claimed the partition: ``Fenced``. The record names its
-owner, so a task knows its own write again.
+owner, so a task recognises its own write.
 
 Pauses are one record next to the positions: the whole pipeline, or some of its vertices. The record
 outlasts epochs, restarts and runs. A vertex that is resumed by its name while the whole pipeline is
-paused continues alone. Two people who pause at once both have their way: whose
-write finds another revision reads the record again and changes that.
+paused continues alone. If two people pause at the same time, both take effect: the write that finds
+another revision reads the record again and applies its change to that.
 
 A ``Record`` is one key of a bucket that several processes may write, replaced by compare-and-set.
-Every write names the revision that it replaces, so of two writers who have read the same revision
-only one succeeds, and the other learns of it. A write that was sent again after silence may find
-its own first copy. An equal record is taken for one's own, so whoever must tell two writers apart
-names the writer in the record.
+Every write names the revision that it replaces, so of two writers that have read the same revision
+only one succeeds, and the other finds out. A write that is sent again after a missing answer may
+find its own first copy. A record with the same content is taken for that copy, so callers that must
+distinguish writers put the writer's name into the record.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from ebbflow.nats.stored import read_last, read_one
 from ebbflow.streams.names import Names, bucket_stream
 from ebbflow.streams.provision import explain_missing
 
-# For records that people or the driver write: gives up when NATS is silent for long.
+# For records that people or the driver write: gives up when NATS does not answer for long.
 _PATIENT = PublishRetry(attempts=-1, ack_wait=20)
 _OTHER_REVISION = 10071
-# On a cluster: a write of this subject, perhaps the first copy of this one, is being stored.
+# On a cluster: another write to this subject, perhaps this one's first copy, is being stored.
 _IN_PROCESS = 10164
 
 
 class Record:
     """The record under one key, as this writer last saw it. Used on the client's loop.
 
-    ``revision`` is that of the record that was read or written last; 0 if there was none.
+    ``revision`` is the revision that was read or written last; 0 if there was no record.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Record:
         self._tally = tally
 
     async def read(self) -> bytes | None:
-        """Returns what is stored; ``None`` if nothing is. ``ApiError`` if there is no bucket."""
+        """Returns the stored record; ``None`` if there is none. ``ApiError`` without a bucket."""
         # From the leader, not by direct get: a follower may lag behind the last write.
         stored = await read_one(self._client, self._stream, last_by_subj=self._subject)
         if stored is None:
@@ -74,19 +74,19 @@ class Record:
         return stored.payload
 
     async def replace(self, payload: bytes) -> bool:
-        """Stores the payload in place of ``revision``; ``False`` if another has been stored since.
+        """Stores the payload in place of ``revision``; ``False`` if there is a newer revision.
 
-        ``revision`` is then that of the other one.
+        ``revision`` is then the newer one.
         """
         while (is_stored := await self._try_replace(payload)) is None:
             await asyncio.sleep(self._retry.wait)
         return is_stored
 
     async def update(self, change: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Replaces the record by what ``change`` makes of it, and returns it as it is stored.
+        """Replaces the record with the result of ``change``, and returns the stored record.
 
-        ``change`` gets the record again whenever someone else was faster. It returns ``None`` to
-        leave the record as it is.
+        ``change`` is called again whenever another writer was faster. It returns ``None`` to leave
+        the record as it is.
         """
         while True:
             before = await self.read()
@@ -111,8 +111,9 @@ class Record:
         except PermanentPublishError as error:
             if error.code not in (_OTHER_REVISION, _IN_PROCESS):
                 raise
-            # It may have been sent twice and this answer be about the second copy. To take our own
-            # for someone else's would end a healthy task; the other way round two would write.
+            # It may have been sent twice, and this answer may be about the second copy. Taking its
+            # own write for another writer's would end a healthy task; the opposite mistake would
+            # let two tasks write.
             if await self.read() == payload:
                 return True
             return None if error.code == _IN_PROCESS and self.revision == replaced else False
@@ -137,20 +138,20 @@ class PositionStore:
         self._owner = (vertex, partition)
 
     async def claim(self, run: str = "") -> Position:
-        """Takes the partition over; the task that had it can write no more.
+        """Takes the partition over; its previous task can no longer write.
 
-        The owner's name begins with that of the run.
+        The owner's name begins with the run's name.
         """
         stored = await self._record.read()
         before = Position(secrets.token_hex(6)) if stored is None else Position.from_json(stored)
         position = before.claimed(f"{run}{secrets.token_hex(6)}", run)
-        # Written before anything is read: from here on the writes of the last owner find another
-        # revision than they name, so two tasks never record the same partition.
+        # Written before anything is read: from now on the previous owner's writes name an outdated
+        # revision and fail, so two tasks never record the same partition.
         await self.write(position)
         return position
 
     async def write(self, position: Position) -> None:
-        """Replaces the record; ``Fenced`` when someone else has replaced it before."""
+        """Replaces the record; ``Fenced`` when another task has replaced it before."""
         if not await self._record.replace(position.to_json()):
             raise Fenced(*self._owner)
 
@@ -170,9 +171,9 @@ async def read_positions(client: SecuredClient, names: Names) -> dict[tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """What is paused, and since when. ``revision`` is that of the record; a higher one is newer.
+    """What is paused, and since when. ``revision`` is the record's; a higher one is newer.
 
-    ``everything`` is set while the whole pipeline is paused, but for the vertices in ``released``.
+    ``everything`` is set while the whole pipeline is paused, except the vertices in ``released``.
     """
 
     everything: datetime | None = None
@@ -186,7 +187,7 @@ class Pauses:
         return self.vertices.get(vertex, whole)
 
     def pausing(self, vertex: str | None, at: datetime) -> Pauses:
-        """Returns the record with a vertex, or with all, paused; what was paused keeps its time."""
+        """Returns the record with a vertex, or all, paused; paused ones keep their time."""
         if vertex is None:
             return replace(self, everything=self.everything or at, released=frozenset())
         if self.since(vertex) is not None:
@@ -202,12 +203,12 @@ class Pauses:
         return replace(self, vertices=vertices, released=released)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the record as it is stored and sent."""
+        """Returns the record in its stored form."""
         return records.to_plain(self)
 
     @classmethod
     def from_json(cls, raw: bytes | str, revision: int) -> Pauses:
-        """Returns the record from what was stored."""
+        """Returns the record from its stored form."""
         return replace(records.from_json(cls, raw), revision=revision)
 
 
@@ -221,7 +222,7 @@ async def read_pauses(client: SecuredClient, names: Names) -> Pauses:
 async def change_pauses(
     client: SecuredClient, names: Names, change: Callable[[Pauses], Pauses]
 ) -> Pauses:
-    """Changes what is paused, and returns it as it is stored."""
+    """Changes what is paused, and returns the stored record."""
     record = _record_of_pauses(client, names)
 
     def change_stored(stored: bytes | None) -> bytes | None:

@@ -1,10 +1,10 @@
-"""What has to be there before a pipeline runs: its streams, and the permissions of its login.
+"""The prerequisites of a pipeline: its streams, and the permissions of its login.
 
-``ensure`` creates a stream or changes one that exists; what cannot be done is an error that says
-what to do instead. ``explain_missing`` says which pipelines have run where one has not.
+``ensure`` creates a stream or changes an existing one; when it cannot, the error says what to do
+instead. ``explain_missing`` raises for a pipeline that has not run, and names those that have.
 
 ``derive_permissions`` lists what a login needs, and no more. Every stream and subject is named in
-full: a wildcard stands only for what is made up while the pipeline runs, and never reaches into
+full: a wildcard covers only names that are generated while the pipeline runs, and never those of
 another pipeline.
 """
 
@@ -32,15 +32,15 @@ _NO_CLUSTER = 10074
 _NO_ROOM = 10047
 _PAUSE = 0.1
 _JOINING = 10.0
-# The last one is for streams that are the pipeline's own: one that it may share stays.
+# The last call is only for the pipeline's own streams: one that it may share is not deleted.
 _MAKES = ("STREAM.CREATE.{}", "STREAM.UPDATE.{}", "STREAM.INFO.{}", "STREAM.DELETE.{}")
 
 Groups = dict[str, list[str]]
-"""Subjects under what they are for."""
+"""Subjects, grouped by their purpose."""
 
 
 async def ensure(client: Client, config: dict[str, Any]) -> None:
-    """Creates the stream, or brings an existing one to this configuration."""
+    """Creates the stream, or updates an existing one to this configuration."""
     name = config["name"]
     try:
         await _place(client, f"STREAM.CREATE.{name}", config)
@@ -59,7 +59,7 @@ async def ensure(client: Client, config: dict[str, Any]) -> None:
 
 
 async def _place(client: Client, call: str, config: dict[str, Any]) -> None:
-    """Makes a call that needs servers to put a stream on; new ones are known a bit later."""
+    """Makes a call that places a stream; waits a while for new servers to join the cluster."""
     deadline = time.monotonic() + _JOINING
     while True:
         try:
@@ -76,7 +76,7 @@ def _explain(config: dict[str, Any], error: ApiError) -> SetupError:
     lower = "or set interStepBuffer.replicas to 1"
     if error.code == _NO_CLUSTER:
         return SetupError(
-            f"Stream {name} is to be kept by {replicas} servers, but NATS is a single one.",
+            f"Stream {name} needs {replicas} servers, but NATS is a single one.",
             f"Use a cluster of at least {replicas}, {lower}.",
         )
     if error.code == _NO_PEERS:
@@ -94,7 +94,7 @@ def _explain(config: dict[str, Any], error: ApiError) -> SetupError:
 
 @asynccontextmanager
 async def explain_missing(client: Client, pipeline: str) -> AsyncIterator[None]:
-    """Raises ``SetupError`` where JetStream has no such stream, as no such pipeline has run."""
+    """Raises ``SetupError`` if a stream does not exist because the pipeline has not run."""
     try:
         yield
     except ApiError as error:
@@ -104,7 +104,7 @@ async def explain_missing(client: Client, pipeline: str) -> AsyncIterator[None]:
 
 
 async def find_unknown(client: Client, pipeline: str) -> SetupError:
-    """Returns the error about a pipeline that has not run here, with those that have."""
+    """Returns the error about a pipeline that has not run here; it names those that have."""
     return explain_unknown(pipeline, await api.list_streams(client, PREFIX))
 
 
@@ -118,13 +118,13 @@ def explain_unknown(pipeline: str, existing: Iterable[str]) -> SetupError:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """The subjects that a login may publish and subscribe to, grouped by what they are for."""
+    """The subjects that a login may publish and subscribe to, grouped by purpose."""
 
     publish: Groups
     subscribe: Groups
 
     def to_config(self) -> str:
-        """Returns them as a server's configuration has them in the block of a user."""
+        """Returns them in the form of a user's block in the server's configuration."""
         lists = {"publish": self.publish, "subscribe": self.subscribe}
         inner = (line for name, groups in lists.items() for line in _list_allowed(name, groups))
         return "\n".join(["permissions: {", *inner, "}"])
@@ -135,7 +135,7 @@ def _list_allowed(name: str, groups: Groups) -> Iterator[str]:
     yield "    allow: ["
     for purpose, subjects in groups.items():
         yield f"      # {purpose}"
-        # A JSON string is one of the server's configuration language as well.
+        # JSON strings are valid in the server's configuration language.
         yield from (f"      {json.dumps(subject)}" for subject in subjects)
     yield "    ]"
     yield "  }"
@@ -147,7 +147,7 @@ def derive_permissions(
     bucket: str | None = None,
     audit: bool = False,
 ) -> Permissions:
-    """The permissions to run a pipeline, to start it over, and for its dead letters.
+    """Returns the permissions to run a pipeline, to start it over and to manage its dead letters.
 
     ``bucket`` is where its answers go; ``audit`` if it keeps an audit table.
     """
@@ -179,7 +179,7 @@ def derive_permissions(
 def _list_granted(
     kind: StreamKind, pipeline: PipelineStreams
 ) -> Iterator[tuple[Purpose, Sequence[str]]]:
-    """Yields the subjects that a pipeline publishes to because of a kind of stream."""
+    """Yields the subjects that a pipeline publishes to for a kind of stream."""
     streams = [*kind.kept(pipeline)]
     if not streams:
         return

@@ -2,20 +2,20 @@
 
 ``NatsJournal`` is the record of one partition, and everything that its task publishes. A chunk
 counts as done only when ``publish_settlement`` has returned. Until then its position is not
-written, and whoever takes the partition over publishes the same messages under the same ids.
+written, and the task that takes the partition over publishes the same messages with the same ids.
 
-The server forgets ids: for two minutes it drops copies by itself. After that a replay would write
-dead letters and redeliveries twice, and these have no reader that knows copies: people read the
-one, and the other come in the order in which they are due. So whoever replays looks first, with
-``without_stored``. Everything that the first attempt has stored is still there then, since only the
-task that replays reads its redeliveries. Nothing is looked up for a chunk that is settled for the
-first time, as long as the server answers.
+The server drops copies by itself, but only for two minutes: then it forgets ids. After that a
+replay would store dead letters and redeliveries twice, and these have no reader that recognises
+copies: dead letters are read by people, and redeliveries in the order in which they are due. So a
+replay looks up first what is stored, with ``without_stored``. Everything that the first attempt has
+stored is still there, since only the replaying task reads its redeliveries. For a chunk that is
+settled for the first time nothing is looked up, as long as the server answers.
 
-What got no answer is looked up before it is sent again, for the same reason: a server that was
-killed knows no id of a redelivery that it has moved meanwhile. See ``_Copies``.
+A publication without an answer is looked up before it is sent again, for the same reason: a server
+that was killed does not know the id of a redelivery that it has moved meanwhile. See ``_Copies``.
 
-What the server refuses for good because of a message is divided until that message is alone
-(``engine.refused``). Any other refusal is an error: no message is to blame for it.
+A publication that the server refuses for good because of a message is divided until that message is
+alone (``engine.refused``). Any other refusal is an error: no message is to blame for it.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from ebbflow.streams.positions import PositionStore
 T = TypeVar("T")
 
 IN_FLIGHT = 256
-# By any of these a redelivery that is stored is found.
+# The headers that identify a stored redelivery.
 _MARKS = (MSG_ID, MOVED_FROM, PARKED_ON)
 FROM_THE_START = Mark()
-# Nothing deletes letters but people, so a server knows their ids for all of its window, restarted
-# or not. To look for them means to read all letters of the vertex.
-_LETTERS_ARE_KNOWN = DUPLICATE_WINDOW / 2
-# Stages with a message for each row of the chunk; in no order, and nothing of them is given up.
+# Only people delete dead letters, so a server knows their ids for its whole window, even after a
+# restart. Looking for them means reading all dead letters of the vertex.
+_DEAD_LETTERS_ARE_KNOWN = DUPLICATE_WINDOW / 2
+# Stages with a message for each row of the chunk, in any order; none of them may be discarded.
 _A_MESSAGE_EACH = frozenset({Stage.DEAD_LETTER, Stage.ANSWER})
 _REFUSALS = (PermanentPublishError, MessageTooLarge)
 
@@ -81,18 +81,19 @@ async def publish_settlement(
     tally: Tally | None = None,
     done: Mark = FROM_THE_START,
 ) -> list[Publication]:
-    """Publishes all of a settlement; returns what is not stored.
+    """Publishes all of a settlement; returns the publications that are not stored.
 
-    These are outputs that a full buffer did not take, and what the server refuses because of a
-    message. If there is any, what observers publish of the chunk is left out, for it is not true.
-    It returns when everything else is confirmed, and raises the first error that no wait mends.
-    ``done`` is how far the redeliveries are read and recorded; nothing behind it is deleted.
+    These are outputs that a full buffer did not take, and publications that the server refuses
+    because of a message. If there are any, the publications of observers are left out, because they
+    would not be true. Returns when everything else is confirmed; raises the first error that
+    waiting cannot fix. ``done`` is how far the redeliveries are read and recorded; later ones are
+    not deleted.
     """
     copies = _Copies(client, names, settlement, done)
     publisher = _StagePublisher(client, names, retry, tally, copies)
     for stage in settlement.stages():
-        # A stage begins when the one before it is confirmed. The order of stages is what a crash in
-        # between may not turn around: see ``Stage``.
+        # A stage begins when the previous one is confirmed, so a crash cannot change the order of
+        # stages: see ``Stage``.
         if stage[0].stage in LATE and publisher.unstored:
             break
         await publisher.publish_stage(stage)
@@ -100,7 +101,7 @@ async def publish_settlement(
 
 
 class _StagePublisher:
-    """The publications of one settlement, and what is not stored of them."""
+    """Publishes the stages of one settlement, and collects what is not stored."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class _StagePublisher:
         except _REFUSALS as error:
             if explain_refusal(error, "") is None:
                 raise
-            # One by one, under the same ids: what is stored already is known as a copy.
+            # One by one, with the same ids: the server drops those that are stored already.
             await publish_lanes(_split_lanes(stage), self._publish_one, IN_FLIGHT)
 
     async def _publish_one(self, publication: Publication) -> None:
@@ -150,7 +151,7 @@ class _StagePublisher:
                 raise
 
     async def _publish_refused(self, publication: Publication, why: str) -> bool:
-        """Stores what the server takes of a publication; ``False`` if no message is to blame."""
+        """Stores the parts that the server accepts; ``False`` if no message is to blame."""
         if publication.stage is Stage.DEAD_LETTER:
             if (letter := cut_letter(publication)) is not None:
                 await self._publish_one(letter)
@@ -160,14 +161,14 @@ class _StagePublisher:
         pieces = divide(publication)
         parents = () if pieces else publication.parents
         self.unstored.append(replace(publication, parents=parents, refusal=why))
-        for piece in pieces:  # one after the other, as an ordered edge needs it
+        for piece in pieces:  # one after the other, as an ordered edge requires
             if not await self._copies.find_piece(piece):
                 await self._publish_one(piece)
         return True
 
 
 def _encode(client: SecuredClient, names: Names, stage: list[Publication]) -> Publishes:
-    """Returns the messages for the wire; ``MessageTooLarge`` before any of them is sent."""
+    """Returns the encoded messages; ``MessageTooLarge`` before any of them is sent."""
     rows = Publishes.of(
         (subject, headers | {MSG_ID: publication.msg_id}, publication.payload)
         for publication in stage
@@ -179,7 +180,7 @@ def _encode(client: SecuredClient, names: Names, stage: list[Publication]) -> Pu
 
 
 def _split_lanes(stage: list[Publication]) -> list[list[Publication]]:
-    """Splits what may be published side by side: all but the partitions of ordered edges."""
+    """Splits a stage into lanes for concurrent publishing; each ordered partition is one lane."""
     lanes: dict[object, list[Publication]] = defaultdict(list)
     for number, publication in enumerate(stage):
         ordered = (publication.target, publication.partition)
@@ -195,7 +196,7 @@ async def _publish(
     tally: Tally | None,
     find_copy: FindCopy | None,
 ) -> bool:
-    """Returns ``True`` when it is stored; only what may be discarded can fail to be."""
+    """Returns ``True`` when it is stored, ``False`` when a full buffer discarded it."""
     subject, headers = address(names, publication)
     room = WaitForRoom.NO if publication.discards else WaitForRoom.FOREVER
     try:
@@ -216,7 +217,7 @@ async def _publish(
 
 
 def _name_stream(names: Names, publication: Publication) -> str:
-    """Returns the stream that stores a publication of a message."""
+    """Returns the stream that stores a publication, for error texts."""
     vertex, partition = publication.target, publication.partition
     match publication.stage:
         case Stage.OUTPUT | Stage.HAND_OVER:
@@ -249,49 +250,50 @@ def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]
         "Nats-Schedule": f"@at {format_time(publication.due)}",
         "Nats-Schedule-Target": due_subject,
     }
-    # The subject must be this publication's own: a second schedule on it would replace the first.
+    # The subject must be unique: a second schedule on it would replace the first.
     subject = names.later_subject(vertex, partition, publication.token)
     return subject, publication.headers | schedule
 
 
 def format_time(epoch_ms: int) -> str:
-    """Returns the time as the server's schedules want it."""
+    """Returns the time in the form of the server's schedules."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-Look = Callable[[], Awaitable[Mapping[str, Ack]]]
+LookUp = Callable[[], Awaitable[Mapping[str, Ack]]]
 
 
-class _SharedLook:
-    """One look at a stream for all who ask at the same time, as they do after an outage.
+class _SharedLookup:
+    """One lookup in a stream for all callers at the same time, as there are after an outage.
 
-    Whoever asks says how to look. Kept here, that would be a cycle, and each chunk would stay in
-    memory until the garbage collector stops the worker for all of them at once.
+    Each caller passes the function to look up. Stored here, it would form a reference cycle that
+    keeps each chunk in memory until the garbage collector stops the worker to free all of them.
     """
 
     def __init__(self) -> None:
-        self._looking = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._began = -math.inf
         self._stored: Mapping[str, Ack] = {}
 
-    async def find(self, look: Look, msg_id: str) -> Ack | None:
-        """Returns where it is stored, by a look that began after this call."""
-        # An earlier one does not count: the attempt that got no answer may have been stored since.
+    async def find(self, look_up: LookUp, msg_id: str) -> Ack | None:
+        """Returns where it is stored, by a lookup that began after this call."""
+        # An earlier lookup does not count: the unanswered attempt may have been stored since.
         asked = time.monotonic()
-        async with self._looking:
+        async with self._lock:
             if self._began <= asked:
                 began = time.monotonic()
-                self._stored = await look()
-                self._began = began  # only now: one that failed has seen nothing
+                self._stored = await look_up()
+                self._began = began  # only now: a lookup that failed does not count
             return self._stored.get(msg_id)
 
 
 class _Copies:
-    """Finds what attempts without an answer have stored, before it is sent again.
+    """Finds publications stored by unanswered attempts, before they are sent again.
 
-    The server moves a redelivery that has come due, and the copy is without an id. If it is killed
-    before it has confirmed, it knows of its messages only the ids that are still there, so it would
-    take the same redelivery again. Other messages keep their ids, but only for the window.
+    The server moves a redelivery that is due, and the moved message has no id. If the server is
+    killed before it has confirmed, it knows only the ids of messages that are still stored, so it
+    would store the same redelivery again. It knows the ids of other messages, but only for the
+    duplicate window.
     """
 
     def __init__(
@@ -303,12 +305,14 @@ class _Copies:
         self._done = done
         self._redeliveries = settlement.of_stage(Stage.REDELIVER)
         self._began = time.monotonic()
-        self._again, self._letters = _SharedLook(), _SharedLook()
+        self._redelivery_lookup, self._letter_lookup = _SharedLookup(), _SharedLookup()
 
     def finder(self, publication: Publication) -> FindCopy | None:
-        """Returns what finds a copy of it; nothing for what readers know copies of."""
+        """Returns a function that finds a copy; ``None`` if its readers recognise copies."""
         if publication.stage is Stage.REDELIVER:
-            return partial(self._again.find, self._look_for_redeliveries, publication.msg_id)
+            return partial(
+                self._redelivery_lookup.find, self._look_up_redeliveries, publication.msg_id
+            )
         if publication.stage is Stage.DEAD_LETTER:
             return partial(self._find_letter, publication.msg_id)
         return None
@@ -316,29 +320,29 @@ class _Copies:
     def row_finder(
         self, stage: Sequence[Publication]
     ) -> Callable[[int], Awaitable[Ack | None]] | None:
-        """Returns what finds a copy of any of a stage that is published together."""
+        """Returns a function that finds a copy of any row of a stage published together."""
         if stage[0].stage is not Stage.DEAD_LETTER:
             return None
         return lambda row: self._find_letter(stage[row].msg_id)
 
     async def find_piece(self, piece: Publication) -> Ack | None:
         """Returns where an earlier attempt has stored a piece of a redelivery that was refused."""
-        # ``without_stored`` has not looked for it: no one knew of it before.
+        # ``without_stored`` has not looked for it, because the piece did not exist then.
         if piece.stage is not Stage.REDELIVER:
             return None
         self._redeliveries.append(piece)
-        return await self._again.find(self._look_for_redeliveries, piece.msg_id)
+        return await self._redelivery_lookup.find(self._look_up_redeliveries, piece.msg_id)
 
     async def _find_letter(self, msg_id: str) -> Ack | None:
-        if time.monotonic() - self._began < _LETTERS_ARE_KNOWN:
+        if time.monotonic() - self._began < _DEAD_LETTERS_ARE_KNOWN:
             return None
-        return await self._letters.find(self._look_for_letters, msg_id)
+        return await self._letter_lookup.find(self._look_up_letters, msg_id)
 
-    async def _look_for_redeliveries(self) -> dict[str, Ack]:
-        again, done = self._redeliveries, self._done.seq
-        return await _find_stored_redeliveries(self._client, self._names, again, done)
+    async def _look_up_redeliveries(self) -> dict[str, Ack]:
+        redeliveries, done = self._redeliveries, self._done.seq
+        return await _find_stored_redeliveries(self._client, self._names, redeliveries, done)
 
-    async def _look_for_letters(self) -> dict[str, Ack]:
+    async def _look_up_letters(self) -> dict[str, Ack]:
         letters = self._settlement.of_stage(Stage.DEAD_LETTER)
         return await _find_stored_letters(self._client, self._names, letters)
 
@@ -346,19 +350,19 @@ class _Copies:
 async def without_stored(
     client: SecuredClient, names: Names, settlement: Settlement, repeated: Mark | None
 ) -> Settlement:
-    """Returns the settlement without the letters and redeliveries that are stored already.
+    """Returns the settlement without the dead letters and redeliveries that are stored already.
 
     ``repeated`` is how far the redeliveries are read; ``None`` if there was no earlier attempt.
     """
     if repeated is None:
         return settlement
-    # Outputs and answers are not looked up: readers know copies of frames, and an answer that is
-    # written again is the same entry. Leaving one out here that is not stored would lose it.
+    # Outputs and answers are not looked up: readers recognise copies of frames, and an answer that
+    # is written again is the same entry. Omitting one by mistake would lose it.
     letters = settlement.of_stage(Stage.DEAD_LETTER)
-    again = settlement.of_stage(Stage.REDELIVER)
+    redeliveries = settlement.of_stage(Stage.REDELIVER)
     stored = {
         *await _find_stored_letters(client, names, letters),
-        *await _find_stored_redeliveries(client, names, again, repeated.seq),
+        *await _find_stored_redeliveries(client, names, redeliveries, repeated.seq),
     }
     if not stored:
         return settlement
@@ -369,14 +373,14 @@ async def without_stored(
 async def _find_stored_letters(
     client: SecuredClient, names: Names, letters: Sequence[Publication]
 ) -> dict[str, Ack]:
-    """Returns the ids of those that are among the vertices' dead letters, and where they are."""
+    """Returns the ids of the dead letters that are stored, and where."""
     wanted = {letter.msg_id for letter in letters}
     stored: dict[str, Ack] = {}
     stream = names.dead_letters
     for vertex in sorted({letter.target for letter in letters}):
-        there = await take_snapshot(client, stream)
-        subject, start = names.dead_letter_subject(vertex), there.first
-        while page := await read_page(client, stream, subject, start, there):
+        snapshot = await take_snapshot(client, stream)
+        subject, start = names.dead_letter_subject(vertex), snapshot.first
+        while page := await read_page(client, stream, subject, start, snapshot):
             seqs = {message.headers.get(MSG_ID, ""): message.seq for message in page}
             stored |= {one: Ack(stream, seqs[one], True, 0) for one in wanted & seqs.keys()}
             start = page[-1].seq + 1
@@ -384,28 +388,29 @@ async def _find_stored_letters(
 
 
 async def _find_stored_redeliveries(
-    client: SecuredClient, names: Names, again: Sequence[Publication], done: int
+    client: SecuredClient, names: Names, redeliveries: Sequence[Publication], done: int
 ) -> dict[str, Ack]:
-    """Returns the ids of those that wait for their time, are due or were read, and where.
+    """Returns the ids of the redeliveries that are stored, parked, due or already read, and where.
 
-    ``done`` is how far the redeliveries are read. All of them are of the task's own partition.
+    ``done`` is how far the redeliveries are read. All belong to the task's own partition.
     """
-    if not again:
+    if not redeliveries:
         return {}
-    stream = names.redelivery(again[0].target, again[0].partition)
+    stream = names.redelivery(redeliveries[0].target, redeliveries[0].partition)
     marks: dict[str, int] = {}
     for seq, headers in await _read_headers_after(client, stream, done):
         marks |= {headers[name]: seq for name in _MARKS if name in headers}
-    found = ((p.msg_id, {p.msg_id, address(names, p)[0]} & marks.keys()) for p in again)
+    found = ((p.msg_id, {p.msg_id, address(names, p)[0]} & marks.keys()) for p in redeliveries)
     return {one: Ack(stream, marks[min(by)], True, 0) for one, by in found if by}
 
 
 async def _read_headers_after(
     client: SecuredClient, stream: str, after: int
 ) -> list[tuple[int, dict[str, str]]]:
-    """Returns the sequences and headers of all messages behind a sequence, in order.
+    """Returns the sequences and headers of all messages after a sequence, in order.
 
-    One that comes due meanwhile is moved to the end, so it is met at its old place or there.
+    A message that becomes due meanwhile is moved to the end, so it is read there or at its old
+    place.
     """
     batches = [batch async for batch in read_after(client, stream, "", after, headers_only=True)]
     return [
@@ -438,7 +443,7 @@ class NatsJournal:
         self.claimed: Position | None = None
 
     async def claim(self) -> Position:
-        """Takes the partition over: from now on the task that had it can write no more."""
+        """Takes the partition over: from now on its previous task can no longer write."""
         self.claimed = await self._store.claim(self._run)
         return self.claimed
 
@@ -447,21 +452,21 @@ class NatsJournal:
         await self._store.write(position)
 
     async def write_histories(self, rows: pa.RecordBatch) -> None:
-        """Stores rows as they are to be when their source gives them again."""
+        """Stores the history of rows for when their source redelivers them."""
         assert self.ledger is not None
         await self.ledger.write(rows, self._tally)
 
     async def end_histories(self, ids: pa.StringArray) -> None:
-        """Deletes what was stored about messages that have ended for good."""
+        """Deletes the histories of messages that have ended for good."""
         assert self.ledger is not None
         await self.ledger.end(ids, self._tally)
 
     async def without_stored(self, settlement: Settlement, repeated: Mark | None) -> Settlement:
-        """Returns the settlement without what an earlier attempt has stored."""
+        """Returns the settlement without the publications that an earlier attempt has stored."""
         return await without_stored(self._link.client, self._names, settlement, repeated)
 
     async def publish(self, settlement: Settlement, done: Mark) -> Collection[Publication]:
-        """Stores the publications, stage after stage; returns those that are not stored."""
+        """Stores the publications, stage by stage; returns those that are not stored."""
         return await publish_settlement(
             self._link.client, self._names, settlement, self._retry, self._tally, done
         )

@@ -1,9 +1,9 @@
 """Reading the frames of a stream in order, from a mark on.
 
-``FrameReader`` follows one subject of a stream. Frames come exactly once and in order, whatever is
-lost on the way, and nothing is acknowledged: the position alone says what is done. A buffer may
-hold a frame twice, after its writer was replaced, and the redeliveries too, after their server died
-while it moved one that was due; the reader passes over the second one.
+``FrameReader`` follows one subject of a stream. It reads frames exactly once and in order, whatever
+is lost in transit, and acknowledges nothing: only the position says what is done. A buffer may have
+a frame twice after its writer was replaced, and so may the redeliveries after their server died
+while it moved a due frame; the reader skips the copy.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import MSG_ID
 from ebbflow.nats.pull import MOST_MESSAGES, NANOS, Deliveries, Follower
 
-# A follower asks for more by itself when frames arrive, unless half its window is waiting, which is
-# this many or more. So it has to be told once while that many are taken: told more seldom, it could
-# have nothing asked for, and nothing would ever arrive. To tell it costs as much as a small chunk.
+# A follower requests more by itself when frames arrive, unless half its window is waiting, which is
+# at least this many frames. So the reader must call ``ask`` once for every so many frames it takes.
+# With fewer calls there might be no request open, and no frame would ever arrive. More calls would
+# waste time: each costs as much as a small chunk.
 _ASK_EVERY = 32
 
 
 class _Arrived(NamedTuple):
-    """A frame that waits to be taken. ``due`` is until when its rows are parked, if at all."""
+    """A frame that waits to be taken. ``due`` is the time until which its rows are parked."""
 
     seq: int
     payload: memoryview
@@ -57,12 +58,12 @@ class _Arrived(NamedTuple):
 
 
 class FrameReader(Inlet):
-    """Follows one subject. ``take`` is called by one thread; everything else is on the link's.
+    """Follows one subject. ``take`` is called by one thread; the rest runs on the link's thread.
 
-    With ``known``, what was read of each writer's last chunk before ``start``, frames that were
-    read before are passed over. ``passed`` is the mark behind which there was nothing else so far.
+    ``known`` is what was read of each writer's last chunk before ``start``; with it, frames that
+    were read before are skipped. ``passed`` is the mark after which only copies were read so far.
     The link waits for NATS, not the reader, so ``waiting`` is always ``None``. It is never
-    ``exhausted``: whatever feeds the stream may continue. An arrival wakes the task.
+    ``exhausted``: the stream's writers may continue. An arrival wakes the task.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class FrameReader(Inlet):
         self._before = start, self.known
         self._last_seq = start.seq
         self._failure: EbbflowError | None = None
-        self._unasked = self._done = self._purged = 0
+        self._taken_since_ask = self._done = self._purged = 0
         self._purging = False
         self._follower = Follower(
             link.client,
@@ -120,12 +121,12 @@ class FrameReader(Inlet):
         self._wake.set()
 
     def _fail(self, error: EbbflowError) -> None:
-        """Has the task learn of it when it takes what comes next."""
+        """Makes the task's next ``take`` raise the error."""
         self._failure = error
         self._wake.set()
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
-        """Returns up to ``limit`` rows that are here already; moves ``mark`` behind them.
+        """Returns up to ``limit`` rows that have arrived; moves ``mark`` past them.
 
         ``origins`` then says where the frames came from.
         """
@@ -145,15 +146,15 @@ class FrameReader(Inlet):
         return taken
 
     def _load_head(self, end: Mark | None = None) -> bool:
-        # Not beyond the end of a replay, not even over copies: another end is another chunk.
+        # Not past the end of a replay, not even over copies: with another end it is another chunk.
         while self._head is None and self._queue and (end is None or self.mark < end):
             arrived = self._queue.popleft()
             self._ask_now_and_then()
             self._stamp = arrived.stamp if self._drops_copies else None
-            # A frame of which some rows are done is not a copy: they were its own. To pass over it
-            # would lose the rest of its rows.
+            # A frame of which some rows are done is not a copy: those rows were its own. Skipping
+            # it would lose the rest of its rows.
             if not self.mark.row and self._stamp is not None and is_copy(self.known, self._stamp):
-                self._pass(arrived.seq)
+                self._skip(arrived.seq)
                 continue
             self._head = (arrived.seq, arrived.decode().slice(self.mark.row))
             self._head_origin = arrived.origin
@@ -162,13 +163,13 @@ class FrameReader(Inlet):
         return self._head is not None
 
     def _ask_now_and_then(self) -> None:
-        self._unasked += 1
-        if self._unasked >= _ASK_EVERY:
-            self._unasked = 0
+        self._taken_since_ask += 1
+        if self._taken_since_ask >= _ASK_EVERY:
+            self._taken_since_ask = 0
             self._link.call_soon(self._follower.ask)
 
-    def _pass(self, seq: int) -> None:
-        # The mark moves over a copy as if its rows were taken; they were, from the first one.
+    def _skip(self, seq: int) -> None:
+        # The mark moves past a copy as if its rows were taken; they were, from the first frame.
         if self.passed is None:
             self.passed = self.mark
         self.mark = Mark(seq)
@@ -178,12 +179,12 @@ class FrameReader(Inlet):
         seq, batch = self._head
         self._before, self._last_seq = (self.mark, self.known), seq
         self.passed = None
-        # Of a frame's rest as well: the next frame's watermark is ahead of these rows.
+        # For the rest of a frame, too: the next frame's watermark is ahead of these rows.
         self.origins.append(self._head_origin)
         piece = batch.slice(0, limit)
         if piece.num_rows == batch.num_rows:
             self._head, self.mark = None, Mark(seq)
-            # Only now: known before its last row is done, its rest would pass for a copy.
+            # Only after its last row: otherwise the rest of the frame would be taken for a copy.
             if self._stamp is not None:
                 self.known = with_frame(self.known, self._stamp)
         else:
@@ -192,8 +193,8 @@ class FrameReader(Inlet):
         return piece
 
     def give_back(self, piece: pa.RecordBatch, used: int) -> None:
-        """Takes back all but ``used`` rows of the piece that was taken last; they come again."""
-        # What is known goes back as well: a frame that is known to be done would pass for a copy.
+        """Puts back all but ``used`` rows of the piece that was taken last, to be taken again."""
+        # Restores ``known``, too: otherwise the frame would be taken for a copy of itself.
         rest = [piece.slice(used), *([self._head[1]] if self._head else [])]
         self._head = (self._last_seq, frames.concat(rest))
         before, self.known = self._before
@@ -202,7 +203,7 @@ class FrameReader(Inlet):
     def take_until(self, end: Mark, timeout: float = 60.0) -> list[pa.RecordBatch]:
         """Returns exactly the rows up to ``end``, waiting for them: for replaying a chunk.
 
-        A chunk's ids are made of its rows, so a replay must have neither more nor fewer of them.
+        A chunk's ids depend on its rows, so a replay must have neither more nor fewer of them.
         """
         taken: list[pa.RecordBatch] = []
         self.origins = []
@@ -221,16 +222,16 @@ class FrameReader(Inlet):
         return taken
 
     def forget(self, done: Mark) -> None:
-        """Lets the server delete what is done, without waiting: nothing depends on it.
+        """Lets the server delete frames that are done, without waiting: nothing depends on it.
 
-        Called when the position is recorded, never before: what is deleted cannot be replayed.
+        Called only once the position is recorded, because deleted frames cannot be replayed.
         """
         if done == self.mark:
             self.passed = None
         self._link.submit(self._purge(done.seq))
 
     async def _purge(self, seq: int) -> None:
-        """Purges one at a time: without a leader they would pile up, and the last covers all."""
+        """Runs one purge at a time: the last covers all, and without a leader they pile up."""
         self._done = max(self._done, seq)
         if self._purging:
             return
@@ -240,19 +241,19 @@ class FrameReader(Inlet):
                 await api.purge_subject(self._link.client, self.stream, self.subject, done)
                 self._purged = done
         except AccessError as error:
-            self._fail(error)  # a buffer that is never purged ends up full
+            self._fail(error)  # a buffer that is never purged becomes full
         except (EbbflowError, api.ApiError, nats.errors.Error):
-            return  # the next one covers it, too
+            return  # the next purge covers it, too
         finally:
             self._purging = False
 
     def close(self, for_good: bool = False) -> None:
-        """Stops following; the consumer is deleted, or forgotten by the server after a while."""
+        """Stops following; the consumer is deleted, by the server itself if need be."""
         self._link.run(self._follower.close(), timeout=10)
 
 
 def _read_stamp(headers: Mapping[str, str], stored: float) -> Stamp | None:
-    """Returns what a copy of a frame is known by, if by anything."""
+    """Returns the stamp by which copies of a frame are recognised; ``None`` if it has none."""
     moved = Stamp.of_redelivery(redelivery_token(headers), stored, headers.get(REDELIVERED_BY))
     return moved or Stamp.of(headers.get(FROM), headers.get(MSG_ID))
 

@@ -1,10 +1,10 @@
-"""The marks of replays: what a replay of dead letters has sent to a partition, written down.
+"""The marks of replays: records of what a replay of dead letters has sent to a partition.
 
-A replay moves letters from one stream to another, and no server stores in one stream and deletes
-from another in one go. So the frames that go to a partition are stored together with a mark that
-names the letters in them: both or neither. The mark is in the redelivery stream, on a subject that
-no task reads or purges. It stays until the letters are deleted, however soon the task has read the
-frames, so whoever comes after a crash knows from it which letters were sent.
+A replay moves dead letters from one stream to another, and the server cannot store in one stream
+and delete from another atomically. So the frames for a partition are stored together with a mark
+that lists their dead letters: both or neither. The mark is in the redelivery stream, on a subject
+that no task reads or purges. It stays until the dead letters are deleted, even if the task has read
+the frames before, so after a crash the next replay knows from it which dead letters were sent.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ebbflow.streams.names import Names
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplayTarget:
-    """A partition of a vertex that letters go back to."""
+    """A partition of a vertex to which dead letters are replayed."""
 
     vertex: str
     partition: int
 
 
 class PackedFrame(NamedTuple):
-    """A frame as it is stored, and how many messages it holds."""
+    """An encoded frame, and its number of messages."""
 
     rows: int
     payload: bytes
@@ -40,21 +40,21 @@ class PackedFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayMark:
-    """The letters that one replay has sent to a partition in one go; none when it has just begun.
+    """The dead letters that one replay has sent to a partition at once; none at its beginning.
 
-    ``replay`` is a text that no other replay has.
+    ``replay`` is unique to the replay.
     """
 
     replay: str
     numbers: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
-        """Returns the mark as a message holds it."""
+        """Returns the mark as the payload of a message."""
         return json.dumps({"replay": self.replay, "numbers": [*_to_ranges(self.numbers)]}).encode()
 
     @classmethod
     def decode(cls, payload: bytes) -> ReplayMark:
-        """Returns the mark that a message holds."""
+        """Returns the mark in the payload of a message."""
         facts = json.loads(payload)
         ranges = (range(first, last + 1) for first, last in facts["numbers"])
         return cls(facts["replay"], tuple(number for numbers in ranges for number in numbers))
@@ -69,14 +69,14 @@ def _to_ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class StoredMark:
-    """A mark and its sequence in the redelivery stream, which no other mark ever has."""
+    """A mark and its sequence in the redelivery stream, which is unique to it."""
 
     seq: int
     mark: ReplayMark
 
 
 class ReplayMarks:
-    """The marks of a pipeline, on the server, as the leaders of the streams know them."""
+    """The marks of a pipeline on the server, read from the streams' leaders."""
 
     def __init__(self, client: SecuredClient, names: Names) -> None:
         self._client = client
@@ -93,9 +93,9 @@ class ReplayMarks:
     async def store(
         self, target: ReplayTarget, frames: Iterable[PackedFrame], mark: ReplayMark, expected: int
     ) -> int | None:
-        """Stores frames and their mark, if the last mark is the expected one; 0 is for none.
+        """Stores frames and their mark, if the last mark is the expected one; 0 means no mark.
 
-        Returns the sequence of the mark; ``None`` if nothing was stored, or no one can tell.
+        Returns the sequence of the mark; ``None`` if nothing was stored or that is not known.
         """
         _, subject = self._address(target)
         due = self._names.due_subject(target.vertex, target.partition)
@@ -107,12 +107,12 @@ class ReplayMarks:
         return await publish_atomically(self._client, messages)
 
     async def forget(self, target: ReplayTarget, up_to: int) -> None:
-        """Deletes marks, once the letters in them are deleted."""
+        """Deletes marks, once their dead letters are deleted."""
         stream, subject = self._address(target)
         await api.purge_subject(self._client, stream, subject, up_to)
 
     async def prepare(self, target: ReplayTarget) -> None:
-        """Brings a stream that an earlier version has made to where it can hold marks."""
+        """Updates a stream that was made by an earlier version, so that it accepts marks."""
         stream, subject = self._address(target)
         config = (await api.call(self._client, f"STREAM.INFO.{stream}"))["config"]
         if subject in config["subjects"] and config.get("allow_atomic"):

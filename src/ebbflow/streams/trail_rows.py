@@ -1,12 +1,12 @@
 """The trail: the outcome of every message of a pipeline that answers requests, as data.
 
-A pipeline with a source that serves publishes a frame of it for each chunk, as the last stage of
-settling it. So what a trail says to be stored, outputs and answers, is stored, and a row whose
-chunk is done has a trail. The other way round a row may have several: a replay that decides
-differently adds its own, and readers take them as a set.
+A pipeline with a serving source publishes a trail frame for each chunk, as the last stage of
+settling it. So the outputs and answers that a trail mentions are stored, and every row whose chunk
+is done has a trail. A row may have several: a replay that decides differently adds its own, and
+readers treat them as a set.
 
-A frame is a JSON list of rows, compressed if it is long. As an Arrow batch, like a frame of
-messages, it takes ten times as long to write and to read: chunks of requests are small.
+A frame is a JSON list of rows, compressed if it is long. An Arrow batch, like a frame of messages,
+would take ten times as long to write and to read, because chunks of requests are small.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.account import REDELIVERED, SENT
 from ebbflow.engine.publications import Publication, Stage
 
-_GOES_ON = frozenset({SENT, REDELIVERED})
+_NOT_FINAL = frozenset({SENT, REDELIVERED})
 
 _PLAIN, _PACKED = b"EBBT\x01\x00", b"EBBT\x01\x01"
 _MARK_BYTES = 6
@@ -44,8 +44,8 @@ class TrailRow(NamedTuple):
 
     ``outcome`` is sent, redelivered, done, dropped, fallback, served, on_success or dead_lettered.
     ``reason`` and ``error`` say why it was redelivered, dropped or dead-lettered, ``due`` when it
-    is redelivered. ``answers`` is how many answers it has stored; of a user's store, 1 if there
-    is any.
+    is redelivered. ``answers`` is how many answers it has stored; with the user's own store, 1 if
+    there is any.
     """
 
     request: str
@@ -62,7 +62,7 @@ class TrailRow(NamedTuple):
     @property
     def is_final(self) -> bool:
         """Whether the message has ended at the vertex."""
-        return self.outcome not in _GOES_ON
+        return self.outcome not in _NOT_FINAL
 
 
 def publish_trail(
@@ -78,16 +78,16 @@ def publish_trail(
             partition,
             f"{key}:trail:{_fingerprint(rows[start:end])}",
             _pack(texts[start:end]),
-            # In order: behind the end of its message, what was sent before would come too late.
+            # In order: after the end of a message, its earlier rows would arrive too late.
             ordered=True,
         )
         start = end
 
 
 def _fingerprint(rows: Sequence[TrailRow]) -> str:
-    """Returns a hash of what the rows say, but for times: a replay would tell the same twice."""
+    """Returns a hash of the rows without times, so that a replay's equal rows are copies."""
     # With the outcomes and outputs, not the ids alone: a replay that decides differently has the
-    # same rows, and dropped as a copy its trail would leave a request open for ever.
+    # same ids, and if its trail were dropped as a copy, a request would stay open forever.
     texts = ((row.id, row.outcome, str(row.answers), *sum(row.sent, ())) for row in rows)
     return frames.fingerprint([text for own in texts for text in own])
 
@@ -125,7 +125,7 @@ def _pack(texts: Sequence[str]) -> bytes:
 
 
 def read_trail(payload: bytes | memoryview) -> list[TrailRow]:
-    """Returns the rows of a frame; ``ValueError`` if it is none of a trail."""
+    """Returns the rows of a frame; ``ValueError`` if it is not a trail frame."""
     rows = json.loads(_unpack(bytes(payload)))
     return [_read_row(*facts) for facts in rows]
 

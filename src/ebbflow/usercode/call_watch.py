@@ -1,20 +1,20 @@
-"""Watches the calls of user code on a worker: reports long ones, and ends those over time.
+"""Watches the calls of user code on a worker: reports long calls, and ends those over the limit.
 
-The watch is a thread that looks a few times within the time that a call may take whether it is
-still the same one, so a call costs nothing. A call that is over its time is ended in two ways.
+A thread checks a few times within the time limit whether the same call is still running, so the
+watch costs a call nothing. A call that is over the limit is ended in one of two ways.
 
-- A timer of the kernel's goes off, and its handler raises ``CallTimeout`` in the call: that ends
-  whatever Python does or waits for. The message is the error policy's from there on.
-- C code that does not come back is not reached by that. Some time later the process ends itself, by
-  a thread that needs nothing of Python's. The message is then found as one that kills its worker is
-  (see ``poison``), and is the error policy's as well.
+- A kernel timer fires, and its handler raises ``CallTimeout`` in the call: that ends any Python
+  code or wait. The message is then handled by the error policy.
+- C code that does not return cannot be ended like that. Some time later the process ends itself,
+  with a thread that does not need the interpreter. The message is then isolated like one that kills
+  its worker (see ``poison``), and is handled by the error policy, too.
 
-Both are set when a call begins and is the first for a while. The thread that watches sets them
-again when it sees another call. If it cannot run, because C code does not let go of the
-interpreter, they go off as they were set.
+Both timers are set by the first call after a pause. The watching thread sets them again when it
+sees another call. If it cannot run, because C code does not release the interpreter, they fire as
+they were set.
 
-User code runs on one thread, one call at a time. Whoever calls it says so in ``RUNNING``, at next
-to no cost. ``async`` code is held to its time on its own event loop (``in_time``).
+User code runs on one thread, one call at a time. The caller marks each call in ``RUNNING``, at
+almost no cost. ``async`` code is limited by its own event loop (``in_time``).
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from typing import IO, Any
 
 from ebbflow.domain.errors import CallTimeout
 
-# How long code that was cancelled may take to clean up before it is left to itself.
+# How long cancelled code may take to clean up before it is abandoned.
 _CLEAN_UP = 1.0
 _BEATS = 8
 
 
 class WorkerLeaves(BaseException):
-    """Ends the call that runs because its worker has to leave: the run stops.
+    """Ends the running call because its worker has to end: the run stops.
 
-    It is not an error of user code, so the message is not blamed; it is delivered again as it was.
+    It is not an error of user code, so the message is not blamed; it is redelivered as it was.
     """
 
 
 class Running:
-    """The call that runs now. ``with RUNNING:`` is one call, or many when ``row`` is set for each.
+    """The running call. ``with RUNNING:`` is one call, or many when ``row`` is set for each.
 
     ``limit`` is how many seconds a call may take, if that is limited. ``beat`` changes while an
-    event loop goes round: what waits there is not stuck. ``guard`` sets the clock that ends calls
-    over their time; it is called for the first of many calls, and the watch sets it again after it.
+    event loop runs, so calls that wait on it are not stuck. ``guard`` sets the timers that end
+    calls over the limit; it is called for the first of many calls, and the watch resets them later.
     """
 
     __slots__ = ("active", "beat", "guard", "guarded", "limit", "number", "row")
@@ -65,7 +65,7 @@ class Running:
     def __enter__(self) -> Running:
         self.number += 1
         self.row = 0
-        self.active = True  # before looking whether it is guarded: see the watch
+        self.active = True  # set before ``guarded`` is checked: see ``_Watch._renew``
         if not self.guarded and self.guard is not None:
             self.guard()
         return self
@@ -75,12 +75,12 @@ class Running:
 
     @property
     def state(self) -> tuple[int, int, int] | None:
-        """A value that stays the same for as long as a call makes no step."""
+        """A value that stays the same as long as the call makes no progress."""
         return (self.number, self.row, self.beat) if self.active else None
 
     @property
     def call(self) -> tuple[int, int] | None:
-        """The number and row of the call that is running, if one is."""
+        """The number and row of the running call; ``None`` if there is none."""
         return (self.number, self.row) if self.active else None
 
 
@@ -88,7 +88,7 @@ RUNNING = Running()
 
 
 async def in_time(awaitable: Awaitable[Any], limit: float | None) -> Any:
-    """Returns the awaitable's result; cancels it and raises ``CallTimeout`` when time is over."""
+    """Returns the awaitable's result; cancels it and raises ``CallTimeout`` after the limit."""
     if limit is None:
         return await awaitable
     task = asyncio.ensure_future(_keep_exit(awaitable))
@@ -108,7 +108,7 @@ class _Exit:
 
 
 async def _keep_exit(awaitable: Awaitable[Any]) -> Any:
-    """Returns the result, and ``SystemExit`` as one: raised in a task it would end the loop."""
+    """Returns the result, or a caught ``SystemExit``: raised in a task it would end the loop."""
     try:
         return await awaitable
     except SystemExit as error:
@@ -117,7 +117,7 @@ async def _keep_exit(awaitable: Awaitable[Any]) -> Any:
 
 @contextmanager
 def beating() -> Iterator[None]:
-    """Shows that the event loop goes round, for as long as the context lasts."""
+    """Marks that the event loop is running, while the context lasts."""
     if RUNNING.limit is None:
         yield
         return
@@ -135,16 +135,16 @@ async def _beat(every: float) -> None:
 
 
 Tell = Callable[[float | None], None]
-"""Told for how many seconds a call has been running once that is long, and None when it ends."""
+"""Called with the seconds that a long call has been running, and with ``None`` when it ends."""
 
 _LOOKS = 4
 _LOOK_EVERY = 1.0
-_LONG, _TELL_EVERY = 1.0, 2.0
-# A call that continues after CallTimeout was raised in it is told so again.
+_LONG, _REPORT_EVERY = 1.0, 2.0
+# A call that continues after CallTimeout gets it again after this long.
 _AGAIN = 1.0
 _SOON = 0.02
 _MISSES = 3
-# The module whose frames are around every call of user code.
+# The module that makes every call of user code.
 _CALLER = "ebbflow.usercode.calling"
 
 
@@ -154,7 +154,7 @@ def watch_calls(
 ) -> Iterator[None]:
     """Watches the calls of this process, on its main thread; ``limit`` is in seconds.
 
-    ``last_words`` is where the process writes what it was doing when it has to end itself.
+    ``last_words`` is where the process writes its traceback when it has to end itself.
     """
     watch = _Watch(limit, tell, last_words or sys.__stderr__ or sys.stderr)
     before = signal.signal(signal.SIGALRM, watch.over) if limit is not None else None
@@ -170,7 +170,7 @@ def watch_calls(
 
 
 def grace(limit: float) -> float:
-    """Returns how many seconds after its time a call is ended with the whole process."""
+    """Returns how many seconds after the limit the whole process is ended with the call."""
     return min(10.0, max(1.0, limit / 2))
 
 
@@ -183,8 +183,8 @@ class _Watch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="call-watch", daemon=True)
         self._call: tuple[int, int] | None = None
-        self._since = self._told_at = 0.0
-        self._told = False
+        self._since = self._reported_at = 0.0
+        self._has_reported = False
         self._armed: tuple[int, int, int] | None = None
         self._misses = 0
 
@@ -198,20 +198,20 @@ class _Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._every):
-            self._look(time.monotonic())
+            self._check(time.monotonic())
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         call = RUNNING.call
         if call != self._call or call is None:
             self._call, self._since = call, now
         if self._limit is not None:
             self._renew()
         long = call is not None and now - self._since >= _LONG
-        if long and now - self._told_at >= _TELL_EVERY:
-            self._told, self._told_at = True, now
+        if long and now - self._reported_at >= _REPORT_EVERY:
+            self._has_reported, self._reported_at = True, now
             self._tell(now - self._since)
-        elif self._told and not long:
-            self._told = False
+        elif self._has_reported and not long:
+            self._has_reported = False
             self._tell(None)
 
     # --- ending calls ---------------------------------------------------------------------------
@@ -222,14 +222,14 @@ class _Watch:
             self.arm()
         elif state is None:
             RUNNING.guarded = False
-            # A call that begins just now has either seen that, or is seen here.
+            # A call that begins just now either sees ``guarded`` unset, or is seen here.
             if RUNNING.active:
                 self.arm()
             else:
                 self._disarm()
 
     def arm(self) -> None:
-        """Sets the clock for the call that is running; on either thread."""
+        """Sets the timers for the running call; from either thread."""
         limit = self._limit
         assert limit is not None
         RUNNING.guarded = True
@@ -244,23 +244,23 @@ class _Watch:
             faulthandler.cancel_dump_traceback_later()
 
     def over(self, _signal: int, frame: FrameType | None) -> None:
-        """Ends the call when the timer has gone off, if it is still the same one, in user code."""
+        """Handles the timer: ends the call if it is still the same one and in user code."""
         state = RUNNING.state
         if state is None or self._limit is None:
             return
-        if state != self._armed:  # another call, which the watch could not see
+        if state != self._armed:  # another call, which the watch has not seen
             self.arm()
-        elif self._in_our_own_code(frame):
+        elif self._in_own_code(frame):
             self._misses += 1
             signal.setitimer(signal.ITIMER_REAL, _SOON, _AGAIN)
         else:
             raise CallTimeout(self._limit)
 
-    def _in_our_own_code(self, frame: FrameType | None) -> bool:
-        """Whether raising here would leave something of ours half done.
+    def _in_own_code(self, frame: FrameType | None) -> bool:
+        """Returns whether raising here would interrupt Ebbflow's own code halfway.
 
-        Around the call of a function that is written in C there are only our own frames; so that
-        one is ended if it is found there again and again.
+        A user function written in C has no frame, so the top frame is that of its caller. A call
+        that is found in that caller again and again is therefore ended.
         """
         loop = asyncio._get_running_loop()
         if loop is not None and asyncio.current_task(loop) is None:

@@ -1,16 +1,17 @@
 """Calls user code: its functions and classes, in each mode.
 
-A map or transformer takes a ``Datum`` and returns or yields messages. A sink takes a list of data
-and returns responses. Each may be a plain function, an ``async`` one, or a class: a class is made
-once per worker, ``open()`` is called before its first message, the instance is called like the
-function, and ``close()`` is called when the worker gives up the vertex.
+A map or transformer takes a ``Datum`` and returns or yields messages. A sink takes a list of
+``Datum`` and returns responses. Each may be a plain function, an ``async`` one, or a class: a class
+is instantiated once per worker, ``open()`` is called before its first message, the instance is
+called like the function, and ``close()`` is called when the worker gives up the vertex.
 
-Whatever user code raises is the affair of the messages it was working on, or of a system that is
-down (``engine.blame``); it never stops a vertex. After an outage a class is made and opened again.
-What it reports as failed is called again at once, if waits are short (``engine.retry``).
+An exception of user code is blamed on the messages of the call, or on a system that is down
+(``engine.blame``); it never stops a vertex. After an outage a class is instantiated and opened
+again. Messages that user code reports as failed are retried at once if waits are short
+(``engine.retry``).
 
-A container's variables hold only while its code is made, opened, called or closed: a worker runs
-the code of several containers, which may give one name different values.
+A container's variables are set only while its code is instantiated, opened, called or closed: a
+worker runs the code of several containers, which may set one variable to different values.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from ebbflow.usercode.targets import is_class
 
 
 class Stream:
-    """The messages that a stream map yields for the inputs of one chunk, one input at a time."""
+    """The outputs that a stream map yields for the inputs of one chunk, one input at a time."""
 
     def __init__(self, verdict: Verdict) -> None:
         self._verdict = verdict
@@ -72,21 +73,21 @@ class Stream:
                 self._emit_if_due()
 
     def end(self, index: int) -> None:
-        """Records that nothing more comes for the input: a drop, if nothing came at all."""
+        """Records that the input has no more outputs; without any output it is dropped."""
         outputs = self._decisions.outputs
         last = outputs.parents[-1:] if outputs is not None else []
         if index not in self._decisions.failed and index not in self._emitted and index not in last:
             self._decisions.drop(index)
 
     def withdraw(self, index: int) -> None:
-        """Takes back what was yielded for the input and is not forwarded yet."""
+        """Withdraws the outputs of the input that are not forwarded yet."""
         self._decisions.withdraw_from(index)
 
     def _emit_if_due(self) -> None:
         if self._emitter is None or not self._emitter.is_due():
             return
-        # Taken before they are published: outputs that stayed here would be published once more,
-        # under another id, when the chunk is settled.
+        # Removed before they are published: outputs left here would be published again, with
+        # another id, when the chunk is settled.
         outputs = self._decisions.take_outputs()
         part = self._verdict.part(self._verdict.rows)
         part.decisions.forward_outputs(outputs)
@@ -101,16 +102,16 @@ class Stream:
             self._decisions.finish(index, letter)
 
 
-# What most maps return; anything else may have to be waited for.
-_AT_HAND = frozenset({Message, list, type(None), bytes})
+# The types that most maps return; a result of another type may have to be awaited.
+_READY_TYPES = frozenset({Message, list, type(None), bytes})
 
-# In place of a result: the message was not given to user code, whose system is down.
+# In place of a result: user code was not called on the message, because its system is down.
 _UNTRIED = object()
 
 
 @runtime_checkable
 class Openable(Protocol):
-    """User code that prepares something per worker. While this raises, the vertex waits."""
+    """User code with per-worker setup. While ``open`` raises, the vertex waits."""
 
     def open(self) -> Any:
         """Called once on the worker before the first message."""
@@ -118,31 +119,31 @@ class Openable(Protocol):
 
 @runtime_checkable
 class Closable(Protocol):
-    """User code that has something to give back."""
+    """User code with resources to release."""
 
     def close(self) -> Any:
         """Called on the worker when it gives up the vertex. Not called when it is killed."""
 
 
 class Interpreter(ABC):
-    """User code that is written for another API, in the shape of Ebbflow's.
+    """An adapter from Ebbflow's API to user code that is written for another one.
 
-    It is called like any handler, with what ``data`` makes of the rows, and answers like any. A
-    map that is called message by message may answer with bytes for a message that is just a value.
+    It is called like any handler, but with the items that ``data`` makes of the rows. A map that is
+    called message by message may return bytes for a message with nothing but a value.
     """
 
     @abstractmethod
     def data(self, rows: Rows) -> list[Any]:
-        """Returns every row as this user code sees it."""
+        """Returns an item for every row, in the form that this user code takes."""
 
 
 class Handler:
     """A user function made ready on a worker: instantiated, opened, and callable.
 
-    ``blame`` knows what its calls have shown about the system behind it. ``instance`` is the user's
-    object; for a plain function it is the function. ``variables`` of the environment hold while it
-    is made, opened and closed; whoever calls it sets them for the calls. ``answers_by_returning``
-    says of a sink that it has written everything when it returns.
+    ``blame`` records what its calls have shown about the systems it needs. ``instance`` is the
+    user's object; for a plain function it is the function. The environment's ``variables`` are set
+    while it is instantiated, opened and closed; for calls the caller sets them.
+    ``answers_by_returning`` is true for a sink that has written everything when it returns.
     """
 
     def __init__(self, target: Any, blame: Blame | None = None, variables: Variables = ()) -> None:
@@ -166,20 +167,20 @@ class Handler:
             self.finish(self.call.open())
 
     def renew(self) -> None:
-        """Closes and reopens user code, as after an outage; raises what opening it raises."""
+        """Closes and reopens user code, as after an outage; raises if opening it fails."""
         with contextlib.suppress(*USER_ERRORS):
             self.close()
         with in_environment(self.variables):
             self._make()
 
     def finish(self, result: Any) -> Any:
-        """Returns the result of a call, waiting for ``async`` code behind a plain function."""
+        """Returns the result of a call; an awaitable or async generator is run to its end."""
         if inspect.isasyncgen(result):
             return self.wait_for(_gather(result))
         return self.wait_for(result) if inspect.isawaitable(result) else result
 
     def wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        """Runs something of the user's ``async`` code to its end and returns its result."""
+        """Runs an awaitable of user code to its end and returns its result."""
 
         async def run() -> Any:
             if not RUNNING.active:
@@ -191,7 +192,7 @@ class Handler:
         return self._runner.run(run())
 
     def iterate(self, result: Any) -> Iterator[Any]:
-        """Yields what a call yields, one by one as it comes."""
+        """Yields the outputs of a call, each as soon as user code yields it."""
         if inspect.isasyncgen(result):
             while True:
                 try:
@@ -203,7 +204,7 @@ class Handler:
             yield from () if result is None else _as_iterable(result)
 
     def close(self) -> None:
-        """Has user code give back what it holds; the handler is not called again."""
+        """Lets user code release its resources; the handler is not called again."""
         with in_environment(self.variables):
             if isinstance(self.call, Closable):
                 self.finish(self.call.close())
@@ -212,7 +213,7 @@ class Handler:
 
 
 def _is_annotated_none(code: Any) -> bool:
-    """Returns whether a call of the code says ``-> None``; the annotation may still be text."""
+    """Returns whether the code is annotated ``-> None``; the annotation may be a string."""
     while isinstance(code, partial):
         code = code.func
     entry = code if inspect.isroutine(code) else type(code).__call__
@@ -222,16 +223,16 @@ def _is_annotated_none(code: Any) -> bool:
 def call_with_retries(
     verdict: Verdict, call: Operator, strategy: RetryStrategy | None, pause: Pause, what: str
 ) -> None:
-    """Has user code decide about the rows; ``what`` names it in the letters of those that fail."""
+    """Calls user code on the rows and retries failures; dead letters name it as ``what``."""
     call(verdict)
     if verdict.decisions.failed:
         retry_failed(verdict, call, strategy, pause, what)
 
 
 def in_its_environment(handler: Handler, operator: Operator) -> Operator:
-    """Returns the operator with the handler's variables around each chunk.
+    """Returns the operator with the handler's variables set during each chunk.
 
-    References among them are put in now, as when a container starts.
+    References among the variables are expanded now, as when a container starts.
     """
     if not handler.variables:
         return operator
@@ -246,7 +247,7 @@ def in_its_environment(handler: Handler, operator: Operator) -> Operator:
 
 @contextlib.contextmanager
 def in_environment(variables: Variables) -> Iterator[None]:
-    """Sets variables of this process for as long as the context lasts."""
+    """Sets environment variables of this process while the context lasts."""
     with _set(expand_all(variables, os.environ) if variables else {}):
         yield
 
@@ -279,7 +280,7 @@ async def _gather(results: AsyncIterator[Any]) -> list[Any]:
 
 
 def call_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
-    """Gives every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
+    """Calls the map on every row, one by one or, if it is ``async``, ``concurrency`` at a time."""
     ordered = verdict.rules.ordered
     if handler.is_async and not ordered:
         handler.wait_for(map_side_by_side(handler, verdict, concurrency))
@@ -294,8 +295,8 @@ def call_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
             running.row = index
             try:
                 result = call(datum)
-                # Nearly every message is just a value of a size that is allowed: there is nothing
-                # to check, and a call of a function would take longer than all that is left.
+                # Nearly every message has nothing but a value of an allowed size. It needs no
+                # check, and a function call would cost more than all the remaining work.
                 if (
                     type(result) is Message
                     and type(value := result.value) is bytes
@@ -312,7 +313,7 @@ def call_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
                     values.append(result)
                     continue
                 run.end_before(index)
-                record(index, result if type(result) in _AT_HAND else handler.finish(result))
+                record(index, result if type(result) in _READY_TYPES else handler.finish(result))
             except USER_ERRORS as error:
                 run.end_before(index)
                 trial.failed(index, index + 1, error)
@@ -326,7 +327,7 @@ def call_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
 
 
 class PlainRun:
-    """The outputs of inputs in a row that each say nothing but a value; recorded at once."""
+    """The outputs of consecutive inputs that have nothing but a value; recorded together."""
 
     def __init__(self, verdict: Verdict) -> None:
         self._verdict = verdict
@@ -334,7 +335,7 @@ class PlainRun:
         self._start = 0
 
     def end_before(self, index: int) -> None:
-        """Records what there is; the input at the index has more to say, and is recorded alone."""
+        """Records the run so far; the caller records the input at the index by itself."""
         if self.values:
             self._verdict.record_run(self._start, self.values)
             self.values.clear()
@@ -348,7 +349,7 @@ class PlainRun:
 
 
 def _in_scopes(handler: Handler, scopes: Mapping[int, Scope]) -> Callable[[Any], Any]:
-    """Returns the handler's call, with the trace of the running row as the current one."""
+    """Returns the handler's call, with the trace context of the running row."""
 
     def call(datum: Any) -> Any:
         if (scope := scopes.get(RUNNING.row)) is None:
@@ -361,7 +362,7 @@ def _in_scopes(handler: Handler, scopes: Mapping[int, Scope]) -> Callable[[Any],
 
 
 async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int) -> None:
-    """Gives every row to an ``async`` map, ``concurrency`` of them at a time."""
+    """Calls an ``async`` map on every row, ``concurrency`` of them at a time."""
     trial, call = Trial(verdict, handler.blame), handler.call
     gate, scopes = asyncio.Semaphore(concurrency), _find_scopes(verdict.rows)
     down = 0
@@ -409,7 +410,7 @@ def _record_results(
 
 
 def map_in_mode(handler: Handler, mode: Mode, size: int) -> Operator:
-    """Returns the call of a map in its mode; at most ``size`` messages are in it at a time."""
+    """Returns the operator that calls a map in its mode, on up to ``size`` messages at a time."""
     match mode:
         case "unary":
             return partial(call_map, handler, concurrency=size)
@@ -424,7 +425,7 @@ def map_in_mode(handler: Handler, mode: Mode, size: int) -> Operator:
 def sink_in_mode(
     handler: Handler, mode: Mode, size: int, fail_unavailable: bool = False
 ) -> Operator:
-    """Returns the call of a sink in its mode, with at most ``size`` messages at a time."""
+    """Returns the operator that calls a sink in its mode, on up to ``size`` messages at a time."""
     if mode == "batch":
         return partial(call_sink, handler, batch_size=size, fail_unavailable=fail_unavailable)
     call = partial(run_columnar_sink, handler, batch_size=size, pandas=mode == "pandas")
@@ -434,21 +435,21 @@ def sink_in_mode(
 def call_sink(
     handler: Handler, verdict: Verdict, batch_size: int, fail_unavailable: bool = False
 ) -> None:
-    """Gives the rows to the sink in batches and records its responses.
+    """Calls the sink on the rows in batches and records its responses.
 
-    The list is the user's own, to sort or to empty; here and in batch maps. ``fail_unavailable``
-    if UNAVAILABLE counts as FAILURE, because a retry strategy decides about outages.
+    The list is a copy, here and in batch maps, so user code may change it. With
+    ``fail_unavailable`` UNAVAILABLE counts as FAILURE, because a retry strategy handles outages.
     """
     data = handler.data(verdict.rows)
 
-    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
+    def call_on(start: int, end: int) -> list[tuple[int, BaseException]]:
         batch = data[start:end]
         answers = handler.finish(handler.call(list(batch)))
         if answers is None and handler.answers_by_returning:
             return []
         return record_answers(verdict, start, batch, answers, fail_unavailable)
 
-    _in_batches(handler, verdict, batch_size, give)
+    _in_batches(handler, verdict, batch_size, call_on)
 
 
 def run_columnar_sink(
@@ -458,45 +459,45 @@ def run_columnar_sink(
     pandas: bool,
     fail_unavailable: bool = False,
 ) -> None:
-    """Gives the rows to the sink as record batches, or as data frames, and records its answers."""
+    """Calls the sink on the rows as record batches, or as data frames; records its responses."""
     record = partial(record_rows, fail_unavailable=fail_unavailable)
-    _give_columns(handler, verdict, batch_size, pandas, record)
+    _call_on_columns(handler, verdict, batch_size, pandas, record)
 
 
 def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
-    """Gives the rows to the map in batches and records what it made of each, by id."""
+    """Calls the map on the rows in batches and records the result of each row, by id."""
     data = handler.data(verdict.rows)
 
-    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
+    def call_on(start: int, end: int) -> list[tuple[int, BaseException]]:
         batch = data[start:end]
         results = order_results(
             verdict.rules.vertex, batch, handler.finish(handler.call(list(batch)))
         )
         return list(_record_results(verdict, start, results))
 
-    _in_batches(handler, verdict, batch_size, give)
+    _in_batches(handler, verdict, batch_size, call_on)
 
 
 def run_columnar(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
-    """Gives the rows to the map as record batches, or as data frames, and records its columns."""
-    _give_columns(handler, verdict, batch_size, pandas, record_columns)
+    """Calls the map on the rows as record batches, or as data frames, and records its columns."""
+    _call_on_columns(handler, verdict, batch_size, pandas, record_columns)
 
 
-def _give_columns(
+def _call_on_columns(
     handler: Handler, verdict: Verdict, batch_size: int, pandas: bool, record: RecordColumns
 ) -> None:
     rows = select_columns(verdict.rows)
 
-    def give(start: int, end: int) -> Failed:
+    def call_on(start: int, end: int) -> Failed:
         part = rows.slice(start, end - start)
         answer = handler.finish(handler.call(part.to_pandas() if pandas else part))
         return record(verdict, start, end - start, answer)
 
-    _in_batches(handler, verdict, batch_size, give)
+    _in_batches(handler, verdict, batch_size, call_on)
 
 
 def run_stream(handler: Handler, verdict: Verdict) -> None:
-    """Gives the rows to the map one by one and forwards what it yields while it runs.
+    """Calls the map on the rows one by one and forwards its outputs while it runs.
 
     Outputs that have been forwarded stay forwarded when the input is nacked afterwards.
     """
@@ -512,7 +513,7 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
             stream.withdraw(index)
             trial.failed(index, index + 1, error)
         else:
-            # Before the rest is looked at: what has passed shows that an outage is over.
+            # Before ``_leave_rest``: a success shows that an outage is over.
             trial.failed_among_others((), index + 1)
         if _leave_rest(verdict, trial, index, index + 1):
             return
@@ -520,17 +521,17 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
 
 
 Failed = Sequence[tuple[int, BaseException | None]]
-"""Rows that failed by themselves, each with its error; ``None`` for one that was not tried."""
+"""Rows that failed individually, each with its error; ``None`` for a row that was not tried."""
 
 RecordColumns = Callable[[Verdict, int, int, Any], Failed]
-"""Records the answer for that many rows from one on; returns those that failed by themselves."""
+"""Records an answer, given its first row and row count; returns rows that failed individually."""
 
-Give = Callable[[int, int], Failed]
-"""Has user code decide about the rows of a batch; returns those that failed by themselves."""
+CallOn = Callable[[int, int], Failed]
+"""Calls user code on the rows of a batch; returns those that failed individually."""
 
 
 def _call_stepwise(handler: Handler, datum: Datum) -> Iterator[Any]:
-    """Yields what a stream map yields; the time until the next one is that of a call."""
+    """Yields the outputs of a stream map; the call timeout applies to each of them."""
     end = object()
     with RUNNING:
         results = iter(handler.iterate(handler.call(datum)))
@@ -541,12 +542,12 @@ def _call_stepwise(handler: Handler, datum: Datum) -> Iterator[Any]:
             message = next(results, end)
 
 
-def _in_batches(handler: Handler, verdict: Verdict, size: int, give: Give) -> None:
-    """Has user code decide about batch after batch; whatever it raises is its batch's."""
+def _in_batches(handler: Handler, verdict: Verdict, size: int, call_on: CallOn) -> None:
+    """Calls user code batch after batch; an exception counts against its batch only."""
 
     def call(start: int, end: int) -> Failed:
         with RUNNING:
-            return give(start, end)
+            return call_on(start, end)
 
     trial = Trial(verdict, handler.blame)
     for start, end in _cut_calls(verdict, size):
@@ -556,32 +557,33 @@ def _in_batches(handler: Handler, verdict: Verdict, size: int, give: Give) -> No
     trial.finish()
 
 
-def _try_batch(trial: Trial, start: int, end: int, give: Give) -> None:
+def _try_batch(trial: Trial, start: int, end: int, call_on: CallOn) -> None:
     try:
-        _note_failures(trial, give(start, end), end)
+        _note_failures(trial, call_on(start, end), end)
     except USER_ERRORS as error:
         if end - start < ENOUGH or isinstance(error, Nack) or trial.means_down(error):
             trial.failed(start, end, error)
         else:
-            _try_alone(trial, start, end, give, error)
+            _try_alone(trial, start, end, call_on, error)
 
 
 def _note_failures(trial: Trial, failures: Failed, end: int) -> None:
-    """Decides about the rows up to ``end`` that failed, and leaves those that were not tried."""
+    """Decides about the rows up to ``end`` that failed, and postpones those that were not tried."""
     trial.postpone([index for index, error in failures if error is None])
     trial.failed_among_others(
         [(index, error) for index, error in failures if error is not None], end
     )
 
 
-def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseException) -> None:
-    """Finds out whether a batch failed because of one message, or would with any.
+def _try_alone(trial: Trial, start: int, end: int, call_on: CallOn, error: BaseException) -> None:
+    """Finds out whether a batch failed because of one message, or would fail with any.
 
-    The first that passes shows that it is the messages'; the rest goes alone later on.
+    The first message that passes alone proves that a message is to blame. The remaining ones are
+    then redelivered, to be called alone.
     """
     for index in range(start, min(start + trial.enough, end)):
         try:
-            failures = give(index, index + 1)
+            failures = call_on(index, index + 1)
         except USER_ERRORS as raised:
             trial.failed(index, index + 1, raised)
         else:
@@ -594,7 +596,7 @@ def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseExcept
 
 
 def _leave_rest(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
-    """Leaves the rows from ``end`` on if they are held up or would fail, too; returns whether."""
+    """Leaves the rows from ``end`` on if they must wait or would fail; returns whether it did."""
     if verdict.holds_up(start, end):
         verdict.decisions.stop_at(end)
         return True
@@ -605,7 +607,7 @@ def _leave_rest(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
 
 
 def _cut_calls(verdict: Verdict, size: int) -> Iterable[tuple[int, int]]:
-    """Yields the rows of each call; as a rule none has failed before, and none is looked at."""
+    """Yields the rows of each call; usually no row has failed before, so full batches will do."""
     rows, ordered = verdict.rows, verdict.rules.ordered
     if not ordered and not rows.count_failed():
         return _full_ranges(len(rows), size)
@@ -619,12 +621,11 @@ def _full_ranges(count: int, size: int) -> Iterable[tuple[int, int]]:
 def call_ranges(
     failures: Sequence[int], size: int, keys: Sequence[Sequence[str]] | None = None
 ) -> Iterable[tuple[int, int]]:
-    """Yields the rows of each call: at most ``size``, and those that failed before go alone.
+    """Yields the rows of each call: at most ``size``, and each row that failed before alone.
 
-    Alone, so that a bad message that failed its batch once cannot take its neighbours along to
-    the dead letters: they pass on their second delivery. Where order counts, ``keys`` are given
-    and no two rows with the same keys are in one call: the second must not be done before the
-    first.
+    So a bad message that has failed its batch once cannot drag its neighbours to the dead letters:
+    they pass on their second delivery. If order matters, the caller passes ``keys``, and no two
+    rows with the same keys are in one call: the second must not be done before the first.
     """
     start = 0
     if keys is None and not any(failures):

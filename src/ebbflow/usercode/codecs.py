@@ -1,11 +1,11 @@
 """User code that works on values in place of bytes: ``decode=`` and ``encode=`` of a step.
 
-A map gets what ``decode`` makes of the value of a message, and what it returns becomes a message by
-``encode``. A sink gets a list of decoded values, and has written all of them when it returns. Both
-run on the worker.
+A map gets the decoded value of a message, and ``encode`` makes a message of its result. A sink gets
+a list of decoded values, and has written all of them when it returns. Both run on the worker.
 
-A value that cannot be decoded or encoded counts against its message alone: in a map as an exception
-of user code does, in a sink as a reported failure. The other messages of a sink's call are written.
+A value that cannot be decoded or encoded counts against its message alone: in a map like an
+exception of user code, in a sink like a reported failure. The other messages of a sink's call are
+written.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ebbflow.usercode.targets import is_class
 
 @runtime_checkable
 class Model(Protocol):
-    """A class that reads itself from JSON, as those of pydantic do."""
+    """A class that can be read from JSON, like pydantic's models."""
 
     def model_validate_json(self, json_data: bytes) -> Any:
-        """Returns an instance; raises if the JSON does not fit."""
+        """Returns an instance; raises if the JSON is not valid for it."""
 
 
 Decode = Literal["json", "text"] | Model | Callable[[bytes], Any]
@@ -37,7 +37,7 @@ Encode = Literal["json", "text"] | Callable[[Any], bytes]
 
 
 def decoder(decode: Decode) -> Callable[[bytes], Any]:
-    """Returns what reads a value; ``TypeError`` if ``decode`` is none of the ways."""
+    """Returns the function that decodes a value; ``TypeError`` if ``decode`` is not a codec."""
     if decode == "json":
         return _read_json
     if decode == "text":
@@ -50,7 +50,7 @@ def decoder(decode: Decode) -> Callable[[bytes], Any]:
 
 
 def encoder(encode: Encode) -> Callable[[Any], bytes]:
-    """Returns what writes a value; ``TypeError`` if ``encode`` is none of the ways."""
+    """Returns the function that encodes a value; ``TypeError`` if ``encode`` is not a codec."""
     if encode == "json":
         return write_json
     if encode == "text":
@@ -65,7 +65,7 @@ def _read_json(value: bytes) -> Any:
 
 
 class _Coded:
-    """User code behind a codec, made once per worker like any class of the user's."""
+    """User code behind a codec, instantiated once per worker like any class of the user's."""
 
     def __init__(self, code: Any, decode: Decode | None, encode: Encode | None) -> None:
         self._code = code() if is_class(code) else code
@@ -81,7 +81,7 @@ class _Coded:
         return self._code.close() if hasattr(self._code, "close") else None
 
     def read(self, datum: Datum) -> Any:
-        """Returns what user code gets of a message."""
+        """Returns the value that user code gets for a message."""
         return datum if self._decode is None else self._decode(datum.value)
 
 
@@ -89,11 +89,11 @@ class CodedMap(_Coded):
     """A map of values."""
 
     def __call__(self, datum: Datum) -> Any:
-        """Returns what the map made of the message."""
+        """Returns the map's outputs for the message."""
         return self.write(self._code(self.read(datum)))
 
     def write(self, result: Any) -> Any:
-        """Returns what user code returned, with messages in place of values."""
+        """Returns the result of user code, with messages in place of values."""
         if self._encode is None or result is None or isinstance(result, Message):
             return result
         if isinstance(result, list | tuple) or inspect.isgenerator(result):
@@ -106,10 +106,10 @@ class CodedMap(_Coded):
 
 
 class CodedAsyncMap(CodedMap):
-    """An ``async`` map of values; several messages are in it at a time."""
+    """An ``async`` map of values; called on several messages concurrently."""
 
     async def __call__(self, datum: Datum) -> Any:
-        """Returns what the map made of the message."""
+        """Returns the map's outputs for the message."""
         return self.write(await self._code(self.read(datum)))
 
 
@@ -117,7 +117,7 @@ class CodedSink(_Coded):
     """A sink of values."""
 
     def __call__(self, data: list[Datum]) -> Any:
-        """Returns a response for each message, or something to wait for that gives them."""
+        """Returns a response for each message, or an awaitable of them."""
         values, responses = [], []
         for datum in data:
             try:
@@ -144,7 +144,7 @@ def _answer(result: Any, responses: list[Response]) -> list[Response]:
 
 
 def coded_map(code: Any, mode: str, decode: Decode | None, encode: Encode | None) -> Any:
-    """Returns the map behind a codec, if there is one; ``TypeError`` where there cannot be."""
+    """Returns the map with its codec, if any; ``TypeError`` if it cannot have one."""
     if decode is None and encode is None:
         return code
     _check(code, mode == "unary", decode, encode)
@@ -153,7 +153,7 @@ def coded_map(code: Any, mode: str, decode: Decode | None, encode: Encode | None
 
 
 def coded_sink(code: Any, mode: str, decode: Decode | None) -> Any:
-    """Returns the sink behind a codec, if there is one; ``TypeError`` where there cannot be."""
+    """Returns the sink with its codec, if any; ``TypeError`` if it cannot have one."""
     if decode is None:
         return code
     _check(code, mode == "batch", decode, None)
@@ -161,7 +161,7 @@ def coded_sink(code: Any, mode: str, decode: Decode | None) -> Any:
 
 
 def uncoded(code: Any) -> Any:
-    """Returns the user's own function or class, for people to see."""
+    """Returns the user's own function or class, for display."""
     own = isinstance(code, partial) and code.func in (CodedMap, CodedAsyncMap, CodedSink)
     return code.args[0] if own else code
 

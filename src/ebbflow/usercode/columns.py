@@ -5,13 +5,13 @@ The input has the columns of a frame and the watermark. The output needs ``value
 (their numbers in the batch, from 0) there may be any number of rows for an input, and an input
 without a row is dropped. Optional: ``keys`` (lists of texts), ``tags`` (lists of texts),
 ``event_time``, ``metadata`` (groups of named bytes); ``drop`` (true or false) leaves a row out,
-``error`` (a text) says that the input has failed; to give rows back ``nack`` (true or false) with
-``nack_delay`` (milliseconds), ``nack_max_deliveries`` and ``nack_reason``. A null is as good as
-nothing given: such a row keeps the keys, event time and metadata of its input.
+``error`` (a text) marks the input as failed; to nack an input, ``nack`` (true or false) with
+``nack_delay`` (milliseconds), ``nack_max_deliveries`` and ``nack_reason``. A null counts as unset:
+such a row keeps the keys, event time and metadata of its input.
 
 A map may return a pair: the outputs, and ``{row: exception}`` for inputs on which it has failed, by
-their numbers in the batch. Such an input counts as if the map had raised on it alone; ``None`` in
-place of the exception says that it was not tried and comes back as it is.
+their numbers in the batch. Such an input counts as if the map had raised on it alone. ``None`` in
+place of the exception says that the input was not tried and is redelivered as it was.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ QUERY_TYPES: dict[str, pa.DataType] = {
     "nack_max_deliveries": pa.int64(),
     "nack_reason": pa.string(),
 }
-"""The columns that a query may return as well."""
+"""The columns that a query may return, too."""
 
 TYPES: dict[str, pa.DataType] = QUERY_TYPES | {
     "row": pa.int64(),
@@ -57,13 +57,13 @@ COLUMNS = [
     *("id", "keys", "value", "event_time", "headers", "metadata"),
     *("deliveries", "nack_reason", "retries"),
 ]
-"""The columns of a frame that columnar code is given; ``WATERMARK`` comes behind them."""
+"""The columns of a frame that columnar code gets, followed by ``WATERMARK``."""
 
 WATERMARK = "watermark"
 
 
 def select_columns(rows: Rows) -> pa.RecordBatch:
-    """Returns the columns that columnar user code is given, the vertex's watermark among them."""
+    """Returns the columns that columnar user code gets, including the vertex's watermark."""
     times = pa.repeat(pa.scalar(rows.watermark, frames.TIME), len(rows))
     return rows.batch.select(COLUMNS).append_column(WATERMARK, times)
 
@@ -75,10 +75,10 @@ def record_columns(
     result: Any,
     types: Mapping[str, pa.DataType] = TYPES,
 ) -> list[tuple[int, BaseException | None]]:
-    """Records what a columnar map returned for ``count`` inputs from the one at ``start`` on.
+    """Records the result of a columnar map for ``count`` inputs, beginning at ``start``.
 
-    Returns the inputs that failed by themselves, each with its error, and with none those that
-    were not tried; they are not decided here.
+    Returns the inputs that failed individually, each with its error, or ``None`` if it was not
+    tried; they are not decided here.
     """
     outputs, failed = _take_apart(verdict.rules.vertex, count, result)
     columns = _check_columns(verdict.rules.vertex, outputs, types)
@@ -124,10 +124,10 @@ def _check_columns(
     for name, kind in types.items():
         if name in batch.schema.names:
             if pa.types.is_null(batch.schema.field(name).type) and name != "value":
-                continue  # nothing but nulls, as data frames have them
+                continue  # only nulls, the type that data frames give to empty columns
             try:
                 columns[name] = batch.column(name).combine_chunks().cast(kind)
-                columns[name].validate(full=True)  # texts that are none, say
+                columns[name].validate(full=True)  # for example text that is not valid UTF-8
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise _violation(vertex, f"returned a column {name!r}: {error}") from error
             if pa.types.is_list(kind) and columns[name].flatten().null_count:
@@ -188,7 +188,7 @@ def _record_nacks(
     columns: dict[str, pa.Array],
     ended: Collection[int],
 ) -> set[int]:
-    """Nacks the inputs of the rows to be nacked, each as a whole; returns these inputs."""
+    """Nacks the inputs of rows with ``nack``, each as a whole; returns these inputs."""
     if "nack" not in columns:
         return set()
     names = ("nack_delay", "nack_max_deliveries", "nack_reason")
@@ -209,7 +209,7 @@ def _record_failures(
     columns: dict[str, pa.Array],
     ended: Collection[int],
 ) -> set[int]:
-    """Records the inputs of rows with an error as failed, each as a whole; returns them."""
+    """Records the inputs of rows with ``error`` as failed, each as a whole; returns them."""
     if "error" not in columns:
         return set()
     failed: set[int] = set()
@@ -245,7 +245,7 @@ def _note_times(verdict: Verdict, columns: dict[str, pa.Array], rows: Sequence[i
 def _refuse_times(
     verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array], ended: Collection[int]
 ) -> set[int]:
-    """Records an error for the inputs of rows whose time Python cannot show; returns these."""
+    """Records an error for the inputs of rows whose time Python cannot represent; returns them."""
     if "event_time" not in columns:
         return set()
     times = columns["event_time"].cast(pa.int64())
@@ -253,7 +253,7 @@ def _refuse_times(
         pc.less(times, frames.FIRST_TIME), pc.greater(times, frames.LAST_TIME)
     ).fill_null(False)
     rows = pc.indices_nonzero(out_of_range).to_pylist()
-    if rows:  # they count toward no watermark
+    if rows:  # these times must not count toward the watermark
         kept = pc.if_else(out_of_range, pa.scalar(None, pa.int64()), times)
         columns["event_time"] = kept.cast(frames.TIME)
     refused = {parents[row] for row in rows}.difference(ended)
@@ -270,7 +270,7 @@ def _refuse_times(
 def _refuse_large(
     verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array], ended: Collection[int]
 ) -> set[int]:
-    """Records an error for the inputs of rows that no message can hold; returns these inputs."""
+    """Records an error for the inputs of rows too large for a message; returns these inputs."""
     refused: set[int] = set()
     largest = verdict.rules.largest
     others = [columns[name] for name in ("keys", "metadata") if name in columns]

@@ -1,15 +1,15 @@
 """The contract of a sink: N messages in, N responses out, each id exactly once, in any order.
 
-Messages with exactly one valid response keep it, whatever the others did. Every other message is
-treated as failed with a ``ContractViolation`` that names the sink, the ids and the fix, so it is
-redelivered with back-off and finally dead-lettered. Nothing stalls and nothing is lost. A sink that
-is annotated ``-> None`` answers by returning; one that merely forgets to return breaks the
-contract.
+Messages with exactly one valid response keep it, whatever the other responses are. Every other
+message is treated as failed with a ``ContractViolation`` that names the sink, the ids and the fix,
+so it is redelivered with back-off and finally dead-lettered. Nothing stalls and nothing is lost. A
+sink that is annotated ``-> None`` responds by returning; one that merely forgets to return breaks
+the contract.
 
-A columnar sink answers only for the rows that it has not simply written. An exception in place of
-an answer is what that row failed with. A row with an answer that cannot be used has failed. An
-answer for a row that is not there might have been meant for any: then every row without a valid
-answer has failed.
+A columnar sink responds only for the rows that it has not simply written. An exception in place of
+a response is the error that the row failed with. A row with an unusable response has failed. A
+response for a row that does not exist might be meant for any row, so every row without a valid
+response has failed then.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ebbflow.domain.outcome import DeadLetter
 from ebbflow.engine.verdict import Verdict
 
 _ROWS_FIX = (
-    "Return None when all rows are written, or {row: answer} for the others, with numbers of rows "
-    "from 0 and answers made with the class methods of Response: without an id, the rest by name."
+    "Return None when all rows are written, or {row: response} for the others, counting rows from "
+    "0. Make responses with the class methods of Response, without an id and the rest by name."
 )
 
 _STATUS_OF, _ID_OF = attrgetter("status"), attrgetter("id")
 
 UNTRIED = object()
-"""A columnar sink's answer for a row that it has not tried: the row comes back as it is."""
+"""A columnar sink's response for a row that it has not tried: it is redelivered as it was."""
 
 SENT_TO_FALLBACK = DeadLetter("sent to the fallback sink")
-"""The letter of a message that was meant for the fallback sink from the start."""
+"""The dead letter of a message that was sent to the fallback sink by choice, not by failure."""
 
 
 def record_answers(
@@ -58,7 +58,7 @@ def record_answers(
     by_id: defaultdict[str, deque[Response]] = defaultdict(deque)
     for response in valid:
         by_id[response.id].append(response)
-    # A message that was delivered twice may be in one batch twice, and is then answered twice.
+    # A message that was delivered twice may be in one batch twice, and then gets two responses.
     copies = Counter(datum.id for datum in batch)
     kept = {i for i, number in copies.items() if len(by_id[i]) == number}
     violation = _violation(vertex, copies, by_id, wrong)
@@ -74,10 +74,10 @@ def record_answers(
 def record_rows(
     verdict: Verdict, start: int, count: int, answers: Any, fail_unavailable: bool = False
 ) -> list[tuple[int, BaseException | None]]:
-    """Records what a columnar sink answered for ``count`` rows from the one at ``start`` on.
+    """Records a columnar sink's responses for ``count`` rows, beginning at ``start``.
 
     Returns the rows that failed or for which a system is unavailable, each with the error that says
-    so, and those that the sink left ``UNTRIED``, with none. With ``fail_unavailable`` an
+    so, and with ``None`` those that the sink left ``UNTRIED``. With ``fail_unavailable`` an
     unavailable system is recorded as a failure of the row instead.
     """
     if answers is None:
@@ -100,51 +100,52 @@ def _check_mapping(vertex: str, answers: Any) -> None:
     if not isinstance(answers, Mapping):
         raise ContractViolation(
             vertex,
-            f"returned {type(answers).__name__} where None or a mapping of answers by row belongs",
+            f"returned {type(answers).__name__} where None or a mapping from rows to responses "
+            "belongs",
             fix=_ROWS_FIX,
         )
 
 
 def _find_row_fault(row: Any, count: int, answer: Any) -> str | None:
-    """Returns what is wrong with an entry; the fault of a row that is not there names it."""
-    if not _is_there(row, count):
-        return f"an answer for row {row!r:.40} of {count}"
+    """Returns what is wrong with an entry; the text names a row that does not exist."""
+    if not _exists(row, count):
+        return f"a response for row {row!r:.40} of {count}"
     if answer is UNTRIED or isinstance(answer, BaseException):
         return None
     if not isinstance(answer, Response):
         return f"{type(answer).__name__} where a Response belongs"
     if answer.id != "":
-        return "a Response with an id, or with one in place of what it says"
+        return "a Response with an id, or with another argument passed as the id"
     return _find_wrong_fact(answer)
 
 
-def _is_there(row: Any, count: int) -> bool:
+def _exists(row: Any, count: int) -> bool:
     return isinstance(row, int) and not isinstance(row, bool) and 0 <= row < count
 
 
 def _record_wrong(
     verdict: Verdict, start: int, count: int, answers: Mapping[Any, Any], wrong: Mapping[Any, str]
 ) -> None:
-    """Records an error for the rows without a valid answer, if one of them may be meant."""
+    """Records an error for the rows with a wrong response, or for all that it may be meant for."""
     if not wrong:
         return
-    there = {row for row in wrong if _is_there(row, count)}
+    existing = {row for row in wrong if _exists(row, count)}
     valid = answers.keys() - wrong.keys()
-    failed = there if len(there) == len(wrong) else set(range(count)) - valid
+    failed = existing if len(existing) == len(wrong) else set(range(count)) - valid
     ids = verdict.rows.column("id")
     faults = Counter(wrong.values())
     problems = [f"{number} x {fault}" for fault, number in faults.items()]
     violation = ContractViolation(
         verdict.rules.vertex,
-        f"answered for {len(answers)} of {count} rows: {'; '.join(problems)}",
-        [ids[start + row] for row in sorted(there)],
+        f"returned responses for {len(answers)} of {count} rows: {'; '.join(problems)}",
+        [ids[start + row] for row in sorted(existing)],
         _ROWS_FIX,
     )
     verdict.record_errors((start + row for row in sorted(failed)), violation)
 
 
 def _all_done(ids: Sequence[str], answers: Any) -> bool:
-    """Returns whether each message got OK, in order: nearly always so, and quickly seen."""
+    """Returns whether each message got OK, in order: the common case, quick to check."""
     return (
         type(answers) is list
         and {*map(type, answers)} == {Response}
@@ -178,7 +179,7 @@ def order_results(vertex: str, batch: Sequence[Datum], results: Any) -> list[Any
 
 
 def _sort_responses(vertex: str, answers: Any) -> tuple[list[Response], list[str]]:
-    """Returns the valid responses, and what is wrong with each of the others."""
+    """Returns the valid responses, and what is wrong with each invalid one."""
     if not isinstance(answers, Iterable) or isinstance(answers, (str, bytes)):
         raise ContractViolation(
             vertex,

@@ -1,11 +1,10 @@
 """A MonoVertex: source, transformer, map and sinks as one step, without buffers in between.
 
-The unit is the message that was read from the source, the root. Whatever happens to any message
-that came from it, on any level, decides about the root: a nack redelivers it as a whole and none of
-its other messages goes further; a dead letter holds the root, so that a replay does all of it
-again. Messages that a sink has accepted before that are given to it again with the next delivery.
-``bypass`` rules send messages by their tags from the transformer or the map straight to one of the
-sinks.
+The unit is the message that was read from the source, the root. The outcome of any message that was
+made from it, at any step, decides about the root: a nack redelivers it as a whole, and none of its
+other messages is forwarded; a dead letter contains the root, so that a replay repeats all of it.
+Messages that a sink has accepted before that are passed to it again with the next delivery.
+``bypass`` rules send messages by their tags from the transformer or the map straight to a sink.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from ebbflow.usercode.calling import call_with_retries
 from ebbflow.usercode.contract import SENT_TO_FALLBACK
 from ebbflow.usercode.sinks import Sinks, run_fallback, run_on_success, run_sinks
 
-# The end of a root is the strongest end of its messages; of several nacks the first that asks for
-# something counts, as among the outputs of one call.
+# The outcome of a root is the strongest outcome of its messages; of several nacks the first with a
+# delay or reason counts, as among the outputs of one call.
 _STRENGTH: dict[type[Outcome], int] = {
     Dropped: 0,
     Done: 1,
@@ -69,7 +68,7 @@ class MonoStep:
 
 
 class Branch(Enum):
-    """Where a message goes after a step: on to the next one, or straight to a sink."""
+    """Where a message goes after a step: to the next step, or straight to a sink."""
 
     ON = "on"
     SINK = "sink"
@@ -79,7 +78,7 @@ class Branch(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """The tags that lead straight to a sink; tried in this order, the first that accepts wins."""
+    """The tags that send messages straight to a sink; the first rule that accepts wins."""
 
     sink: Edge | None = None
     fallback: Edge | None = None
@@ -97,7 +96,7 @@ class Bypass:
 
 @dataclass(frozen=True, slots=True)
 class Mono:
-    """The whole of a MonoVertex."""
+    """The steps and sinks of a MonoVertex."""
 
     steps: Sequence[MonoStep]
     sinks: Sinks
@@ -105,11 +104,11 @@ class Mono:
 
 
 class _Level:
-    """Messages on their way, each with the index of its root."""
+    """The messages that enter a step or a sink, each with the index of its root."""
 
     def __init__(self, batch: pa.RecordBatch | None = None, roots: Sequence[int] = ()) -> None:
         self._batches = [] if batch is None else [batch]
-        # A range, where each root has one message here: as a rule, and costs nothing.
+        # Usually a range, which costs nothing: each root has one message here.
         self.roots = roots
 
     def add(self, batch: pa.RecordBatch, roots: Sequence[int]) -> None:
@@ -122,7 +121,7 @@ class _Level:
 
 
 class _Siblings:
-    """Keeps messages from the sinks whose root is redelivered or dead in this delivery already."""
+    """Keeps messages from the sinks if their root is already redelivered or dead-lettered."""
 
     def __init__(self, part: Verdict, roots: Sequence[int], sinks: Sinks) -> None:
         self._roots = dict(zip(part.rows.column("id"), roots, strict=True))
@@ -134,16 +133,16 @@ class _Siblings:
         """Returns the siblings among the messages; ``None`` if each root has one message."""
         if isinstance(roots, range) or len(set(roots)) == len(roots):
             return None
-        ids = part.rows.column("id")  # a root that was delivered twice has messages of equal ids
+        ids = part.rows.column("id")  # a root that was delivered twice has messages with equal ids
         return cls(part, roots, sinks) if len(set(ids)) == len(ids) else None
 
     @property
     def sinks(self) -> Sinks:
-        """The sinks, of which the primary gets no message that is held back."""
+        """The sinks, with a primary that skips messages that are held back."""
         return replace(self._sinks, primary=self.call)
 
     def call(self, verdict: Verdict) -> None:
-        """Gives the messages to the sink call by call, without those that are held back."""
+        """Calls the sink batch by batch, without the messages that are held back."""
         size = self._sinks.batch_size
         for start in range(0, len(verdict.rows), size):
             wanted = self._hold_back(verdict, range(start, min(start + size, len(verdict.rows))))
@@ -154,7 +153,7 @@ class _Siblings:
                 self._note_stopped(part)
 
     def withdraw(self, verdict: Verdict) -> None:
-        """Takes back what user code has asked for messages that are held back."""
+        """Withdraws the requests of user code for messages that are held back."""
         self._note_stopped(verdict)
         for index, message in enumerate(verdict.rows.column("id")):
             if self._roots[message] in self._stopped:
@@ -176,17 +175,17 @@ class _Siblings:
 
 
 class _Run:
-    """One chunk on its way through a MonoVertex."""
+    """The processing of one chunk by a MonoVertex."""
 
     def __init__(self, verdict: Verdict, mono: Mono, pause: Pause) -> None:
-        # From here on every part is held to the rules of the sinks: a nack that is out of
-        # deliveries in a step goes to the fallback sink as well.
+        # From here on the rules of the sinks apply to every part: a nack in a step that has used up
+        # its deliveries goes to the fallback sink, too.
         self._verdict = verdict.under(mono.sinks.bind(verdict.rules))
         self._mono = mono
         self._pause = pause
         self._ends: dict[int, Outcome] = {}
         self._taken: list[Sequence[int]] = []
-        """The roots of messages that are simply done."""
+        """The roots of messages that are done."""
         self._answers: defaultdict[int, list[tuple[str, bytes]]] = defaultdict(list)
         self._levels = {branch: _Level() for branch in Branch if branch is not Branch.ON}
 
@@ -202,19 +201,19 @@ class _Run:
             self._record(dict.fromkeys(level.roots, NOT_FOR_THE_SINK))
             level = _Level()
         for messages in (level, self._levels[Branch.SINK]):
-            self._give_to_sinks(messages)
-        self._give_to_fallback(self._levels[Branch.FALLBACK])
-        self._give_to_on_success(self._levels[Branch.ON_SUCCESS])
+            self._run_sinks(messages)
+        self._run_fallback(self._levels[Branch.FALLBACK])
+        self._run_on_success(self._levels[Branch.ON_SUCCESS])
         self._conclude()
 
     def _part(self, batch: pa.RecordBatch) -> Verdict:
         return self._verdict.part(Rows(batch, self._verdict.rows.watermark))
 
     def _without_stopped(self, level: _Level) -> tuple[pa.RecordBatch, Sequence[int]]:
-        """Returns the level without the messages of roots that stop here anyway.
+        """Returns the level without the messages of roots that are redelivered or dead-lettered.
 
-        A root that comes back brings all its messages again; what was forwarded now would be
-        doubled.
+        A redelivered root produces all its messages again, so forwarding them now would duplicate
+        them.
         """
         batch, roots = level.batch, level.roots
         stops = {root for root, end in self._ends.items() if isinstance(end, _STOPS)}
@@ -224,7 +223,7 @@ class _Run:
         return frames.take_rows(batch, kept), [roots[n] for n in kept]
 
     def _advance(self, level: _Level, step: MonoStep) -> _Level:
-        """Gives the messages to a step; returns those that continue to the next."""
+        """Runs a step on the messages; returns the messages for the next step."""
         batch, roots = self._without_stopped(level)
         part = self._part(batch)
         call_with_retries(part, step.call, step.strategy, self._pause, step.name)
@@ -254,7 +253,7 @@ class _Run:
             level.add(frames.take_rows(batch, rows[branch]), own)
         return following
 
-    def _give_to_sinks(self, level: _Level) -> None:
+    def _run_sinks(self, level: _Level) -> None:
         batch, roots = self._without_stopped(level)
         if roots:
             part = self._part(batch)
@@ -266,25 +265,25 @@ class _Run:
                 message = part.rows.column("id")[index]
                 self._answers[roots[index]] += [(message, payload) for payload in payloads]
             self._record_written(roots, part)
-            # The on-success sink took these next to the primary.
+            # The on-success sink took these messages in addition to the primary.
             also = sum(isinstance(end, Succeeded) for end in part.outcomes.values())
             self._verdict.decisions.count_written(also)
 
-    def _give_to_fallback(self, level: _Level) -> None:
-        self._give_directly(
+    def _run_fallback(self, level: _Level) -> None:
+        self._run_directly(
             level, lambda part, index: part.fall_back(index, SENT_TO_FALLBACK), run_fallback
         )
 
-    def _give_to_on_success(self, level: _Level) -> None:
-        self._give_directly(level, lambda part, index: part.hand_on(index, None), run_on_success)
+    def _run_on_success(self, level: _Level) -> None:
+        self._run_directly(level, lambda part, index: part.hand_on(index, None), run_on_success)
 
-    def _give_directly(
+    def _run_directly(
         self,
         level: _Level,
         ask: Callable[[Decisions, int], None],
         run: Callable[[Verdict, Sinks, Pause], None],
     ) -> None:
-        """Gives messages straight to a sink next to the primary, which ``ask`` asks for."""
+        """Runs a secondary sink on the messages, after ``ask`` has requested it for each."""
         batch, roots = self._without_stopped(level)
         if roots:
             part = self._part(batch)
@@ -294,7 +293,7 @@ class _Run:
             self._record_written(roots, part)
 
     def _record_written(self, roots: Sequence[int], part: Verdict) -> None:
-        """Records the ends of messages, and counts those that their sink took."""
+        """Records the outcomes of messages, and counts those that their sink took."""
         outcomes = part.outcomes
         not_taken = sum(not isinstance(end, _TAKEN) for end in outcomes.values())
         self._verdict.decisions.count_written(len(roots) - not_taken)
@@ -305,14 +304,14 @@ class _Run:
         self._taken.append(roots)
 
     def _record(self, ends: Mapping[int, Outcome]) -> None:
-        """Notes ends other than the usual one; the strongest of a root remains."""
+        """Records outcomes other than done; the strongest one of a root counts."""
         for root, outcome in ends.items():
-            so_far = self._ends.get(root)
-            if so_far is None or _strength(outcome) > _strength(so_far):
+            before = self._ends.get(root)
+            if before is None or _strength(outcome) > _strength(before):
                 self._ends[root] = outcome
 
     def _forget_weak(self) -> None:
-        """Forgets the ends that are weaker than that of a message of the same root that is done."""
+        """Removes outcomes weaker than done from roots of which a message is done."""
         weak = [root for root, end in self._ends.items() if _strength(end) < _strength(DONE)]
         if weak:
             done = set[int]().union(*self._taken)
@@ -320,16 +319,16 @@ class _Run:
                 del self._ends[root]
 
     def _conclude(self) -> None:
-        """Makes the ends the roots' outcomes, and keeps the answers of those that have ended.
+        """Sets the outcomes of the roots, and keeps the answers of roots that have ended.
 
-        A root that comes back, or whose letter is replayed, answers again.
+        A root that is redelivered, or whose dead letter is replayed, answers again.
         """
         self._forget_weak()
         for root, end in self._ends.items():
             self._verdict.decisions.finish(root, end)
         for root, answers in self._answers.items():
             if not isinstance(self._ends.get(root), _STOPS):
-                if len(answers) > 1:  # a message that was retried comes last; its answer does not
+                if len(answers) > 1:  # retried messages come last; answers keep the original order
                     answers.sort(key=lambda answer: way_order(answer[0]))
                 self._verdict.decisions.answer(root, [payload for _, payload in answers])
 
@@ -340,5 +339,5 @@ def _strength(outcome: Outcome) -> tuple[int, bool]:
 
 
 def run_mono(verdict: Verdict, mono: Mono, pause: Pause) -> None:
-    """Takes every root of the chunk through the steps and the sinks, and decides about it."""
+    """Runs the steps and the sinks on every root of the chunk, and decides about it."""
     _Run(verdict, mono, pause).run()

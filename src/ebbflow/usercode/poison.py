@@ -2,14 +2,13 @@
 
 After a worker has died, user code first runs in a child process, on the rows that the dead worker
 had in flight. If the child dies too, its rows are tried again in pieces, in new children, until one
-row is left: that one goes to the dead letters, alone, and its neighbours are processed. Rows before
-it in the same piece may be given to user code again, as after any crash. A row whose call was over
-its time when the child ended is the error policy's instead. A child that dies of a signal that
-others send as well, such as ``SIGKILL``, condemns its row only if a second child dies of it, too.
+row is left: only that row is dead-lettered, and its neighbours are processed. User code may get
+rows before it in the same piece again, as after any crash. If the child ended because a call was
+over its time limit, the row is handled by the error policy instead. A child may also be killed from
+outside, for example with ``SIGKILL``, so its row is blamed only if a second child dies, too.
 
-The child is forked from the worker and opens user code for itself. It answers for each piece with
-what was decided about it and with what user code has printed. It ends when the worker lets go of
-it, and with the worker.
+The child is forked from the worker and opens its own user code. Its answer for each piece has the
+decisions about it and what user code has printed. It ends when the worker closes its pipe or ends.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ebbflow.usercode.printing import Collected, Emit, Printed, redirected
 
 
 def pickle_by_value(thing: object) -> bytes:
-    """Pickles anything; functions and classes of the user's program go along with their code."""
+    """Pickles anything; functions and classes of the user's program include their code."""
     from pyspark import cloudpickle
 
     return bytes(cloudpickle.dumps(thing))  # type: ignore[no-untyped-call]
@@ -54,7 +53,7 @@ _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 class ChildAnswer:
     """The answer of a child about a piece: its decisions, or what user code raised when it opened.
 
-    ``printed`` is what user code has printed meanwhile, ``outage`` is what is down.
+    ``printed`` is what user code has printed meanwhile, ``outage`` says which system is down.
     """
 
     decided: Decisions | None
@@ -65,7 +64,7 @@ class ChildAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of a child: how its process ended, or that a call was over its time.
+    """The death of a child: how its process ended, or that a call was over its time limit.
 
     ``by_signal`` is the signal that ended it, if one did.
     """
@@ -76,12 +75,12 @@ class Death:
 
     @property
     def may_come_from_outside(self) -> bool:
-        """Whether an operator or a system that is out of memory may have ended the child."""
+        """Whether an operator or the out-of-memory killer may have ended the child."""
         return self.over_time is None and self.by_signal in _FROM_OUTSIDE
 
 
 class Child:
-    """A child process; the worker's main thread makes and uses it."""
+    """A child process; created and used by the worker's main thread."""
 
     def __init__(
         self,
@@ -108,7 +107,7 @@ class Child:
         """Returns the answer about a piece, or how the child died of it."""
         try:
             self._line.send_bytes(pickle.dumps(piece))
-            # By its process and not by its line, which someone else may hold open.
+            # Waits for the process, too: other processes may hold its end of the pipe open.
             wait([self._line, self._ended])
             if self._line.poll():
                 answer: ChildAnswer = pickle.loads(self._line.recv_bytes())  # noqa: S301 - our own child
@@ -118,7 +117,7 @@ class Child:
         return self._end()
 
     def close(self) -> None:
-        """Lets it close user code and end; kills it if that takes long."""
+        """Lets it close user code and end; kills it if that takes too long."""
         self._line.close()
         if not wait([self._ended], _END_WITHIN):
             os.kill(self._pid, signal.SIGKILL)
@@ -145,7 +144,7 @@ def _serve(
     down: Callable[[], SystemOutage | None],
     watch: AbstractContextManager[None],
 ) -> NoReturn:
-    """Runs the child: decides, answers, and ends without touching what the worker has open."""
+    """Runs the child: decides, answers, and ends without touching the worker's open resources."""
     keep_private(line.fileno())
     with contextlib.suppress(BaseException), watch:
         operator: Operator | None = None
@@ -176,7 +175,7 @@ def _receive(line: Connection[Any, Any]) -> Verdict | None:
 def _pack(
     piece: Verdict, raised: Exception | None, printed: list[Printed], outage: SystemOutage | None
 ) -> bytes:
-    """Pickles an answer; user code may have made objects that only cloudpickle can pickle."""
+    """Pickles an answer, with cloudpickle because of objects that user code may have made."""
     decided = None if raised else piece.decisions
     try:
         answer = ChildAnswer(decided, raised, printed, outage)
@@ -189,16 +188,16 @@ def _pack(
 
 # Two chunks of the largest size: all that a worker can have had in flight when it died.
 SUSPECTS = 20_000
-# Many, because only those that die are dear: each takes a new child, and maybe all of a timeout.
+# Many, because only pieces that die are costly: each takes a new child, and maybe a full timeout.
 _PIECES = 16
 
 
 @contextmanager
 def end_worker_on_base_exception() -> Iterator[None]:
-    """Ends the worker when user code raises no ``Exception`` but, say, ``KeyboardInterrupt``.
+    """Ends the worker when user code raises a non-``Exception`` such as ``KeyboardInterrupt``.
 
-    Then the message that it was raised for is found as one that kills its worker. As a failed task
-    it would be tried again for ever.
+    So the message that caused it is isolated as one that kills its worker. If only the task failed,
+    the message would be tried again forever.
     """
     try:
         yield
@@ -212,11 +211,11 @@ def end_worker_on_base_exception() -> Iterator[None]:
 
 
 class PoisonIsolation:
-    """An operator that tries rows in child processes until all suspects are through.
+    """An operator that tries rows in child processes until all suspects are processed.
 
-    ``make`` starts a child, in which user code opens its own things, so that it shares no
-    connection with its parent. ``emit`` gets what user code prints, because a child cannot use its
-    parent's connection to print. ``outage`` is the one that the last chunk met with, if any.
+    ``make`` starts a child, which opens its own user code, so that it shares no connection with its
+    parent. ``emit`` gets what user code prints, because a child cannot use its parent's connection
+    for that. ``outage`` is the outage that the last chunk met, if any.
     """
 
     def __init__(self, operator: Operator, make: Callable[[], Child], emit: Emit) -> None:
@@ -256,7 +255,7 @@ class PoisonIsolation:
         if end - start > 1:
             self._decide_pieces(verdict, start, end)
             return
-        self._suspects = SUSPECTS  # there may be more of them
+        self._suspects = SUSPECTS  # there may be more poison messages
         if decided.over_time is not None:
             verdict.record_error(start, decided.over_time)
         else:
@@ -285,7 +284,7 @@ class PoisonIsolation:
         for printed in answer.printed:
             self._emit(printed)
         if answer.raised is not None:
-            self.close()  # the next one opens user code again
+            self.close()  # the next child opens user code again
             raise answer.raised
         self.outage = answer.outage
         assert answer.decided is not None

@@ -1,11 +1,11 @@
-"""Catches what user code prints and logs, and hands it on in whole lines.
+"""Catches what user code prints and logs, and passes it on in whole lines.
 
-Printing never fails and never decides about a message: any text is taken, whatever characters it
-has. Of one line, or of one text printed at once, more than ``LONGEST`` characters are cut off, and
-the rest says so. Thus nothing that is printed can fill the memory, either.
+Printing never fails and never affects a message: text with any characters is accepted. A line, or a
+text printed at once, is cut off after ``LONGEST`` characters, with a note that says so. So printing
+cannot fill the memory, either.
 
-What goes through ``logging`` keeps its level and the name of its logger. Code that gives the root
-logger its own handler shows its logs in its own way: they are then prints like any other.
+Records of ``logging`` keep their level and the name of their logger. If user code gives the root
+logger its own handler, what that handler writes is treated like any other print.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Kind = Literal["message", "print", "error", "log"]
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A text of one or more lines that a vertex prints; ``logger`` if it came by ``logging``."""
+    """One or more lines of text that a vertex prints; ``logger`` is set for ``logging`` records."""
 
     text: str
     kind: Kind = "print"
@@ -43,14 +43,14 @@ Emit = Callable[[Printed], None]
 
 
 def cut(text: str, more: int = 0) -> str:
-    """Returns the text without what is too much of it; ``more`` characters are gone already."""
+    """Returns the text cut to ``LONGEST``; ``more`` characters have been cut off already."""
     more += max(0, len(text) - LONGEST)
     return f"{text[:LONGEST]}… ({more:,} more characters cut off)" if more else text
 
 
 @contextmanager
 def redirected(emit: Emit) -> Iterator[None]:
-    """Gives ``emit`` all that is printed and logged in this process while the context lasts."""
+    """Passes all that this process prints and logs to ``emit`` while the context lasts."""
     out, err = _Lines(emit, "print"), _Lines(emit, "error")
     _LOGS.open(emit)
     try:
@@ -58,12 +58,12 @@ def redirected(emit: Emit) -> Iterator[None]:
             yield
     finally:
         _LOGS.emit_to = None
-        out.finish()  # the last line before an exception says most about it
+        out.finish()  # an unfinished line before an exception often explains it
         err.finish()
 
 
 class _Logs(logging.Handler):
-    """The handler of the root logger in a process of user code, if that sets up none itself."""
+    """The root logger's handler in a process of user code, unless user code sets up its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _Logs(logging.Handler):
         self.emit_to = emit
 
     def emit(self, record: logging.LogRecord) -> None:
-        # What sending a log may log itself is not sent: it would never end.
+        # Records logged while one is being sent are skipped: sending them would recurse forever.
         if self.emit_to is None or getattr(self._busy, "emitting", False):
             return
         if _is_printed(logging.getLogger(record.name)):
@@ -87,14 +87,14 @@ class _Logs(logging.Handler):
         try:
             text = cut(self.format(record))
             self.emit_to(Printed(text, "log", record.levelname.lower(), record.name))
-        except Exception:  # a text that cannot be formatted: logging says so on standard error
+        except Exception:  # the record cannot be formatted; logging reports it on standard error
             self.handleError(record)
         finally:
             self._busy.emitting = False
 
 
 def _is_printed(logger: logging.Logger | None) -> bool:
-    """Returns whether a handler that user code has added prints what the logger gets."""
+    """Returns whether a handler that user code has added prints the logger's records."""
     while logger is not None:
         streams = (getattr(handler, "stream", None) for handler in logger.handlers)
         if any(isinstance(stream, _Lines) for stream in streams):
@@ -107,7 +107,7 @@ _LOGS = _Logs()
 
 
 class Collected:
-    """Printed texts that are kept to be handed on later, up to a bound."""
+    """Printed texts that are kept to be passed on later, up to a bound."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -127,7 +127,7 @@ class Collected:
         self._kept.append(printed)
 
     def take(self) -> list[Printed]:
-        """Returns all that was kept since the last time, and says how much was cut off."""
+        """Returns all that was kept since the last call, and says how much was cut off."""
         alike = groupby(self._kept, lambda printed: replace(printed, text=""))
         kept = [replace(p, text="\n".join(each.text for each in group)) for p, group in alike]
         lost = [Printed(f"… ({self._lost:,} more lines cut off)")] if self._lost else []
@@ -136,7 +136,7 @@ class Collected:
 
 
 class _Lines(io.TextIOBase):
-    """Text is handed on in whole lines, as ``print`` writes a line in several pieces."""
+    """Passes text on in whole lines, because ``print`` writes a line in several pieces."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -152,7 +152,7 @@ class _Lines(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        """For programs that user code starts: what they print goes to the log of the process."""
+        """For programs that user code starts: their output goes to the log of the process."""
         return _STANDARD_ERROR
 
     def write(self, text: str) -> int:
@@ -169,7 +169,7 @@ class _Lines(io.TextIOBase):
         self._length += len(text)
 
     def finish(self, newline: str = "") -> None:
-        """Hands on what there is of a line, if anything."""
+        """Passes an unfinished line on, if there is one."""
         if self._length or newline:
             text = "".join(self._open)
             self._open, length, self._length = [], self._length, 0
@@ -177,7 +177,7 @@ class _Lines(io.TextIOBase):
 
 
 class _Bytes(io.RawIOBase):
-    """The binary side of standard output: what is not text is shown escaped."""
+    """The binary side of standard output: bytes that are not text are escaped."""
 
     def __init__(self, write: Callable[[str], int]) -> None:
         self._write = write

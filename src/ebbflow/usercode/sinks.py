@@ -1,8 +1,8 @@
 """A sink and the sinks next to it: primary, then fallback, then on-success, then the answers.
 
-A message is settled when the last sink it reached has decided. A nack from any of them redelivers
-the input, so the primary sees it again. The fallback and on-success sinks answer OK, FAILURE or
-NACK; anything else there is a violation of the contract.
+A message is settled when the last sink it reached has decided. A nack from any sink redelivers the
+input, so the primary gets it again. The fallback and on-success sinks respond with OK, FAILURE or
+NACK; any other response there violates the contract.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLAIN = frozenset({Status.OK, Status.FAILURE, Status.NACK})
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A store of the user's: ``put`` stores answers under a request's id, or raises."""
+    """The user's own store: ``put`` stores answers under a request's id, or raises."""
 
     put: Callable[[str, Sequence[bytes]], None]
     blame: Blame
@@ -36,9 +36,9 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """The sinks of a vertex. ``store`` is one of the user's; ``serves`` if there is any.
+    """The sinks of a vertex. ``store`` is the user's own; ``serves`` if there is any store.
 
-    ``batch_size`` is the number of messages of one call of the primary.
+    ``batch_size`` is the most messages of one call of the primary.
     """
 
     primary: Operator
@@ -51,7 +51,7 @@ class Sinks:
 
     @property
     def allowed(self) -> frozenset[Status]:
-        """The statuses that the primary may answer with."""
+        """The statuses that the primary may respond with."""
         more = {
             Status.FALLBACK: self.fallback is not None,
             Status.ON_SUCCESS: self.on_success is not None,
@@ -60,7 +60,7 @@ class Sinks:
         return PLAIN | {status for status, configured in more.items() if configured}
 
     def bind(self, rules: Rules) -> Rules:
-        """Returns the rules for the primary, with what the sinks next to it make possible."""
+        """Returns the rules for the primary, extended by what the secondary sinks allow."""
         return replace(rules, allowed=self.allowed, has_fallback=self.fallback is not None)
 
 
@@ -71,9 +71,10 @@ def _withdraw_nothing(verdict: Verdict) -> None:
 def run_sinks(
     verdict: Verdict, sinks: Sinks, pause: Pause, withdraw: Operator = _withdraw_nothing
 ) -> None:
-    """Has the sinks decide about every row.
+    """Lets the sinks decide about every row.
 
-    ``withdraw`` takes back what user code has asked for before any further sink gets it.
+    ``withdraw`` runs before each secondary sink and before the store, to withdraw requests for
+    them.
     """
     verdict = verdict.under(sinks.bind(verdict.rules))
     call_with_retries(verdict, sinks.primary, sinks.strategy, pause, "sink")
@@ -88,7 +89,7 @@ def run_sinks(
 
 
 def run_fallback(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
-    """Gives the rows that are meant for it to the fallback sink, and decides about them."""
+    """Calls the fallback sink on the rows that were sent to it, and decides about them."""
     at = sorted(verdict.decisions.take_fallback())
     if not at:
         return
@@ -99,7 +100,7 @@ def run_fallback(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
 
 
 def run_on_success(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
-    """Gives the rows that are meant for it to the on-success sink, and decides about them."""
+    """Calls the on-success sink on the rows that were sent to it, and decides about them."""
     messages = verdict.decisions.take_on_success()
     if not messages:
         return
@@ -113,12 +114,12 @@ def run_on_success(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
 
 
 def _last_sink(rules: Rules, name: str) -> Rules:
-    """Returns the rules for a sink without a further fallback: what it refuses is dead."""
+    """Returns the rules for a sink without a fallback: a message it refuses is dead-lettered."""
     return replace(rules, allowed=PLAIN, has_fallback=False, secondary=name)
 
 
 def _conclude(verdict: Verdict, at: Sequence[int], part: Verdict, usual_end: Outcome) -> None:
-    """Takes over the outcomes of the part; a row that it has not reached stays undecided."""
+    """Copies the outcomes of the part; a row that it has not reached stays undecided."""
     unreached = part.decisions.unreached
     reached = len(at) if unreached is None else unreached
     for number, index in enumerate(at[:reached]):
@@ -128,7 +129,7 @@ def _conclude(verdict: Verdict, at: Sequence[int], part: Verdict, usual_end: Out
 
 
 def _replace_facts(batch: pa.RecordBatch, messages: Sequence[Message | None]) -> pa.RecordBatch:
-    """Returns the rows with what the messages say; what they do not say stays as it was."""
+    """Returns the rows with the fields that the messages set; other fields stay as they were."""
     names = ("value", "keys", "event_time", "metadata")
     columns = {name: frames.to_list(batch.column(name)) for name in names}
     for index, message in enumerate(messages):
@@ -140,7 +141,7 @@ def _replace_facts(batch: pa.RecordBatch, messages: Sequence[Message | None]) ->
 
 
 def _store_with_chunk(verdict: Verdict) -> None:
-    """Has the answers stored when the chunk is settled; one that is too large is an error."""
+    """Adds the answers to the chunk's settlement; an answer that is too large is an error."""
     largest = verdict.rules.largest
     for index, payload in verdict.decisions.take_served().items():
         if len(payload) > largest:
@@ -151,7 +152,7 @@ def _store_with_chunk(verdict: Verdict) -> None:
 
 
 def _store_outside(verdict: Verdict, store: Store) -> None:
-    """Gives the answers to a store of the user's, until it is clear that it is down."""
+    """Puts the answers into the user's own store, until it is clear that the store is down."""
     served = verdict.decisions.take_served()
     at = sorted(served)
     part = verdict.part_at(at, replace(verdict.rules, has_fallback=False))

@@ -2,8 +2,8 @@
 
 Modules next to the pipeline's file are found first, then those on the Python path. Used by lint
 and on Spark's workers, so nothing heavy is imported here. Whatever the user's module does while
-it is imported, the outcome is its attribute or a ``TargetError``. Processes outlive runs, so a new
-run calls ``forget_changed_modules`` first: it gets the code that is on disk.
+it is imported, the result is its attribute or a ``TargetError``. Processes outlive runs, so a new
+run calls ``forget_changed_modules`` first, to get the code that is on disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _found_in: dict[str, Path] = {}
 """Top-level module → the folder next to a pipeline that it was imported from."""
 
 _versions: dict[str, tuple[Path, str, int]] = {}
-"""Module → the folder next to a pipeline that it is from, its file, and when that was changed."""
+"""Module → the folder next to a pipeline that it is from, its file, and the file's change time."""
 
 
 def is_well_formed(target: str) -> bool:
@@ -41,14 +41,14 @@ def is_well_formed(target: str) -> bool:
 def is_code(value: Any) -> bool:
     """Returns whether the value can be user code: a function, a class, or pynumaflow's object.
 
-    Servers and sources of pynumaflow cannot be called; the handlers in them can.
+    Servers and sources of pynumaflow are not callable; their handlers are.
     """
     made_by = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return callable(value) or "pynumaflow" in made_by
 
 
 def is_class(code: Any) -> bool:
-    """Returns whether the code is a class, or one with its arguments, and no function."""
+    """Returns whether the code is a class, or a class with arguments, rather than a function."""
     return inspect.isclass(code.func if isinstance(code, partial) else code)
 
 
@@ -67,7 +67,7 @@ def resolve(target: str, search: Path | None = None) -> Callable[..., Any]:
 
 
 def forget_changed_modules() -> None:
-    """Has modules imported again whose files have changed, with all others of their folder."""
+    """Makes modules whose files have changed, and all others of their folders, import again."""
     stale = {folder for folder, file, changed in _versions.values() if _changed(file) != changed}
     for name in [name for name, (folder, _, _) in _versions.items() if folder in stale]:
         del _versions[name]
@@ -75,7 +75,7 @@ def forget_changed_modules() -> None:
 
 
 def _note_versions(folder: Path) -> None:
-    """Notes what the modules of a folder were when they were imported."""
+    """Notes the change times of a folder's modules at their import."""
     inside = f"{folder}{os.sep}"
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None) or ""
@@ -97,7 +97,7 @@ def _look_in(folder: Path, top: str, target: str) -> None:
     if not ((folder / f"{top}.py").is_file() or (folder / top).is_dir()):
         return
     if top in sys.modules and not _is_from(sys.modules[top], folder, top):
-        _make_way(top, target)
+        _forget_module(top, target)
     _found_in[top] = folder
 
 
@@ -109,7 +109,7 @@ def _is_from(module: ModuleType, folder: Path, top: str) -> bool:
     return bool(resolved & {folder / f"{top}.py", folder / top, folder / top / "__init__.py"})
 
 
-def _make_way(top: str, target: str) -> None:
+def _forget_module(top: str, target: str) -> None:
     """Forgets a module of the same name that belongs to another pipeline."""
     if top not in _found_in:
         raise TargetError(
@@ -127,10 +127,10 @@ def _import(name: str, target: str) -> ModuleType:
             reason = f"there is no module {error.name!r} next to the pipeline or on the Python path"
             raise TargetError(target, reason) from None
         raise TargetError(target, _explain_import_failure(name, error)) from error
-    except KeyboardInterrupt as interrupt:  # a person's, or the module's own
+    except KeyboardInterrupt as interrupt:  # pressed by a person, or raised by the module
         interrupt.add_note(f"while {name!r} was imported{_place(interrupt)}")
         raise
-    # Whatever else it raises: a module that calls sys.exit() must not end who imports it.
+    # Any other exception, too: a module that calls sys.exit() must not end its importer.
     except BaseException as error:
         raise TargetError(target, _explain_import_failure(name, error)) from error
 
@@ -144,7 +144,7 @@ def _explain_import_failure(name: str, error: BaseException) -> str:
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename]
-    # The first frame is our own call of import_module.
+    # The first frame is this module's call of import_module.
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if len(own) > 1 else ""
 
 
