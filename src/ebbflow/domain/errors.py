@@ -264,7 +264,7 @@ class ContractViolation(EbbflowError):
 
 
 class SparkError(EbbflowError):
-    """An error of Spark, or of a database behind it, about rows or a query; ``kind`` is its own name."""
+    """An error of Spark, or of a database behind it, about rows or a query; ``kind`` names it."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(kind, text)

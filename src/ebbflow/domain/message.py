@@ -75,7 +75,7 @@ class NackOptions:
         if not isinstance(reason, NackOptions):
             return cls(None if delay is None else milliseconds(delay), max_deliveries, reason)
         if delay is not None or max_deliveries is not None:
-            raise TypeError("NackOptions have the delay and max_deliveries; give them there")
+            raise TypeError("set delay and max_deliveries in NackOptions, not next to it")
         return reason
 
 
