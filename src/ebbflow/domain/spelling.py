@@ -26,8 +26,8 @@ REPLACED = {
     },
     "source.code": "it is 'source' now",
     "sink.code": "it is 'sink' now",
-    "nack.options": "pass NackOptions as the reason",
-    "to_nack.options": "pass NackOptions as the reason",
+    "nack.options": "give NackOptions in place of the reason",
+    "to_nack.options": "give NackOptions in place of the reason",
     "VertexStatus.in_hand": "it is 'in_flight' now",
 }
 """Removed options and attributes, some with their call or class, and what to write instead."""

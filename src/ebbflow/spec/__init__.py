@@ -9,6 +9,6 @@
     lint          puts these together: ``load``, ``lint``, ``check``
     from_python   the arguments of the Python builders → plain data, and a check of their names
 
-Nothing is imported here: builders use the last line without the model, and so without pydantic.
-What is above it in the layers imports it. Start with ``lint``.
+Nothing is imported here: builders use ``from_python`` without the model, and so without pydantic.
+Higher layers import this package. Start with ``lint``.
 """

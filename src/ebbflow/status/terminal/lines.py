@@ -298,7 +298,7 @@ def _report_errors(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[News
 
 
 def _report_reasons(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
-    """Reports why messages are redelivered: similar reasons once, and again at ten times more."""
+    """Reports why messages are redelivered: similar reasons once, then at ten times as many."""
     counts: Counter[str] = Counter()
     for cause in vertex.nack_reasons:
         if not cause.rest:
