@@ -72,11 +72,11 @@ class Reading(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sendable:
-    """A dead letter as it is sent back, and where to. ``story`` are headers about its deaths."""
+    """A dead letter as it is sent back, with headers about its deaths, and its target."""
 
     number: int
     letter: Letter
-    story: dict[str, str]
+    death_headers: dict[str, str]
     target: ReplayTarget
 
 
@@ -222,9 +222,9 @@ class Replay:
             elif isinstance(fate, str):
                 step.dropped.append(entry.number)
             else:
-                story = entry.letter.headers_for_replay(entry.number, now)
+                death_headers = entry.letter.headers_for_replay(entry.number, now)
                 target = self._packing.choose(entry.letter)
-                step.sendable.append(Sendable(entry.number, fate, story, target))
+                step.sendable.append(Sendable(entry.number, fate, death_headers, target))
         return step
 
     def _keep_pace(self, began: float, more: int) -> None:
@@ -263,7 +263,7 @@ class Replay:
 
 
 class LetterPacking(Packing):
-    """Knows the partitions of a pipeline, as its streams show them."""
+    """Packs dead letters for the partitions of a pipeline, which it reads from the streams."""
 
     def __init__(
         self, names: Names, list_streams: Callable[[], Collection[str]], largest: int
@@ -332,16 +332,18 @@ class LetterPacking(Packing):
 
 
 def _pack(sendables: Sequence[Sendable]) -> ReplayParcel:
-    rows = _to_rows([one.letter for one in sendables], [one.story for one in sendables])
+    rows = _to_rows([one.letter for one in sendables], [one.death_headers for one in sendables])
     packed = [PackedFrame(frame.num_rows, frames.encode(frame)) for frame in frames.split(rows)]
     return ReplayParcel(packed, tuple(sendable.number for sendable in sendables))
 
 
-def _to_rows(letters: Sequence[Letter], stories: Sequence[Mapping[str, str]]) -> pa.RecordBatch:
+def _to_rows(
+    letters: Sequence[Letter], death_headers: Sequence[Mapping[str, str]]
+) -> pa.RecordBatch:
     """Returns messages as on their first delivery, with only the history of their failures."""
     headers = [
-        [*{**letter.headers, **story}.items()]
-        for letter, story in zip(letters, stories, strict=True)
+        [*{**letter.headers, **deaths}.items()]
+        for letter, deaths in zip(letters, death_headers, strict=True)
     ]
     columns = {
         "id": [letter.id for letter in letters],

@@ -50,7 +50,7 @@ class LetterStore(ReplayStore):
         self._prepared: set[ReplayTarget] = set()
         self._tried_since: float | None = None
 
-    # --- letters --------------------------------------------------------------------------------
+    # --- dead letters ---------------------------------------------------------------------------
 
     def look(self) -> StreamSnapshot:
         """Returns a snapshot of the stream, which reading the dead letters needs."""

@@ -127,4 +127,4 @@ DEFAULT_ON_ERROR = Backoff("1s", steps=5, factor=2.0, cap="60s")
 """For unexpected exceptions in user code: 1 s doubling to 60 s, at most 5 redeliveries."""
 
 SERVED_ON_ERROR = Backoff("100ms", steps=1)
-"""The same where a caller waits for the answer: one quick redelivery."""
+"""The same if a caller waits for the answer: one quick redelivery."""

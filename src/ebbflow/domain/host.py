@@ -71,7 +71,7 @@ def open_memory_file(name: str) -> IO[bytes]:
 def watch_end(pid: int) -> int:
     """Returns a descriptor that becomes readable once a process has ended; the caller closes it.
 
-    It becomes readable even if no one has waited for the child yet.
+    It becomes readable even before the parent waits for the child.
     """
     if is_linux():
         return os.pidfd_open(pid)
@@ -175,7 +175,7 @@ _private: set[tuple[int, int]] = set()
 
 
 def keep_private(descriptor: int) -> None:
-    """Takes a descriptor and all its copies away from every process forked from now on."""
+    """Makes a descriptor and all its copies unusable in every process forked from now on."""
     _private.add(_identity(descriptor))
 
 

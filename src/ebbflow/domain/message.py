@@ -71,7 +71,7 @@ class NackOptions:
         message would be redelivered at once, again and again.
         """
         if isinstance(reason, timedelta) or (isinstance(reason, str) and is_duration(reason)):
-            raise TypeError(f"the reason of a nack comes first; write delay={reason!r}")
+            raise TypeError(f"the first argument of a nack is its reason; write delay={reason!r}")
         if not isinstance(reason, NackOptions):
             return cls(None if delay is None else milliseconds(delay), max_deliveries, reason)
         if delay is not None or max_deliveries is not None:
@@ -253,7 +253,7 @@ class Datum:
 
     @property
     def retries(self) -> int:
-        """How often the ``retryStrategy`` has tried this delivery again: 0 on the first call."""
+        """How often the ``retryStrategy`` has retried this delivery: 0 on the first call."""
         return self._get("retries")  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:

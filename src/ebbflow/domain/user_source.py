@@ -138,7 +138,7 @@ class Source(ABC):
         """Receives settled messages: do not redeliver them. The same offset may arrive twice."""
 
     def ack_columns(self, offsets: pa.BinaryArray) -> Awaitable[None] | None:
-        """Receives settled messages as one Arrow column, as Ebbflow stores them.
+        """Receives settled messages as one Arrow column, Ebbflow's own form.
 
         Calls ``ack``. A source that works on columns overrides it, to avoid a Python object for
         each message.

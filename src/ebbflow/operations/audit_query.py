@@ -36,7 +36,7 @@ def query_audit(
     nats: str | None = None,
     spark: bool = False,
 ) -> Iterator[AuditResult]:
-    """Runs a query and yields its rows; without a name, over all pipelines.
+    """Runs a query and keeps its rows while the context lasts; without a name, over all pipelines.
 
     Starts an embedded server that is not running, to find the tables. With ``spark``, Spark runs
     the query, whatever the tables are. ``SetupError`` if no table is kept, ``EbbflowError`` if the

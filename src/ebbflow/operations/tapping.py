@@ -67,10 +67,10 @@ def tap_vertex(link: Link, names: Names, wish: TapWish) -> Iterator[Tapped]:
     arriving: queue.Queue[Tapped] = queue.Queue(_QUEUED)
     follows = _follow_buffers if vertex.batched else _listen
     with follows(link, names, vertex, wish, arriving):
-        asked = -_REPEAT_EVERY
+        requested = -_REPEAT_EVERY
         while True:
-            if not vertex.batched and time.monotonic() - asked >= _REPEAT_EVERY:
-                asked = time.monotonic()
+            if not vertex.batched and time.monotonic() - requested >= _REPEAT_EVERY:
+                requested = time.monotonic()
                 link.run(link.client.publish(names.control_subject, ask_tap(wish)))
             try:
                 yield arriving.get(timeout=_IDLE)

@@ -51,7 +51,7 @@ class Whereabouts:
 
     @property
     def words(self) -> str:
-        """One line for people."""
+        """Where it is, in one line for people."""
         why = f": {self.why}" if self.why else ""
         match self.where:
             case "buffer":
@@ -110,7 +110,7 @@ class Family:
 class Search:
     """Looks for a message and its family in the streams of a pipeline. Runs on the link's loop.
 
-    ``in_flight`` is the report of a vertex's only task: so many messages after its position are in
+    ``in_flight`` has, for vertices with one task, how many messages after the position are in
     flight. Streams do not record that while user code works on them.
     """
 

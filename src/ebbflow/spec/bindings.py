@@ -114,9 +114,9 @@ def _each(
 
 
 def _check(name: str, binding: Binding) -> Iterator[Finding]:
-    ways = [way for way in ("command", "python", "sockets") if getattr(binding, way)]
-    if len(ways) != 1:
-        said = f"not {' and '.join(ways)}" if ways else "it has none of them"
+    kinds = [kind for kind in ("command", "python", "sockets") if getattr(binding, kind)]
+    if len(kinds) != 1:
+        said = f"not {' and '.join(kinds)}" if kinds else "it has none of them"
         message = f"{name!r} must have exactly one of command, python and sockets; {said}"
         yield Finding("EB207", message, (name,), at_key=True)
     elif binding.python is None and binding.mode is not None:

@@ -103,7 +103,7 @@ class Metadata(MetadataFields):
 
 
 class ResourceBody(Section):
-    """What the ``spec`` of a pipeline and that of a MonoVertex have in common."""
+    """The common fields of the ``spec`` of a pipeline and that of a MonoVertex."""
 
     inter_step_buffer: InterStepBuffer = InterStepBuffer()
     lifecycle: Lifecycle = Lifecycle()
@@ -112,7 +112,7 @@ class ResourceBody(Section):
 
 
 class Resource(ResourceFields):
-    """What a pipeline and a MonoVertex have in common, as YAML documents."""
+    """The common fields of a pipeline and a MonoVertex, as YAML documents."""
 
     VERSION: ClassVar[str] = API_VERSION
 
@@ -188,7 +188,7 @@ def _serves(source: SourceSpec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A vertex, or a whole MonoVertex: its name, where it is written, and what it is made of."""
+    """A vertex, or a whole MonoVertex: its name, its place in the document, and its section."""
 
     name: str
     path: FieldPath
@@ -397,13 +397,13 @@ class MonoVertexSpec(Resource):
 
     @property
     def sink(self) -> SinkSpec:
-        """Where its messages end."""
+        """Where its messages are written."""
         assert self.spec.sink is not None, "lint refuses a MonoVertex without sink"
         return self.spec.sink
 
     @property
     def bypass(self) -> BypassSpec:
-        """Which messages skip a part of it."""
+        """Which messages skip some of its steps."""
         return self.spec.bypass
 
     @property
@@ -413,7 +413,7 @@ class MonoVertexSpec(Resource):
 
     @property
     def on_error(self) -> OnError:
-        """What to do about exceptions that user code did not mean to raise."""
+        """What to do about unexpected exceptions in user code."""
         return self.spec.on_error
 
 

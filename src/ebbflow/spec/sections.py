@@ -221,7 +221,7 @@ class SourceSpec(SourceFields):
 
     @property
     def section(self) -> SourceSection:
-        """The fields of the kind that is given."""
+        """The fields of the kind that is set."""
         return cast("SourceSection", getattr(self, self.kind))
 
 
@@ -238,7 +238,7 @@ class SinkTarget(SinkFields):
 
     @property
     def section(self) -> SinkSection:
-        """The fields of the kind that is given."""
+        """The fields of the kind that is set."""
         return cast("SinkSection", getattr(self, self.kind))
 
     @property

@@ -99,8 +99,8 @@ def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
         why = f" ({vertex.silent_because})" if vertex.silent_because else ""
         yield f"one of its tasks has not reported for {format_duration(vertex.silent)}{why}"
     elif vertex.condition == "stuck" and vertex.in_flight is not None:
-        held = format_duration((at - vertex.in_flight.since).total_seconds())
-        yield f"has held {vertex.in_flight.messages:,} messages for {held}"
+        seconds = format_duration((at - vertex.in_flight.since).total_seconds())
+        yield f"has held {vertex.in_flight.messages:,} messages for {seconds}"
     if vertex.back_pressure is not None:
         yield f"waits for room at {vertex.back_pressure.to}"
     if vertex.source_pending:
@@ -194,7 +194,7 @@ def _where(vertex: VertexStatus) -> str:
 
 
 def _advise_stuck(vertex: VertexStatus, pipeline: str) -> str:
-    """Returns what to do about a vertex that makes no progress, by what is known of it."""
+    """Returns what to do about a vertex that makes no progress, from its known facts."""
     if vertex.silent_because is not None:
         return "If Spark has other workers, it restarts the task there; if not, start a worker."
     if vertex.in_call is not None:

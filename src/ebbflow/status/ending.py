@@ -93,23 +93,23 @@ def adds_up(status: PipelineStatus, counted: Mapping[str, Counts]) -> bool:
 
     A redelivered message is read again, so redeliveries are subtracted.
     """
-    writers, takers = {e.frm for e in status.edges}, {e.to for e in status.edges}
+    writers, readers = {e.frm for e in status.edges}, {e.to for e in status.edges}
     written = sum(counted[name].written for name in writers)
-    taken = sum(counted[name].read - counted[name].redelivered for name in takers)
-    return written == taken
+    read = sum(counted[name].read - counted[name].redelivered for name in readers)
+    return written == read
 
 
 def _account(status: PipelineStatus, counted: Mapping[str, Counts]) -> str:
-    writers, takers = {e.frm for e in status.edges}, {e.to for e in status.edges}
-    sources = {name: c.read - c.redelivered for name, c in counted.items() if name not in takers}
+    writers, readers = {e.frm for e in status.edges}, {e.to for e in status.edges}
+    sources = {name: c.read - c.redelivered for name, c in counted.items() if name not in readers}
     ends = {name: c.done + c.fallback for name, c in counted.items() if name not in writers}
     dropped = sum(counts.dropped for counts in counted.values())
     dead = sum(counts.dead_lettered for counts in counted.values())
-    came = ", ".join(f"{count:,} read by {name}" for name, count in sources.items())
-    went = [f"{count:,} done by {name}" for name, count in ends.items()]
-    went += [f"{dropped:,} dropped"] if dropped else []
-    went += [f"{dead:,} dead letter{'' if dead == 1 else 's'}"] if dead else []
-    return f"{came}; {', '.join(went)}"
+    started = ", ".join(f"{count:,} read by {name}" for name, count in sources.items())
+    ended = [f"{count:,} done by {name}" for name, count in ends.items()]
+    ended += [f"{dropped:,} dropped"] if dropped else []
+    ended += [f"{dead:,} dead letter{'' if dead == 1 else 's'}"] if dead else []
+    return f"{started}; {', '.join(ended)}"
 
 
 # --- tags without an edge -------------------------------------------------------------------------
@@ -119,11 +119,11 @@ def _unmatched_tags(status: PipelineStatus) -> Iterator[str]:
     """Yields vertices that forwarded nothing and whose edges all need tags: maybe a mistake."""
     for vertex in status.vertices:
         edges = [edge for edge in status.edges if edge.frm == vertex.name]
-        asks = edges and all(edge.tags for edge in edges)
-        if asks and vertex.counts.dropped and not vertex.counts.written:
-            taken = ", ".join(f"{edge.tags} ({edge.to})" for edge in edges)
+        needs_tags = edges and all(edge.tags for edge in edges)
+        if needs_tags and vertex.counts.dropped and not vertex.counts.written:
+            accepted = ", ".join(f"{edge.tags} ({edge.to})" for edge in edges)
             yield (
-                f"{vertex.name} forwarded nothing. Tags that its edges accept: {taken}. "
+                f"{vertex.name} forwarded nothing. Tags that its edges accept: {accepted}. "
                 "Compare them with the tags that its code sets."
             )
 

@@ -140,9 +140,9 @@ def _sent(status: PipelineStatus) -> Labelled:
 def _in_flight_for(status: PipelineStatus) -> Labelled:
     """How long the oldest message of each vertex has been in flight."""
     for vertex in status.vertices:
-        held, seconds = vertex.in_flight, 0.0
-        if held is not None and held.messages and status.at is not None:
-            seconds = max(0.0, (status.at - held.since).total_seconds())
+        in_flight, seconds = vertex.in_flight, 0.0
+        if in_flight is not None and in_flight.messages and status.at is not None:
+            seconds = max(0.0, (status.at - in_flight.since).total_seconds())
         yield _name(status, vertex), seconds
 
 
@@ -401,7 +401,7 @@ def _add(family: Any, labels: tuple[str, ...], value: Value) -> None:
 def _cumulate(spread: Histogram) -> Iterator[tuple[str, float]]:
     """Yields each bound in microseconds, as Numaflow has it, and how many took no longer."""
     bounds = [*(f"{bound * _MICROSECONDS:.1f}" for bound in BOUNDS), "+Inf"]
-    so_far = 0
+    total = 0
     for bound, count in zip(bounds, spread.buckets, strict=True):
-        so_far += count
-        yield bound, so_far
+        total += count
+        yield bound, total

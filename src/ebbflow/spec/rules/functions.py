@@ -186,7 +186,7 @@ def _misfit(code: Any, parameters: tuple[str, ...]) -> str | None:
     try:
         # Not the signature of a wrapped function, because its wrapper is called.
         signature = inspect.signature(code, follow_wrapped=False)
-    except (TypeError, ValueError):  # a builtin that does not say what it takes
+    except (TypeError, ValueError):  # a builtin without a signature
         return None
     try:
         signature.bind(*parameters)
