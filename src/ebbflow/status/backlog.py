@@ -255,7 +255,7 @@ def _parked(memory: _StreamMemory) -> Parked:
 
 
 def _held(position: Position, now: float) -> Parked:
-    """The row that an ordered vertex holds until it is due; it is still in the buffer."""
+    """Returns, as parked, the row that an ordered vertex holds until it is due, in its buffer."""
     held = position.held
     if held is None or held.due / 1000 <= now:
         return NONE_PARKED

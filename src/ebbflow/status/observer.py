@@ -9,8 +9,8 @@ NATS does not reply, the status keeps the numbers that were read last and says s
 
 A vertex *falls behind* if its backlog has grown for ``FALLING_AFTER`` seconds, from one minute's
 average to the next, and its oldest message has waited for ``LATE`` seconds. It does so until the
-backlog shrinks. A burst is shorter than that, and a run that begins with a backlog works it off:
-neither falls behind.
+backlog shrinks. A burst's backlog shrinks once the burst is over, and a run that begins with a
+backlog works it off: neither falls behind.
 """
 
 from __future__ import annotations

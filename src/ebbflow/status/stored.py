@@ -93,7 +93,7 @@ class StatusPublisher:
         await self._client.publish(self._names.status_subject(kind), payload, headers=headers)
 
     def _pack(self, status: PipelineStatus) -> bytes:
-        """Returns the status, without its least useful parts if it is too large to be published."""
+        """Returns the status, without its least useful parts if it is too large for each second."""
         limit = int(min(_MOST_BYTES, self._client.max_payload * _SHARE))
         packed = status.to_bytes()
         for traces, errors in ((3, 20), (1, 20), (0, 20), (0, 1)):
