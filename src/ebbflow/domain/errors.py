@@ -353,7 +353,7 @@ class RequestRefused(RequestError):
 
 
 class RequestFailed(RequestError):
-    """A message of the request became a dead letter in ``vertex``; a retry may fail the same way."""
+    """A message of the request became a dead letter in ``vertex``; a retry may fail again."""
 
     def __init__(self, id: str, vertex: str, reason: str, error: str) -> None:
         super().__init__(id, vertex, reason, error)

@@ -76,10 +76,10 @@ def answers(
 ) -> Iterator[StoredAnswers]:
     """Opens the answers of a pipeline where it runs: its state folder, or your own server.
 
-    Pass the name of a pipeline whose answers are in NATS. Or pass the ``Path`` of its YAML file, the
-    ``Pipeline`` or the ``MonoVertex``, which also work with your own store. An embedded server that
-    is not running is started for as long as the context lasts. ``SetupError`` if the pipeline has
-    not run there, or keeps no answers.
+    Pass the name of a pipeline whose answers are in NATS. Or pass the ``Path`` of its YAML file,
+    the ``Pipeline`` or the ``MonoVertex``, which also work with your own store. An embedded server
+    that is not running is started for as long as the context lasts. ``SetupError`` if the pipeline
+    has not run there, or keeps no answers.
     """
     if isinstance(pipeline, str):
         with _open_bucket(pipeline, state, nats) as stored:
