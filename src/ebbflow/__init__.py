@@ -12,7 +12,7 @@ Pipeline("orders").source("in", Generator(messages=100)).map("enrich", enrich).s
     "out", Log()
 ).run(drain=True)
 
-The public names, each to be imported from the module that lists it:
+The public names; import each from the module that lists it:
 
     ebbflow                building      Pipeline MonoVertex Function Backoff Limits
                            user code     Datum Message Response Status nack Nack NackOptions
@@ -120,7 +120,7 @@ _MOVED = {
     "ebbflow.operations": "Answer ServingStore StoredAnswers answers",
     "ebbflow.status": "PipelineStatus VertexStatus",
 }
-"""The names that were here, by the module that has them now."""
+"""Names that have moved from this package, by their new module."""
 
 _REPLACED = {
     "RowResponse": "write Response, whose class methods need no id in a columnar sink",
@@ -130,11 +130,11 @@ _REPLACED = {
         for name in names.split()
     },
 }
-"""Names that were here, and what to write now."""
+"""Names that this package no longer has, and what to write instead."""
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name that brings NATS or Arrow with it, when it is first used."""
+    """Imports a public name that needs NATS or Arrow when it is first used."""
     if name in _REPLACED:
         # Not an AttributeError, whose text ``from ebbflow import ...`` would not show.
         raise ImportError(f"ebbflow has no {name} any more; {_REPLACED[name]}")

@@ -15,20 +15,20 @@ the same step. ``after`` names other steps to read from, and ``tags`` says which
         .sink("rest", Log(), after="split", tags=["big"], operator="not")
     )
 
-A sink may have others behind it, and may be called again for what it reports as failed::
+A sink may have a fallback sink, and may be called again for messages that it reports as failed::
 
     .sink("store", store, retry=Backoff("1s", steps=3), on_failure="fallback", fallback=Log())
 
-A pipeline answers requests if it begins with ``serve``, and a sink serves what it gets::
+A pipeline that begins with ``serve`` answers requests with the messages of a ``Serve`` sink::
 
     Pipeline("ask").serve("in", ports=Ports(http=8080)).map("think", think).sink("out", Serve())
 
 Sources and sinks are user code, or connectors of ``ebbflow.connectors``. This module exports the
 settings that options take, such as ``Audit`` and ``Breaker``.
 
-The rules that check YAML check a pipeline in Python too, when ``spec`` is read or ``run`` called.
-The model is imported only then: importing this module must stay cheap, because every Spark worker
-does it.
+Pipelines in Python are checked by the same rules as YAML, when ``spec`` is read or ``run`` is
+called. The model is imported only then: importing this module must stay cheap, because every Spark
+worker does it.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ B = TypeVar("B", bound="Builder")
 class Builder:
     """A pipeline or MonoVertex that is written in Python.
 
-    A builder never changes: each method returns another one with the part added. So a cell of a
-    notebook may run twice, and a beginning may be shared by several pipelines.
+    Builders are immutable: each method returns a new builder with the part added. So a notebook
+    cell may run twice, and several pipelines may share their first steps.
     """
 
     _name: str
 
     def _copy(self) -> Self:
-        """Returns a builder with the same parts, to which others can be added."""
+        """Returns a builder with the same parts, which can be changed independently."""
         raise NotImplementedError
 
     @property
@@ -115,22 +115,22 @@ class Builder:
         metrics: bool | str = False,
         **options: Unpack[RunOptionNames],
     ) -> Summary:
-        """Checks the pipeline and runs it on this driver; blocks until it has ended.
+        """Checks the pipeline and runs it on this driver; blocks until the run ends.
 
         It ends when it is drained (``drain=True``), timed out (``timeout="5m"``) or stopped with
         Ctrl-C. In a terminal and in a notebook it shows its progress. Elsewhere, and with
-        ``quiet=True``, it shows what vertices print, a ``log`` sink included, where it listens, and
-        what needs attention; the logger ``ebbflow`` has the rest. ``quiet=False`` shows progress
-        everywhere; your own ``watcher`` receives everything instead.
+        ``quiet=True``, it shows the output of vertices and ``log`` sinks, the addresses it listens
+        on and what needs attention; the rest goes to the logger ``ebbflow``. ``quiet=False`` shows
+        progress everywhere; your own ``watcher`` receives everything instead.
 
-        ``ui`` serves a web UI of the run, and ``metrics`` its metrics and health alone: ``True``,
-        or where to listen as ``"HOST:PORT"``. The run reports the addresses.
+        ``ui`` serves a web UI of the run, and ``metrics`` only its metrics and health: ``True``,
+        or the address to listen on as ``"HOST:PORT"``. The run reports the addresses.
 
-        Spark stays open for the next run of this process, which then starts within a second.
+        Spark stays open, so the next run of this process starts within a second.
 
         Raises ``SpecError`` if the pipeline has problems, ``TypeError`` for an option that does not
         exist, ``SetupError`` if this machine is not ready, and ``EngineLost`` if Spark kept dying.
-        An exception in user code is the outcome of its message and does not end the run.
+        An exception in user code affects only its message and does not end the run.
         """
         if quiet is False and watcher is not None:
             raise TypeError("run() takes quiet=False or a watcher, not both")
@@ -165,9 +165,9 @@ class Builder:
                 print(run.status())
                 summary = run.wait(timeout="60s")
 
-        Takes the options of ``run`` and raises what that raises. What vertices print is printed,
-        and problems go to the logger ``ebbflow``, unless you give a ``watcher``. The run ends with
-        this process at the latest: use the handle as a context manager, or call ``stop``.
+        Takes the options of ``run`` and raises the same errors. Unless you pass a ``watcher``,
+        vertices print to standard output, and problems go to the logger ``ebbflow``. The run ends
+        with this process at the latest: use the handle as a context manager, or call ``stop``.
         """
         from ebbflow.status.run_report import QuietWatcher
 
@@ -182,7 +182,7 @@ class Builder:
         options: RunOptionNames,
         call: str = "run",
     ) -> PipelineRun:
-        """Returns a run that has not begun; checks everything that can be checked without Spark."""
+        """Makes every check that needs no Spark, and returns a run that has not started."""
         from ebbflow.runtime.run_setup import RunOptions
 
         checked = RunOptions.of(options, call)  # a misspelt option is reported before anything else
@@ -221,7 +221,7 @@ class Builder:
 
 
 def _on_a_copy(method: Callable[Concatenate[B, P], B]) -> Callable[Concatenate[B, P], B]:
-    """Returns the method that leaves its builder as it is, and changes and returns a copy."""
+    """Returns the method, wrapped so that it changes and returns a copy of its builder."""
 
     @functools.wraps(method)
     def call(builder: B, /, *args: P.args, **kwargs: P.kwargs) -> B:
@@ -230,8 +230,8 @@ def _on_a_copy(method: Callable[Concatenate[B, P], B]) -> Callable[Concatenate[B
     return call
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    """Returns the settings that are not left out, as YAML has them."""
+def _settings(**options: Any) -> dict[str, Any]:
+    """Returns the settings that are not ``None``, in their YAML form."""
     return parts.settings({name: value for name, value in options.items() if value is not None})
 
 
@@ -240,7 +240,7 @@ class VertexOptions(TypedDict, total=False):
 
     ``limits=Limits(read_batch_size=50)``, ``on_error=Backoff("2s", steps=3)``,
     ``on_unavailable=OnUnavailable([Down], interval="1s")``, ``breaker=Breaker(share=0.2)``. With
-    ``inline=False`` the task of the vertex before never runs this one itself.
+    ``inline=False`` the task of the previous vertex never runs this vertex itself.
     """
 
     partitions: int
@@ -253,16 +253,16 @@ class VertexOptions(TypedDict, total=False):
 
 
 class ServeOptions(VertexOptions, ServingOptions):
-    """The options of a serving source: of its vertex, and how it takes requests in."""
+    """The options of a serving source: those of its vertex, and how it accepts requests."""
 
 
 class Pipeline(Builder):
     """Builds a pipeline step by step; ``run`` runs it and ``spec`` gives the checked model.
 
     ``serving_store`` is your own class, ``"nats"`` or ``NatsStore(ttl="1h")``. ``limits`` and
-    ``ordered`` hold for every step that does not say otherwise. ``inter_step_buffer`` is about the
-    streams: ``InterStepBuffer(replicas=3)``. ``audit`` keeps a table of the outcome of every
-    message: ``Audit(format="parquet", options={"path": "audit"})``. With ``inline=False`` every
+    ``ordered`` apply to every step that does not set its own. ``inter_step_buffer`` configures the
+    streams: ``InterStepBuffer(replicas=3)``. ``audit`` writes the outcome of every message to a
+    table: ``Audit(format="parquet", options={"path": "audit"})``. With ``inline=False`` every
     vertex has its own tasks, and messages always go through buffers.
     """
 
@@ -283,7 +283,7 @@ class Pipeline(Builder):
         self._edges: list[dict[str, Any]] = []
         self._body: dict[str, Any] = {"vertices": self._vertices, "edges": self._edges}
         self._body |= parts.settings({"ordered": ordered})
-        self._body |= _given(
+        self._body |= _settings(
             limits=limits,
             serving_store=serving_store,
             inter_step_buffer=inter_step_buffer,
@@ -325,10 +325,10 @@ class Pipeline(Builder):
         on_failure: OnFailure | None = None,
         **options: Unpack[ServeOptions],
     ) -> Self:
-        """Adds a source that takes requests in over HTTP; callers get what sinks serve.
+        """Adds a source that accepts requests over HTTP; callers receive what sinks serve.
 
         ``ports=Ports(http=8080)`` says where it listens. Answers are kept in the pipeline's
-        ``serving_store``, in NATS if it says none. The rest is as for ``source``.
+        ``serving_store``, or in NATS if it has none. The other options are those of ``source``.
         """
         part = parts.serving_source(options, transformer, retry, on_failure)
         self._add({"name": name, "source": part}, options)
@@ -355,12 +355,12 @@ class Pipeline(Builder):
         on_full: OnFull = "retry_until_success",
         **options: Unpack[VertexOptions],
     ) -> Self:
-        """Adds a map that reads from the step before it, or from those named by ``after``.
+        """Adds a map that reads from the previous step, or from the steps named by ``after``.
 
-        ``after=()`` connects it to nothing; ``edge`` can then do so. ``mode`` says what one
-        call of the code gets: one message, a batch, or a table of them. In place of code there may
-        be ``sql`` over the view ``messages``, or a function ``dataframe`` from DataFrame to
-        DataFrame. With ``decode`` the code gets a value in place of a ``Datum``: ``"json"``,
+        ``after=()`` leaves it unconnected, so that ``edge`` can connect it. ``mode`` says what one
+        call of the code receives: one message, a batch, or a table of them. Instead of code, pass
+        ``sql`` over the view ``messages``, or ``dataframe``, a function from DataFrame to
+        DataFrame. With ``decode`` the code receives a value instead of a ``Datum``: ``"json"``,
         ``"text"``, a pydantic model or a function of bytes; ``encode`` writes what it returns.
         """
         code = coded_map(code, mode, decode, encode)
@@ -391,10 +391,10 @@ class Pipeline(Builder):
     ) -> Self:
         """Adds a sink: user code, or a connector such as ``Log()`` or ``Kafka(...)``.
 
-        A sink is connected like a map. ``mode`` says what one call of the code gets: a list of
-        messages, or a table of them. ``fallback`` gets the messages that the sink cannot write,
-        ``on_success`` those that it passes on. With ``decode`` the code gets a list of values, and
-        has written all of them when it returns.
+        A sink is connected like a map. ``mode`` says what one call of the code receives: a list of
+        messages, or a table of them. ``fallback`` receives the messages that the sink cannot write,
+        ``on_success`` those that it passes on. With ``decode`` the code receives a list of values,
+        all of which count as written when it returns.
         """
         part = parts.sink_section(
             coded_sink(sink, mode, decode),
@@ -419,9 +419,9 @@ class Pipeline(Builder):
         operator: TagOperator = "or",
         on_full: OnFull = "retry_until_success",
     ) -> Self:
-        """Connects two steps by name, in addition to what the chain connects.
+        """Connects two steps by name, in addition to the connections of the chain.
 
-        A map may be connected to itself or to an earlier one; its messages then go round.
+        A map may be connected to itself or to an earlier map; its messages then loop.
         """
         self._add_edge(from_, to, tags, operator, on_full)
         return self
@@ -474,8 +474,8 @@ class Pipeline(Builder):
 class MonoVertex(Builder):
     """Builds a MonoVertex part by part; ``run`` runs it and ``spec`` gives the checked model.
 
-    ``partitions`` is the number of tasks, one if left out. ``inter_step_buffer`` is about the
-    streams of redeliveries and dead letters. The other options are as for a ``Pipeline`` and its
+    ``partitions`` is the number of tasks, by default one. ``inter_step_buffer`` configures the
+    streams of redeliveries and dead letters. The other options are those of a ``Pipeline`` and its
     steps.
     """
 
@@ -496,7 +496,7 @@ class MonoVertex(Builder):
         self._name = name
         self._bypass: dict[str, Any] = {}
         self._body: dict[str, Any] = {"bypass": self._bypass}
-        self._body |= _given(
+        self._body |= _settings(
             limits=limits,
             partitions=partitions,
             on_error=on_error,
@@ -523,7 +523,7 @@ class MonoVertex(Builder):
         failed.
         """
         part = parts.source_section(source, transformer, retry, on_failure)
-        return self._give(self._body, "source", part)
+        return self._set_part(self._body, "source", part)
 
     @named_options
     @_on_a_copy
@@ -535,13 +535,13 @@ class MonoVertex(Builder):
         on_failure: OnFailure | None = None,
         **options: Unpack[ServingOptions],
     ) -> Self:
-        """Takes requests in over HTTP, in place of ``source``; callers get what the sink serves.
+        """Accepts requests over HTTP, instead of ``source``; callers receive what the sink serves.
 
         ``ports=Ports(http=8080)`` says where it listens. Answers are kept in the
-        ``serving_store``, in NATS if there is none.
+        ``serving_store``, or in NATS if there is none.
         """
         part = parts.serving_source(options, transformer, retry, on_failure)
-        return self._give(self._body, "source", part)
+        return self._set_part(self._body, "source", part)
 
     @named_options
     @_on_a_copy
@@ -555,12 +555,12 @@ class MonoVertex(Builder):
         retry: Backoff | None = None,
         on_failure: OnFailure | None = None,
     ) -> Self:
-        """Changes each message; ``mode`` says what one call of the code gets.
+        """Changes each message; ``mode`` says what one call of the code receives.
 
-        ``decode`` and ``encode`` are as for a map of a ``Pipeline``.
+        ``decode`` and ``encode`` are those of a map of a ``Pipeline``.
         """
         code = coded_map(code, mode, decode, encode)
-        return self._give(self._body, "udf", parts.udf(code, mode, retry, on_failure))
+        return self._set_part(self._body, "udf", parts.udf(code, mode, retry, on_failure))
 
     @named_options
     @_on_a_copy
@@ -577,9 +577,9 @@ class MonoVertex(Builder):
     ) -> Self:
         """Writes to user code, or to a connector such as ``Log()``, ``Kafka(...)`` or ``Serve()``.
 
-        ``mode`` says what one call of the code gets. ``fallback`` gets the messages that the sink
-        cannot write, ``on_success`` those that it passes on. With ``decode`` the code gets a list
-        of values, and has written all of them when it returns.
+        ``mode`` says what one call of the code receives. ``fallback`` receives the messages that
+        the sink cannot write, ``on_success`` those that it passes on. With ``decode`` the code
+        receives a list of values, all of which count as written when it returns.
         """
         part = parts.sink_section(
             coded_sink(sink, mode, decode),
@@ -589,7 +589,7 @@ class MonoVertex(Builder):
             retry=retry,
             on_failure=on_failure,
         )
-        return self._give(self._body, "sink", part)
+        return self._set_part(self._body, "sink", part)
 
     @named_options
     @_on_a_copy
@@ -601,13 +601,13 @@ class MonoVertex(Builder):
         on_success: str | Iterable[str] | None = None,
         operator: TagOperator = "or",
     ) -> Self:
-        """Sends messages with these tags straight to one of the sinks, past all that is left.
+        """Sends messages with these tags straight to one of the sinks, skipping the other steps.
 
-        May be called again, for another sink with another operator.
+        Call it again to use another operator for another sink.
         """
         for target, tags in (("sink", sink), ("fallback", fallback), ("onSuccess", on_success)):
             if tags is not None:
-                self._give(self._bypass, target, parts.conditions(tags, operator))
+                self._set_part(self._bypass, target, parts.conditions(tags, operator))
         return self
 
     @property
@@ -625,8 +625,8 @@ class MonoVertex(Builder):
         other._body = {**self._body, "bypass": other._bypass}
         return other
 
-    def _give(self, holder: dict[str, Any], name: str, part: dict[str, Any]) -> Self:
-        # Taking the later one would leave the earlier silently without effect.
+    def _set_part(self, holder: dict[str, Any], name: str, part: dict[str, Any]) -> Self:
+        # Replacing the earlier part would discard it silently.
         if name in holder:
             place = f"MonoVertex {self._name}" + (", bypass" if holder is self._bypass else "")
             raise SpecError([Problem("", 0, 0, "EB003", f"{name!r} is already given", place)])

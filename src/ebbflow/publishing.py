@@ -3,9 +3,9 @@
     with Publisher("nats://localhost:4222") as publisher:
         ack = publisher.publish("orders.new", b"...")
 
-A call that returns an ``Ack`` has stored its message. Every message has an id that is the same on
-every attempt, so a message that was sent again is stored once. Calls end by their deadline, or at
-once when they are cancelled or their publisher is closed. This module exports the errors too.
+A call returns an ``Ack`` once its message is stored. Every attempt has the same message id, so a
+message that is sent again is stored once. A call ends by its deadline, or at once when it is
+cancelled or its publisher is closed. This module also exports the errors.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ Sendable = Outgoing | tuple[str, bytes]
 class AsyncPublisher:
     """Publishes on the event loop it was entered on. The options are the defaults of its calls.
 
-    ``url`` is one NATS URL, several with commas in between, or a list of them. ``login`` is how to
-    get in, if that is not in the URL. ``inbox_prefix`` is the first name of the subjects on which
-    answers come; a login that may subscribe to no other keeps to it.
+    ``url`` is one NATS URL, several separated by commas, or a list of them. ``login`` holds the
+    credentials, if they are not in the URL. ``inbox_prefix`` is the prefix of the subjects on which
+    replies arrive, for a login that may not subscribe to other subjects.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class AsyncPublisher:
     ) -> Ack:
         """Publishes one message and returns when it is stored; raises a ``PublishError`` otherwise.
 
-        ``options`` are those of ``PublishOptions``. A message that could never be sent is a
-        ``MessageTooLarge`` or a ``ValueError``.
+        ``options`` are those of ``PublishOptions``. A message that can never be sent raises
+        ``MessageTooLarge`` or ``ValueError``.
         """
         message = Outgoing(subject, data, headers, msg_id)
         sending = self._prepare(message, self.options.with_changes(options))
@@ -110,11 +110,11 @@ class AsyncPublisher:
         window: int = WINDOW,
         **options: Unpack[OptionNames],
     ) -> list[Ack]:
-        """Publishes messages with at most ``window`` in flight; returns the acks in their order.
+        """Publishes messages with at most ``window`` in flight; returns their acks in order.
 
-        They are stored in their order too, but for those that have to be sent again. After the
-        first ``PublishError`` no more are sent; it is raised when it is known of all that were sent
-        whether they are stored, which its ``acks`` tell. ``options`` hold for each message.
+        They are stored in the same order, except for messages that are sent again. After the first
+        ``PublishError`` no more are sent. It is raised once the outcome of every sent message is
+        known; its ``acks`` tell which are stored. ``options`` apply to each message.
         """
         check_window(window)
         chosen = self.options.with_changes(options)
@@ -135,14 +135,15 @@ class AsyncPublisher:
     async def _wait_for(
         self, publishing: Coroutine[Any, Any, T], give_up: Callable[[str], PublishError]
     ) -> T:
-        """Returns what comes of a call; one that waits ends with ``give_up`` at the close."""
+        """Returns the result of a call; raises ``give_up``'s error if the publisher is closed."""
         task = asyncio.current_task()
         assert task is not None
         self._waiting.add(task)
         try:
             return await publishing
         except asyncio.CancelledError:
-            # Closing cancels what waits. Whoever was cancelled besides has to learn of that.
+            # Closing cancels waiting calls. A task that was also cancelled from elsewhere must
+            # still see that cancellation.
             error = give_up("the publisher was closed")
             if self._client is not None or task.uncancel() > 0:
                 raise
@@ -156,8 +157,8 @@ class AsyncPublisher:
 class Publisher:
     """Publishes from ordinary blocking code, from any number of threads.
 
-    Its connection lives on its own thread. It does not survive a fork: open one in each
-    process. Arguments are those of ``AsyncPublisher``.
+    Its connection runs on its own thread and does not survive a fork: open a publisher in each
+    process. The arguments are those of ``AsyncPublisher``.
     """
 
     def __init__(
@@ -211,8 +212,8 @@ class Publisher:
     ) -> Ack:
         """Publishes one message and returns when it is stored; raises a ``PublishError`` otherwise.
 
-        ``options`` are those of ``PublishOptions``. A message that could never be sent is a
-        ``MessageTooLarge`` or a ``ValueError``.
+        ``options`` are those of ``PublishOptions``. A message that can never be sent raises
+        ``MessageTooLarge`` or ``ValueError``.
         """
         thread = self._require_thread()
         call = self._inner.publish(subject, data, headers=headers, msg_id=msg_id, **options)
@@ -225,7 +226,7 @@ class Publisher:
         window: int = WINDOW,
         **options: Unpack[OptionNames],
     ) -> list[Ack]:
-        """Does what ``AsyncPublisher.publish_many`` does, with messages of the calling thread."""
+        """Works like ``AsyncPublisher.publish_many``; iterates ``messages`` on this thread."""
         check_window(window)
         thread = self._require_thread()
         handover: Handover[Sendable] = Handover(thread.loop, window)

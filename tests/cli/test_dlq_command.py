@@ -274,8 +274,8 @@ def test_a_function_decides_what_goes_back(
     assert result.stderr == (
         "2 dead letters stayed:\n"
         "  2: the transform raised KeyError: 'customer' (mending_of_letters.py:9)\n"
-        "  3: the transform returned nothing; return what is to go back, or Message.to_drop() to "
-        "delete the dead letter\n"
+        "  3: the transform returned nothing; return the message to send back, or "
+        "Message.to_drop() to delete the dead letter\n"
     )
     assert left(pipeline) == [2, 3]
     (sent,) = pipeline.due()

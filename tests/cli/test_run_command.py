@@ -209,7 +209,7 @@ def test_a_run_prints_messages_counts_and_what_to_do_next(
 
     idle = invoke(*DRAIN)
     nothing, over = idle.stderr.splitlines()[-2:]
-    assert nothing.endswith("Nothing was read: the sources gave all they have in an earlier run.")
+    assert nothing.endswith("Nothing was read: the sources were exhausted in an earlier run.")
     assert over.endswith("Forget that and start over: ebbflow run tiny.yaml --fresh")
 
 

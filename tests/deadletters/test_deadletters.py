@@ -371,5 +371,5 @@ def test_letters_that_are_named_and_do_not_exist_are_told(pipeline: Written) -> 
     result = pipeline.letters.replay([number, 0, 99])
     assert (result.sent, dict(result.stayed)) == (
         1,
-        {"it does not exist, or no longer": [0, 99]},
+        {"it does not exist or was deleted": [0, 99]},
     )

@@ -44,7 +44,7 @@ def test_what_goes_back(result: Any, expected: Any) -> None:
         (Message("text"), "its value became str; encode it to bytes"),  # type: ignore[arg-type]
         (replace(LETTER, value="text"), "its value became str; encode it to bytes"),
         (replace(LETTER, id="other"), "changed its id or its vertex"),
-        (Message(b"x", tags=["t"]), "gave it tags"),
+        (Message(b"x", tags=["t"]), "set tags"),
         (Message.to_nack(NackOptions(reason="not yet")), "refused it: not yet"),
         (Message.to_fail("too old"), "refused it: too old"),
     ],

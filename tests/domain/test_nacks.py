@@ -77,7 +77,7 @@ def test_every_nack_takes_the_same_keywords(ask):
     assert ask(reason=options) == options
     with pytest.raises(ValueError, match="5 has no unit"):
         ask(delay=5)
-    with pytest.raises(TypeError, match="give them there"):
+    with pytest.raises(TypeError, match="set delay and max_deliveries in NackOptions"):
         ask(reason=options, delay="5s")
 
 

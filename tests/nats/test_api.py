@@ -57,7 +57,7 @@ def test_who_does_not_lead_is_not_believed(link, listener, call, answer, told):
     assert len(asked) > 1
     assert str(error.value) == (
         f"JetStream did not carry out {call} within 2 s: {told}. "
-        "See whether NATS is up; of a cluster, most servers have to be."
+        "See whether NATS is up; in a cluster, most servers have to be."
     )
 
 

@@ -87,7 +87,7 @@ def test_a_message_that_is_nacked_is_due_again_or_parked_until_its_time(audited:
 def test_the_row_that_an_ordered_vertex_holds(audited: Audited):
     audited.put("work", "a", "b")
     audited.hold("work", round(NOON.timestamp() * 1000), "not yet")
-    held = "a is held at work until 2026-05-17 12:00:00 UTC, and what is behind it waits: not yet"
+    held = "a is held at work until 2026-05-17 12:00:00 UTC, and later messages wait: not yet"
     assert now(audited, "a") == [held]
 
 

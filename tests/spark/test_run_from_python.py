@@ -30,7 +30,7 @@ def test_a_run_shows_itself_only_when_it_is_not_to_be_quiet(spark, tmp_path, cap
     assert shown.out.count("(out) id=in-") + shown.err.count("(out) id=in-") == 3
     if quiet:
         pipeline.run(drain=True, timeout="240s", state=tmp_path / "state")
-        nothing = "ebbflow: Nothing was read: the sources gave all they have in an earlier run."
+        nothing = "ebbflow: Nothing was read: the sources were exhausted in an earlier run."
         assert nothing in capsys.readouterr().err
 
 

@@ -231,7 +231,7 @@ WRONG_SERVING = [
     ("{serve: {}}", "{log: {}}",
      "18:44: EB602 no sink answers the requests: one of them must be udsink or serve"),
     ("to: out}", "to: out, onFull: discardLatest}",
-     "21:35: EB603 callers would never hear of what a full buffer drops; use retryUntilSuccess"),
+     "21:35: EB603 callers of dropped messages would get no answer; use retryUntilSuccess"),
 ]  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def test_a_problem_of_a_serving_pipeline_is_told_where_it_is_written(
 
 STORE = "  servingStore: {nats: {}}\n"
 SQL = "{sql: SELECT * FROM messages}"
-BATCHES = "works on batches, and callers would wait for them in vain; use code for messages"
+BATCHES = "works on batches, so callers would get no answer; use code for messages"
 TABLE = "  - {name: table, sink: {spark: {format: noop}}}\n  edges:\n  - {from: map, to: table}"
 WRONG_PIPELINES = [
     ("{serve: {}}", "{http: {url: 'http://localhost'}}",

@@ -70,7 +70,7 @@ def held_for(seconds: float) -> WorkInFlight:
         ),
         (replace(PLAIN, in_flight=held_for(60), batched=True), "busy", "running"),
         (replace(PLAIN, never_opened=True), "starting", "starting"),
-        (replace(PLAIN, exhausted=True), "exhausted", "has given all its messages"),
+        (replace(PLAIN, exhausted=True), "exhausted", "has no more messages"),
         (replace(PLAIN, paused=True), "paused", "paused"),
         (
             replace(PLAIN, failure="KeyError: 'x'", restarts=3),

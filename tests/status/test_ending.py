@@ -67,8 +67,8 @@ def test_a_vertex_whose_tags_no_edge_takes_is_told():
     dropped, none = Counts(read=50, dropped=50), Counts()
     some = replace(dropped, written=1, done=1, dropped=49)
     told = (
-        "enrich forwarded nothing. Tags that its edges take: any of big, huge (out). "
-        "Compare those that its code gives."
+        "enrich forwarded nothing. Tags that its edges accept: any of big, huge (out). "
+        "Compare them with the tags that its code sets."
     )
     for counts, is_told in ((dropped, True), (some, False), (none, False)):
         vertices = zip(names, (READ, counts, none), strict=True)
@@ -118,7 +118,7 @@ def test_a_drain_waits_for_sources_too():
     source = vertex("in", 5, kind="source", source_pending=1_200)
     assert list_leftovers(pipeline(source)) == ()
     (left,) = list_leftovers(pipeline(source), draining=True)
-    assert str(left) == "in: 1,200 at the source; the source has not come to its end"
+    assert str(left) == "in: 1,200 at the source; the source is not exhausted"
 
 
 def test_what_a_vertex_waits_for_is_why_its_messages_are_left():

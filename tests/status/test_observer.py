@@ -81,7 +81,7 @@ def watched(link: Link, names: Names) -> Watched:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_READ_WITHIN", "_SEND_WITHIN", "_END_WITHIN", "_LAST_WORD_WITHIN"):
+    for name in ("_READ_WITHIN", "_SEND_WITHIN", "_END_WITHIN", "_STORE_WITHIN"):
         monkeypatch.setattr(observer, name, _BOUND)
 
 

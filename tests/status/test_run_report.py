@@ -46,7 +46,7 @@ def test_where_a_run_listens_and_what_needs_attention_is_printed(capsys) -> None
 def test_a_run_without_anything_to_do_says_so() -> None:
     idle = Summary("p", "drained", 1.0, {"in": Counts()}, {"in": Counts(read=3, done=3)})
     assert repr(idle).endswith(
-        "Nothing was read: the sources gave all they have in an earlier run.\n"
+        "Nothing was read: the sources were exhausted in an earlier run.\n"
         "Start over with fresh=True, which deletes what the pipeline has stored."
     )
     first = Summary("p", "drained", 1.0, {"in": Counts()}, {"in": Counts()})

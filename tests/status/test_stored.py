@@ -49,18 +49,18 @@ class Told:
     def tell(self, age: float = 0.0, **changes: Any) -> PipelineStatus:
         at = datetime.now(UTC) - timedelta(seconds=age)
         status = replace(self.status, at=at, **changes)
-        self.link.run(self._publisher.tell_last(status))
+        self.link.run(self._publisher.publish_last(status))
         return status
 
     def sample(self, *pending: int) -> None:
         for number in pending:
             vertices = (replace(VERTEX, pending=number),)
             status = replace(self.status, at=datetime.now(UTC), vertices=vertices)
-            self.link.run(self._publisher.sample(status))
+            self.link.run(self._publisher.publish_sample(status))
         self.link.flush()
 
     def tell_chunks(self, *chunks: ChunkTimes) -> None:
-        self.link.run(self._publisher.tell_chunks("v", chunks))
+        self.link.run(self._publisher.publish_chunks("v", chunks))
         self.link.flush()
 
     def settle(self, read: int) -> None:
@@ -155,7 +155,7 @@ def test_whoever_follows_sees_each_state(told: Told) -> None:
                 if len(states) == 2:
                     return states
                 second = replace(first, at=datetime.now(UTC), ready=False)
-                await told._publisher.tell(second)
+                await told._publisher.publish(second)
         return states
 
     states = told.link.run(asyncio.wait_for(follow(), 10))

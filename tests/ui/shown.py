@@ -28,5 +28,5 @@ class Shown(Written):
     def tell(self, **changes: Any) -> PipelineStatus:
         """Publish a state, as a run does."""
         self.status = replace(self.status, at=datetime.now(UTC), **changes)
-        self.link.run(StatusPublisher(self.link.client, self.names).tell_last(self.status))
+        self.link.run(StatusPublisher(self.link.client, self.names).publish_last(self.status))
         return self.status

@@ -1,8 +1,8 @@
 """The dead letters of a pipeline: find, replay, export and purge them.
 
-``DeadLetters`` is the way in. A replay is exact: 0 lost, 0 twice, whatever is killed and however
-long it takes until it is continued. ``chain`` says how. Operations, the command line and the web UI
-import it. Start with ``letters``.
+``DeadLetters`` is the entry point. A replay loses no dead letter and sends none twice, whatever is
+killed and however late it is resumed; ``chain`` explains how. Operations, the command line and the
+web UI import it. Start with ``letters``.
 """
 
 from ebbflow.deadletters.filters import LetterFilter, StoredLetter

@@ -1,21 +1,22 @@
-"""The order in which dead letters are sent back, so that none is lost and none goes twice.
+"""The order in which dead letters are sent back, so that none is lost and none is sent twice.
 
-The marks of a partition are a chain: each is stored only if the one that its writer has seen last
-is still the last. Three rules make a replay exact, whoever is killed when, however long it takes
-until someone continues, and however many replays run at once:
+The marks of a partition are a chain: a mark is stored only if the mark that its writer has read
+last is still the last one. Three rules make a replay exact, whichever process is killed when,
+however late a replay is resumed, and however many replays run at once:
 
-1. Before letters are read, this replay has written a mark, or has seen one, and has deleted the
-   letters that the last mark names: they were sent, whoever sent them.
-2. Letters are sent with a mark that names them, on the condition that the mark of rule 1 is still
-   the last one. If it is not, another replay has sent something since: begin again with rule 1.
-3. Letters are deleted when their mark is stored, and before the next mark is written or the last
-   one is deleted.
+1. Before a replay reads dead letters, it has written a mark, or has read one, and has deleted the
+   dead letters that the last mark names: this or another replay has sent them.
+2. Dead letters are sent with a mark that names them, on the condition that the mark of rule 1 is
+   still the last one. If it is not, another replay has sent something since: begin again with
+   rule 1.
+3. Dead letters are deleted when their mark is stored, and before the next mark is written or the
+   last one is deleted.
 
-A sequence never comes again, so a mark that was deleted cannot be mistaken for another one. Only an
-empty chain looks like any other empty chain, which is why rule 1 writes a mark first. A letter
-always goes to the same partition, whatever a transform makes of it: two replays that send it to two
-partitions would not meet in either chain. Should a vertex have got other partitions since, rule 1
-holds for all that it has.
+Sequences are never reused, so a deleted mark cannot be mistaken for another one. But one empty
+chain looks like any other, which is why rule 1 writes a mark first. A dead letter always goes to
+the same partition, whatever a transform changes: two replays that sent it to two partitions would
+not meet in either chain. If the partitions of a vertex have changed since, rule 1 holds for all
+that exist.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from ebbflow.streams.replays import PackedFrame, ReplayMark, ReplayTarget, Store
 
 @dataclass(frozen=True, slots=True)
 class ReplayParcel:
-    """Letters for one partition: the frames that hold their messages, and their numbers."""
+    """Dead letters for one partition: the frames with their messages, and their numbers."""
 
     frames: Sequence[PackedFrame]
     numbers: tuple[int, ...]
 
 
 class ReplayStore(Protocol):
-    """The server, as a replay sees it: the chains of marks, and the letters that it deletes."""
+    """The server, as a replay uses it: the chains of marks, and the dead letters to delete."""
 
     def read_last(self, target: ReplayTarget) -> StoredMark | None:
         """Returns the last mark of a partition."""
@@ -45,19 +46,19 @@ class ReplayStore(Protocol):
     def store(
         self, target: ReplayTarget, frames: Iterable[PackedFrame], mark: ReplayMark, expected: int
     ) -> int | None:
-        """Stores frames with a mark behind the expected one; ``None`` if not, or not known."""
+        """Stores frames with a mark after the expected one; ``None`` if refused or uncertain."""
 
     def forget(self, target: ReplayTarget, up_to: int) -> None:
         """Deletes the marks of a partition up to a sequence."""
 
     def delete(self, numbers: Collection[int]) -> object:
-        """Deletes letters; those that are gone already are not an error."""
+        """Deletes dead letters; it is no error if some are deleted already."""
 
     def sweep(self, vertex: str, up_to: int) -> object:
-        """Deletes every letter of a vertex up to a number."""
+        """Deletes every dead letter of a vertex up to a number."""
 
     def wait(self) -> None:
-        """Waits a moment before something is tried again; raises when it was tried for too long."""
+        """Waits a moment before a retry; raises when retries have taken too long."""
 
 
 class Chain:
@@ -74,7 +75,7 @@ class Chain:
     def claim(self, vertices: Iterable[str]) -> bool:
         """Writes a mark on each partition that has none of this replay's; ``False`` if all have.
 
-        Only letters of these vertices that are read after this may be sent.
+        Only dead letters of these vertices that are read after this may be sent.
         """
         targets = [target for vertex in vertices for target in self._find_targets(vertex)]
         unclaimed = [target for target in targets if target not in self._last]
@@ -94,17 +95,17 @@ class Chain:
             self._store.wait()
 
     def _finish(self, last: StoredMark | None) -> None:
-        """Deletes what was sent and may not have been deleted."""
+        """Deletes dead letters that were sent but may not have been deleted."""
         if last is not None and last.mark.numbers:
             self._store.delete(last.mark.numbers)
 
     def send(
         self, parcels: Mapping[ReplayTarget, ReplayParcel], swept: Mapping[str, int]
     ) -> set[int]:
-        """Sends letters and deletes them; returns those that were sent.
+        """Sends dead letters and deletes them; returns those that were sent.
 
         If some were not, all that are left have to be read again before they are sent.
-        ``swept`` says up to which number all letters of a vertex are sent with these parcels.
+        ``swept`` says up to which number these parcels have all dead letters of a vertex.
         """
         sent: dict[ReplayTarget, tuple[int, ...]] = {}
         if self.claim(sorted({target.vertex for target in parcels})):
@@ -134,12 +135,12 @@ class Chain:
         return True
 
     def _join(self, target: ReplayTarget, mark: ReplayMark) -> bool:
-        """Continues after the mark that is now the last; ``True`` if it is the one in doubt."""
+        """Continues after the mark that is now the last; ``True`` if it is this uncertain mark."""
         last = self._store.read_last(target)
         if last is None:
             self._claim(target)
             return False
-        if last.seq == self._last[target]:  # no one came between; the server did not take it
+        if last.seq == self._last[target]:  # no other replay: the server did not store the mark
             self._store.wait()
             return False
         self._finish(last)
@@ -147,12 +148,12 @@ class Chain:
         return last.mark == mark
 
     def release(self) -> None:
-        """Deletes the marks; only when nothing that they name is left to be deleted."""
+        """Deletes the marks; call it only when all dead letters that they name are deleted."""
         for target, seq in self._last.items():
             self._store.forget(target, seq)
 
     def find_sent(self, vertices: Iterable[str]) -> set[int]:
-        """Returns the letters that an interrupted replay has sent; changes nothing."""
+        """Returns the dead letters that an interrupted replay has sent; changes nothing."""
         targets = [target for vertex in vertices for target in self._find_targets(vertex)]
         marks = filter(None, map(self._store.read_last, targets))
         return {number for last in marks for number in last.mark.numbers}

@@ -1,8 +1,8 @@
 """Dead letters as they are stored, filters that choose some of them, and their form for programs.
 
-A search looks at a hundred thousand letters to find a few. A ``LetterRecord`` reads only the facts
-that a filter asks for, from the headers as they came from the server. ``describe_letter`` returns
-one JSON object, with nothing that JSON cannot hold.
+A search may read a hundred thousand dead letters to find a few. So a ``LetterRecord`` parses only
+the facts that a filter needs, from the raw headers. ``describe_letter`` returns one JSON object,
+with nothing that JSON cannot represent.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class StoredLetter:
 
 @dataclass(frozen=True, slots=True)
 class LetterRecord:
-    """A message of the dead-letter stream: its number, its headers as they came, its payload."""
+    """A message of the dead-letter stream: its number, its raw headers, its payload."""
 
     number: int
     block: bytes
     payload: bytes
 
     def fact(self, name: str, absent: Any = None) -> Any:
-        """Returns a fact of the letter by its name in the headers; ``absent`` if it has none.
+        """Returns a fact of the dead letter by its name in the headers; ``absent`` if it has none.
 
-        So it does for what is in the stream and no letter, which then matches no filter.
+        A message in the stream that is not a dead letter has no facts, so it matches no filter.
         """
         mark = f"{_FIRST}{name}: ".encode()
         start = self.block.find(mark)
@@ -57,12 +57,12 @@ class LetterRecord:
             return absent
 
     def to_letter(self) -> StoredLetter:
-        """Returns all of it; ``KeyError`` or ``ValueError`` if this is not a dead letter."""
+        """Returns the whole; ``KeyError`` or ``ValueError`` if this is not a dead letter."""
         return StoredLetter(self.number, Letter.from_block(self.payload, self.block))
 
 
 def records_of(page: StoredPage) -> list[LetterRecord]:
-    """Returns what was read together, in its order."""
+    """Returns the records of a page, in its order."""
     parcel = page.parcel
     return [
         LetterRecord(number, parcel.block(row), parcel.payload(row))
@@ -71,7 +71,7 @@ def records_of(page: StoredPage) -> list[LetterRecord]:
 
 
 def record_of(message: StoredMessage) -> LetterRecord:
-    """Returns a single message as one that was read with others."""
+    """Returns the record of a single message."""
     return LetterRecord(message.seq, write_headers(message.headers), message.payload)
 
 
@@ -80,13 +80,13 @@ def record_of(message: StoredMessage) -> LetterRecord:
 class LetterFilter:
     """Chooses dead letters: those that match every field that is set.
 
-    ``vertex`` and ``id`` have to be equal. ``reason``, ``error`` and ``key`` are looked for in the
-    dead letter's, ignoring case; ``key`` in each of its keys. ``cause`` is that of similar dead
+    ``vertex`` and ``id`` must be equal. ``reason``, ``error`` and ``key`` must be contained in the
+    dead letter's, ignoring case; ``key`` in one of its keys. ``cause`` matches similar dead
     letters: reason and error differ only in numbers, ids and quoted values.
-    ``header`` is the name of a header, or ``name=value``. ``text`` is looked for in the value, and
-    in id, reason, error, keys and headers. ``since`` and ``until`` bound the time when the message
-    died: from ``since`` on, before ``until``. ``up_to`` is the last number that counts. A time
-    without a zone is in UTC.
+    ``header`` is the name of a header, or ``name=value``. ``text`` must be contained in the value,
+    or in id, reason, error, keys or headers. ``since`` and ``until`` bound the time when the
+    message died: from ``since`` on, before ``until``. ``up_to`` is the last number to include. A
+    time without a zone is in UTC.
     """
 
     vertex: str | None = None
@@ -109,7 +109,7 @@ class LetterFilter:
 
     def matches(self, record: LetterRecord) -> bool:
         """Returns whether a dead letter matches."""
-        # The cheapest questions first, and none that no one has asked.
+        # The cheapest checks first, and only those of fields that are set.
         return (
             (self.up_to is None or record.number <= self.up_to)
             and (self.vertex is None or record.fact("Vertex") == self.vertex)
@@ -172,9 +172,9 @@ def _flatten(fact: str | list[str] | dict[str, str]) -> str:
 
 
 def describe_letter(stored: StoredLetter, whole: bool = True) -> dict[str, Any]:
-    """Returns the facts of a letter; bytes that are not text become ``{"base64": …}``.
+    """Returns the facts of a dead letter; bytes that are not text become ``{"base64": …}``.
 
-    Without ``whole`` what may be large is left out: value, traceback, headers, metadata, history.
+    Without ``whole``, large facts are left out: value, traceback, headers, metadata, history.
     """
     letter = stored.letter
     facts: dict[str, Any] = {"number": stored.number}

@@ -1,7 +1,8 @@
 """The dead letters of a pipeline, for people and programs: find, replay and purge them.
 
-Letters are numbered by their place in the dead-letter stream; a number is never used again. The
-id of a message may be on several letters: it can die at two vertices, or again after a replay.
+Dead letters are numbered by their place in the dead-letter stream; a number is never used again.
+Several dead letters may have the same message id: a message can die at two vertices, or again after
+a replay.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ Choice = LetterFilter | Iterable[int | StoredLetter]
 class LetterPage:
     """Some dead letters of a search, in its order.
 
-    ``next`` is what to give as ``after`` to continue; ``None`` when there is nothing behind. A page
-    may be shorter than its limit, even empty, and have a ``next``: then the search took its time.
-    ``total`` is how many dead letters match, where that is known without reading each of them.
+    Pass ``next`` as ``after`` to continue; it is ``None`` at the end. A page may be shorter than
+    its limit, even empty, and have a ``next``: then the search ran out of time. ``total`` is how
+    many dead letters match, if that is known without reading all of them.
     """
 
     letters: tuple[StoredLetter, ...]
@@ -70,7 +71,7 @@ class DeadLetters:
 
     page_size = 1_000
     search_time = 0.25
-    """A search that finds little reads much: after this many seconds it returns what it has."""
+    """The seconds after which a search returns what it has: finding few means reading many."""
 
     def __init__(self, link: Link, pipeline: str) -> None:
         self._link = link
@@ -104,9 +105,9 @@ class DeadLetters:
     def causes(self) -> Causes:
         """Returns the number of dead letters by vertex and cause, the most frequent first.
 
-        A cause is its reason and error. Many that differ only by numbers, ids or quoted values are
-        one cause, with ``…`` where they differ. The first call reads all dead
-        letters, later ones only new ones.
+        A cause is its reason and error. If they differ only in numbers, ids or quoted values, they
+        are one cause, with ``…`` where they differ. The first call reads all dead letters, later
+        calls only new ones.
         """
         self._link.run(self._causes.look())
         return {(str(c.group), c.text): c.count for c in self._causes.all_causes()}
@@ -179,7 +180,7 @@ class DeadLetters:
             after = batch.end
 
     def last_number(self, chosen: LetterFilter | None = None) -> int:
-        """Returns the number of the last current dead letter, or that a filter ends with."""
+        """Returns the number of the last current dead letter, or the filter's ``up_to`` if less."""
         last = int(self._read_info("*")["last_seq"])
         return min(last, chosen.up_to) if chosen and chosen.up_to is not None else last
 
@@ -224,18 +225,18 @@ class DeadLetters:
 
         ``transform`` decides on each dead letter, in this process: see ``deadletters.transforms``.
         ``rate`` is the most per second. With ``dry_run`` transforms are called and nothing is
-        sent or deleted. ``progress`` is called after every step with what it has come to so far.
+        sent or deleted. ``progress`` is called after every step with the result so far.
 
         A dead letter that cannot be replayed stays, does not keep others from being replayed, and
-        is in the result with the reason. Each letter goes back exactly once, also if this is killed
-        and done again later, and if several replays run at once.
+        is in the result with the reason. Each dead letter is sent back exactly once, even if this
+        process is killed and the replay repeated later, or if several replays run at once.
         """
         if not isinstance(chosen, LetterFilter):
             chosen = sorted({_number_of(letter) for letter in chosen})
         everything = isinstance(chosen, LetterFilter) and chosen.is_everything
         reading = self._read_chosen(chosen)
         packing = LetterPacking(self._names, self._list_streams, self._link.client.max_payload)
-        # A replica that lags behind could hide a letter, which a sweep would delete unread.
+        # A replica that lags behind could hide a dead letter, which a sweep would delete unread.
         whole = everything and self._link.client.is_on_a_single_server
         replay = Replay(
             Chain(self._store, packing.find_targets),
@@ -273,8 +274,8 @@ class DeadLetters:
     def purge(self, chosen: Choice) -> int:
         """Deletes these dead letters for good; returns how many were still there.
 
-        By number also what is in the stream and no letter. A letter that does not exist is an
-        ``EbbflowError``, and nothing is deleted then.
+        A number may also be that of a message in the stream that is not a dead letter. Raises
+        ``EbbflowError`` if a number does not exist, and then deletes nothing.
         """
         if isinstance(chosen, LetterFilter):
             return self._purge_filtered(chosen)
@@ -290,13 +291,13 @@ class DeadLetters:
         return self._delete([entry.number for entry in self.list(chosen)])
 
     def _delete(self, numbers: Sequence[int]) -> int:
-        """Deletes letters; returns how many, without those that a replay has sent meanwhile."""
+        """Deletes dead letters; returns how many, not counting those that a replay has sent."""
         steps = range(0, len(numbers), _AT_A_TIME)
         return sum(self._store.delete(numbers[start : start + _AT_A_TIME]) for start in steps)
 
     def _sweep(self, chosen: LetterFilter) -> int | None:
-        """Deletes all letters there are, or all of a vertex; ``None`` if not all are meant."""
-        # Counted first: a purge that is repeated because its answer got lost finds nothing.
+        """Deletes all dead letters, or all of a vertex; ``None`` if the filter excludes some."""
+        # Counted first: a purge that is repeated because its reply was lost finds nothing.
         info = self._read_info(chosen.vertex or "*")
         if chosen.up_to not in (None, info["last_seq"]):
             return None

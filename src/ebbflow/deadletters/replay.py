@@ -1,11 +1,11 @@
 """A replay: dead letters are read in the order of their numbers and sent back, step by step.
 
-Each step is complete in itself: letters are decided about, sent, deleted. A replay that was
-interrupted is resumed by doing it again: what was sent is gone by then, and what an interrupted
-step has left is tidied up first. How that is exact: see ``chain``.
+Each step is complete in itself: it decides about dead letters, sends them and deletes them. To
+resume an interrupted replay, do it again: sent dead letters are deleted by then, except those of
+the interrupted step, which are deleted first. ``chain`` explains why that is exact.
 
-Messages with the same keys go to the same partition, as an ordered vertex wants it, and those
-without keys are spread by their ids. Within a partition they keep the order of the letters.
+Messages with the same keys go to the same partition, as an ordered vertex requires, and messages
+without keys are spread by their ids. Within a partition they keep the order of the dead letters.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ebbflow.streams.names import Names
 from ebbflow.streams.replays import PackedFrame, ReplayTarget
 
 STEP = 1_000
-"""The most letters that are sent in one go."""
+"""The most dead letters that are sent in one step."""
 _A_SECOND = 4
-"""This many steps a second are made at least when there is a rate, unless that is lower."""
+"""The least steps per second with a rate, unless the rate is lower."""
 
 
 _UNREAD = (
@@ -44,15 +44,15 @@ _CUT = (
     "the value was cut because it was too large to be kept whole; send the original message to the "
     "source again"
 )
-# What a frame of one message takes besides its bytes, generously, with the story of its deaths.
+# The most bytes that a frame of one message needs besides its value, with its history of deaths.
 _FRAME = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class LetterBatch:
-    """Letters that were read together. ``end`` is the last number that was looked at.
+    """Dead letters that were read together. ``end`` is the last number that was checked.
 
-    ``missing`` are numbers that were asked for and have no letter.
+    ``missing`` are requested numbers without a dead letter.
     """
 
     letters: Sequence[StoredLetter]
@@ -61,50 +61,50 @@ class LetterBatch:
 
 
 class Reading(Protocol):
-    """The letters that are to be replayed, as they are there now."""
+    """The dead letters to replay, of those that are stored now."""
 
     def read(self, after: int, most: int) -> LetterBatch | None:
-        """Returns the next ones behind a number; ``None`` when there are no more."""
+        """Returns the next ones after a number; ``None`` when there are no more."""
 
     def renew(self) -> None:
-        """Has everything read as it is from now on."""
+        """Discards what was read ahead: later reads return what is stored from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sendable:
-    """A letter as it goes back, and where to. ``story`` are headers that say how it died."""
+    """A dead letter as it is sent back, with headers about its deaths, and its target."""
 
     number: int
     letter: Letter
-    story: dict[str, str]
+    death_headers: dict[str, str]
     target: ReplayTarget
 
 
 class Packing(Protocol):
-    """The way back to the vertices."""
+    """Packs dead letters for their vertices."""
 
     def explain_refusal(self, letter: Letter) -> str | None:
-        """Returns why a letter cannot be sent back, whatever becomes of its value."""
+        """Returns why a dead letter cannot be sent back, even with another value."""
 
     def choose(self, letter: Letter) -> ReplayTarget:
-        """Returns the partition that a letter goes to: always the same one."""
+        """Returns the partition that a dead letter is sent to: always the same one."""
 
     def pack(self, letters: Sequence[Sendable]) -> dict[ReplayTarget, ReplayParcel]:
-        """Returns the letters as parcels, in their order within each."""
+        """Returns the dead letters as parcels, each in the given order."""
 
     def renew(self) -> None:
-        """Looks again which partitions there are."""
+        """Reads again which partitions exist."""
 
     def explain_size(self, letter: Letter) -> str | None:
-        """Returns why a letter is too large to be sent back."""
+        """Returns why a dead letter is too large to be sent back."""
 
 
 @dataclass(slots=True)
 class ReplayResult:
     """The result of a replay: how many dead letters it sent back, deleted, and left.
 
-    ``stayed`` has the reasons and their numbers. After a dry run it is what a replay
-    would have come to.
+    ``stayed`` has the numbers of those left, by reason. After a dry run it is the result that a
+    replay would have had.
     """
 
     sent: int = 0
@@ -124,7 +124,7 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What is to become of the letters of one step."""
+    """The decisions about the dead letters of one step."""
 
     sendable: list[Sendable]
     dropped: list[int]
@@ -132,9 +132,9 @@ class _Step:
 
 
 class Replay:
-    """One replay. ``vertices`` are those that the letters are likely to be of.
+    """One replay. ``vertices`` are the likely vertices of the dead letters.
 
-    ``whole`` says that it reads every letter of each vertex that it reads from.
+    ``whole`` says that it reads every dead letter of each vertex that it reads from.
     """
 
     def __init__(
@@ -176,23 +176,23 @@ class Replay:
             if self._carry_out(step):
                 self._note_kept(step, batch)
                 after = batch.end
-                self._tell()
+                self._report_progress()
             else:
-                # Another replay sent some of these. Only what is read from now on may be sent.
+                # Another replay sent some of these, so all must be read again before they are sent.
                 self._packing.renew()
                 self._reading.renew()
         self._chain.release()
         return self.result
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         try:
             self._progress(self.result)
-        except BaseException:  # someone wants it to end here, where nothing is half done
+        except BaseException:  # the caller ends the replay, between two steps
             self._chain.release()
             raise
 
     def rehearse(self) -> ReplayResult:
-        """Does everything but send and delete; returns what ``run`` would come to."""
+        """Does everything but send and delete; returns the result that ``run`` would have."""
         sent, after = self._chain.find_sent(self._vertices), -1
         while batch := self._reading.read(after, STEP):
             left = [entry for entry in batch.letters if entry.number not in sent]
@@ -222,9 +222,9 @@ class Replay:
             elif isinstance(fate, str):
                 step.dropped.append(entry.number)
             else:
-                story = entry.letter.headers_for_replay(entry.number, now)
+                death_headers = entry.letter.headers_for_replay(entry.number, now)
                 target = self._packing.choose(entry.letter)
-                step.sendable.append(Sendable(entry.number, fate, story, target))
+                step.sendable.append(Sendable(entry.number, fate, death_headers, target))
         return step
 
     def _keep_pace(self, began: float, more: int) -> None:
@@ -234,7 +234,7 @@ class Replay:
         self._sleep(max(0.0, due - self._clock()))
 
     def _carry_out(self, step: _Step) -> bool:
-        """Returns ``False`` if letters are left that have to be read again."""
+        """Returns ``False`` if some dead letters were not sent and have to be read again."""
         parcels = self._packing.pack(step.sendable)
         sent = self._chain.send(parcels, self._find_swept(step.sendable))
         self.result.sent += len(sent)
@@ -246,7 +246,7 @@ class Replay:
         return True
 
     def _find_swept(self, letters: Iterable[Sendable]) -> dict[str, int]:
-        """Returns up to which number a vertex has no letter but those that are sent or dropped."""
+        """Returns by vertex the number up to which all dead letters are sent or dropped."""
         if not self._whole:
             return {}
         last = {entry.letter.vertex: entry.number for entry in letters}
@@ -256,14 +256,14 @@ class Replay:
         for number, why in step.stays:
             self.result.stayed[why].append(number)
         for number in batch.missing:
-            self.result.stayed["it does not exist, or no longer"].append(number)
+            self.result.stayed["it does not exist or was deleted"].append(number)
 
 
-# --- the way back to a vertex -------------------------------------------------------------------
+# --- packing for a vertex -----------------------------------------------------------------------
 
 
 class LetterPacking(Packing):
-    """Knows the partitions of a pipeline, as its streams show them."""
+    """Packs dead letters for the partitions of a pipeline, which it reads from the streams."""
 
     def __init__(
         self, names: Names, list_streams: Callable[[], Collection[str]], largest: int
@@ -313,7 +313,7 @@ class LetterPacking(Packing):
 
     @override
     def choose(self, letter: Letter) -> ReplayTarget:
-        """Returns the partition by what the letter says, not by what a transform has made of it."""
+        """Returns the partition by the original dead letter, not by the result of a transform."""
         partitions = self._find_partitions(letter.vertex)
         if len(partitions) == 1:
             place = 0
@@ -332,16 +332,18 @@ class LetterPacking(Packing):
 
 
 def _pack(sendables: Sequence[Sendable]) -> ReplayParcel:
-    rows = _to_rows([one.letter for one in sendables], [one.story for one in sendables])
+    rows = _to_rows([one.letter for one in sendables], [one.death_headers for one in sendables])
     packed = [PackedFrame(frame.num_rows, frames.encode(frame)) for frame in frames.split(rows)]
     return ReplayParcel(packed, tuple(sendable.number for sendable in sendables))
 
 
-def _to_rows(letters: Sequence[Letter], stories: Sequence[Mapping[str, str]]) -> pa.RecordBatch:
-    """Returns messages as on their first delivery: of their failures only the history is kept."""
+def _to_rows(
+    letters: Sequence[Letter], death_headers: Sequence[Mapping[str, str]]
+) -> pa.RecordBatch:
+    """Returns messages as on their first delivery, with only the history of their failures."""
     headers = [
-        [*{**letter.headers, **story}.items()]
-        for letter, story in zip(letters, stories, strict=True)
+        [*{**letter.headers, **deaths}.items()]
+        for letter, deaths in zip(letters, death_headers, strict=True)
     ]
     columns = {
         "id": [letter.id for letter in letters],

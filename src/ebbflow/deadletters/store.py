@@ -41,7 +41,7 @@ _WINDOW, _WIDER = 1_000, 4
 
 
 class LetterStore(ReplayStore):
-    """The letters, and the marks of replays. Every call waits for the server."""
+    """The dead letters, and the marks of replays. Every call waits for the server."""
 
     def __init__(self, link: Link, names: Names) -> None:
         self.link = link
@@ -50,10 +50,10 @@ class LetterStore(ReplayStore):
         self._prepared: set[ReplayTarget] = set()
         self._tried_since: float | None = None
 
-    # --- letters --------------------------------------------------------------------------------
+    # --- dead letters ---------------------------------------------------------------------------
 
     def look(self) -> StreamSnapshot:
-        """Returns which letters there are now, as far as reading them depends on it."""
+        """Returns a snapshot of the stream, which reading the dead letters needs."""
         client = self.link.client
         gaps = not client.is_on_a_single_server
         return self.link.run(take_snapshot(client, self.names.dead_letters, gaps))
@@ -61,19 +61,19 @@ class LetterStore(ReplayStore):
     def read_page(
         self, vertex: str | None, after: int, there: StreamSnapshot, most: int
     ) -> list[LetterRecord]:
-        """Returns the next letters behind a number; none when there are no more."""
+        """Returns the next dead letters after a number; none when there are no more."""
         return records_of(self.begin_page(vertex, after, there, most).result())
 
     def begin_page(
         self, vertex: str | None, after: int, there: StreamSnapshot, most: int
     ) -> Future[StoredPage]:
-        """Has the next letters behind a number read, without waiting for them."""
+        """Starts to read the next dead letters after a number, without waiting for them."""
         stream, start = self.names.dead_letters, max(after + 1, there.first)
         subject = self.names.dead_letter_subject(vertex or "*")
         return self.link.submit(read_page(self.link.client, stream, subject, start, there, most))
 
     def read_window(self, vertex: str | None, there: StreamSnapshot) -> list[LetterRecord]:
-        """Returns all letters of a snapshot, which is to be a small one."""
+        """Returns all dead letters of a snapshot, which should be small."""
         records: list[LetterRecord] = []
         while page := self.read_page(vertex, self._end_of(records, there), there, _WINDOW):
             records += page
@@ -84,18 +84,18 @@ class LetterStore(ReplayStore):
         return records[-1].number if records else there.first - 1
 
     def find_all(self, numbers: Sequence[int]) -> list[LetterRecord | None]:
-        """Returns letters by their numbers, in that order; ``None`` for those that do not exist.
+        """Returns dead letters by their numbers, in that order; ``None`` if one does not exist.
 
-        They come from the leader: another server may still have one that was deleted.
+        They are read from the leader: another server may still have one that was deleted.
         """
-        asked = [number for number in numbers if number > 0]  # 0 would mean the last one
+        valid = [number for number in numbers if number > 0]  # 0 would mean the last one
         stream, client = self.names.dead_letters, self.link.client
-        messages = filter(None, self.link.run(read_many(client, stream, asked)))
+        messages = filter(None, self.link.run(read_many(client, stream, valid)))
         records = {message.seq: record_of(message) for message in messages}
         return [records.get(number) for number in numbers]
 
     def parse(self, record: LetterRecord) -> StoredLetter:
-        """Returns the letter; ``EbbflowError`` if something else was put into the stream."""
+        """Returns the dead letter; ``EbbflowError`` if something else was put into the stream."""
         try:
             return record.to_letter()
         except (KeyError, ValueError, TypeError) as error:
@@ -108,7 +108,7 @@ class LetterStore(ReplayStore):
 
     @override
     def delete(self, numbers: Collection[int]) -> int:
-        """Deletes letters, all of them or with an error; returns how many were still there."""
+        """Deletes all these dead letters or raises; returns how many were still there."""
         subject = f"$JS.API.STREAM.MSG.DELETE.{self.names.dead_letters}"
         wanted = sorted(numbers)
         bodies = [json.dumps({"seq": number, "no_erase": True}).encode() for number in wanted]
@@ -127,15 +127,15 @@ class LetterStore(ReplayStore):
             await api.call(client, call, {"seq": number, "no_erase": True})
             return True
         except api.ApiError as error:
-            # The server has one answer for all reasons. Someone else may have deleted it, or we
-            # have, and the answer got lost.
+            # The server has one error for all reasons. Another process may have deleted it, or an
+            # earlier attempt whose reply was lost.
             if await read_one(client, stream, seq=number) is not None:
                 raise EbbflowError(f"Dead letter {number} was not deleted: {error}.") from error
             return False
 
     @override
     def sweep(self, vertex: str, up_to: int) -> int:
-        """Deletes every letter of a vertex up to a number; returns how many there were."""
+        """Deletes every dead letter of a vertex up to a number; returns how many there were."""
         subject = self.names.dead_letter_subject(vertex)
         return self.link.run(
             api.purge_subject(self.link.client, self.names.dead_letters, subject, up_to)
@@ -165,7 +165,7 @@ class LetterStore(ReplayStore):
 
     @override
     def wait(self) -> None:
-        """Waits a moment; ``JetStreamUnavailable`` when nothing was stored for a long time."""
+        """Waits a moment; ``JetStreamUnavailable`` if nothing could be stored for too long."""
         now = time.monotonic()
         self._tried_since = self._tried_since or now
         if now - self._tried_since > api.PATIENCE:
@@ -174,9 +174,9 @@ class LetterStore(ReplayStore):
 
 
 class FilteredReading(Reading):
-    """The letters that match a filter, of those that are there when the reading is renewed.
+    """The dead letters that match a filter, of those stored when the reading is renewed.
 
-    ``ahead`` has the server read the next ones while these are worked on.
+    With ``ahead`` the next page is requested while the caller works on this one.
     """
 
     def __init__(self, store: LetterStore, chosen: LetterFilter, ahead: bool = False) -> None:
@@ -188,14 +188,14 @@ class FilteredReading(Reading):
 
     @override
     def renew(self) -> None:
-        """Has everything read as it is from now on, but for what has died since the beginning."""
-        # What dies again while this runs is not part of it: it would be replayed for ever.
+        """Reads what is stored from now on, without messages that died after the beginning."""
+        # A message that dies again while this runs is excluded: it could be replayed forever.
         there, self._ahead = self._store.look(), None
         self._there = StreamSnapshot(there.first, self._there.last, there.deleted)
 
     @override
     def read(self, after: int, most: int) -> LetterBatch | None:
-        """Returns the next letters; those that do not match are passed over."""
+        """Returns the next dead letters; those that do not match are skipped."""
         records = self._read(after, most)
         up_to = self._chosen.up_to
         if not records or (up_to is not None and records[0].number > up_to):
@@ -222,9 +222,9 @@ class FilteredReading(Reading):
 
 
 class BackwardReading:
-    """The letters that match a filter, the newest first, of those that are there when it begins.
+    """The dead letters that match a filter, newest first, of those stored when it begins.
 
-    A stream is read forwards alone, so it is read window by window from its end.
+    A stream can only be read forwards, so it is read window by window from its end.
     """
 
     def __init__(self, store: LetterStore, chosen: LetterFilter) -> None:
@@ -233,7 +233,7 @@ class BackwardReading:
         self._there = store.look()
 
     def read(self, after: int, most: int) -> LetterBatch | None:
-        """Returns letters before a number, 0 being for the newest; ``None`` if there are none."""
+        """Returns dead letters before a number, 0 for the newest; ``None`` if there are none."""
         there, up_to = self._there, self._chosen.up_to
         end = min(after - 1 if after else there.last, there.last if up_to is None else up_to)
         while end >= there.first:
@@ -242,12 +242,12 @@ class BackwardReading:
             if records := self._store.read_window(self._chosen.vertex, window):
                 chosen = [record for record in reversed(records) if self._chosen.matches(record)]
                 return LetterBatch([self._store.parse(record) for record in chosen], start)
-            end, most = start - 1, most * _WIDER  # what was purged leaves wide gaps
+            end, most = start - 1, most * _WIDER  # purged dead letters leave wide gaps
         return None
 
 
 class NumberedReading(Reading):
-    """Letters by their numbers."""
+    """Dead letters by their numbers."""
 
     def __init__(self, store: LetterStore, numbers: Iterable[int]) -> None:
         self._store = store
@@ -255,7 +255,7 @@ class NumberedReading(Reading):
 
     @override
     def renew(self) -> None:
-        """Does nothing: each letter is read from the leader, as it is."""
+        """Does nothing: each dead letter is read from the leader when it is needed."""
 
     @override
     def read(self, after: int, most: int) -> LetterBatch | None:

@@ -1,19 +1,19 @@
-"""The outcome of a dead letter when it is replayed: as it is, changed, deleted, or it stays.
+"""The outcome of a dead letter in a replay: sent back unchanged or changed, deleted, or it stays.
 
-A transform is a function of the user's. It is called with the ``Letter`` in the process that
-replays, and says what goes back to the vertex:
+A transform is a function of the user. It is called with the ``Letter`` in the process that replays,
+and returns the message to send back to the vertex:
 
 - a ``Letter``: its value, keys, headers, event time and metadata; make it with
-  ``dataclasses.replace(letter, value=…)``. Id and vertex stay as they are.
-- ``bytes``: a new value; all else stays as it is.
-- a ``Message``: a new value, and keys, event time and metadata if it has them. Its tags mean
-  nothing here and are refused.
-- ``Message.to_drop()``: the letter is deleted and nothing goes back.
+  ``dataclasses.replace(letter, value=…)``. Id and vertex must not change.
+- ``bytes``: a new value; everything else stays the same.
+- a ``Message``: a new value, and keys, event time and metadata if it has them. Tags have no meaning
+  here and are refused.
+- ``Message.to_drop()``: the dead letter is deleted and nothing is sent back.
 
-A list with one of them is as good. For anything else the letter stays where it is and is reported:
-an exception, ``Message.to_nack`` and ``Message.to_fail``, ``None``, and more than one message,
-because a message goes back as the one that it was; a map may split it afterwards. A transform that
-is called for a letter may be called for it again, when a replay is interrupted or another one runs.
+A list with one of them works too. For anything else the dead letter stays where it is and is
+reported: an exception, ``Message.to_nack`` and ``Message.to_fail``, ``None``, and several messages,
+because a message is replayed as one message, which a map may split afterwards. A transform may be
+called again for a dead letter if a replay is interrupted or another one runs.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from ebbflow.engine.dead_letter import Letter
 Transform = Callable[[Letter], Any]
 
 DROP = "drop"
-"""The word for a letter that is to be deleted."""
+"""The fate of a dead letter to delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """A letter that is not replayed, and why."""
+    """The fate of a dead letter that is not replayed, and why."""
 
     why: str
 
 
 Fate = Letter | Stays | str
-"""The message that goes back, or why it stays, or ``DROP``."""
+"""The message to send back, or why it stays, or ``DROP``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterEdit:
-    """A transform that replaces what is not ``None``: value, keys, headers."""
+    """A transform that replaces value, keys and headers, unless they are ``None``."""
 
     value: bytes | None = None
     keys: Sequence[str] | None = None
     headers: Mapping[str, str] | None = None
 
     def __call__(self, letter: Letter) -> Letter:
-        """Returns the letter with what was edited."""
+        """Returns the edited dead letter."""
         return replace(
             letter,
             value=letter.value if self.value is None else self.value,
@@ -63,14 +63,14 @@ class LetterEdit:
 
 
 def transform_letter(letter: Letter, transform: Transform | None) -> Fate:
-    """Returns the outcome of a letter; whatever the transform raises, the letter stays."""
+    """Returns the fate of a dead letter; if the transform raises anything, it stays."""
     if transform is None:
         return letter
     try:
         return _read(letter, transform(letter))
     except Nack as error:
         return Stays(f"the transform nacked it: {error}")
-    except (Exception, SystemExit) as error:  # sys.exit() means the letter, not the replay
+    except (Exception, SystemExit) as error:  # sys.exit() must not end the replay
         text = "".join(traceback.format_exception_only(error)).strip()
         return Stays(f"the transform raised {text}{_place(error)}")
 
@@ -91,8 +91,8 @@ def _read(letter: Letter, result: Any) -> Fate:
         return _read_message(letter, result)
     if result is None:
         return Stays(
-            "the transform returned nothing; return what is to go back, or Message.to_drop() to "
-            "delete the dead letter"
+            "the transform returned nothing; return the message to send back, or Message.to_drop() "
+            "to delete the dead letter"
         )
     return Stays(
         f"the transform returned {type(result).__name__}; return a Letter, bytes or a Message"
@@ -114,7 +114,7 @@ def _read_message(letter: Letter, message: Message) -> Fate:
         nacked = message.nack_options.reason if message.nack_options else None
         return Stays(f"the transform refused it: {message.error or nacked or 'no reason given'}")
     if message.tags:
-        return Stays("the transform gave it tags, but it goes back to its own vertex; leave them")
+        return Stays("the transform set tags, but it goes back to its own vertex; leave them out")
     if not isinstance(message.value, bytes):
         return Stays(f"its value became {type(message.value).__name__}; encode it to bytes")
     return replace(

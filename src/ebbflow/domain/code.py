@@ -1,7 +1,7 @@
-"""User code as people give it, the words that a spec chooses from, and a container's variables.
+"""Types of user code, the literal values of a spec's fields, and a container's variables.
 
-Apart from the model, so that the Python builders can use them without importing pydantic. A
-container's variables reach the user code that runs in its place; ``usercode.calling`` sets them.
+Separate from the model, so that the Python builders can use them without importing pydantic. A
+container's variables are those of the user code that replaces it; ``usercode.calling`` sets them.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ Code = str | Callable[..., Any]
 """User code: the function or class itself, or ``"module:attribute"``."""
 
 OnFull = Literal["retryUntilSuccess", "discardLatest"]
-"""What happens to a message when the buffer it is to go to is full: it waits, or is dropped."""
+"""What happens to a message when its target buffer is full: it waits, or is dropped."""
 
 OnFailure = Literal["retry", "fallback", "drop"]
 """What happens when the steps of a back-off are used up."""
 
 Mode = Literal["unary", "batch", "stream", "columnar", "pandas"]
-"""What a map is given at a time, and how it answers."""
+"""What one call of a map receives, and how it returns results."""
 
 SinkMode = Literal["batch", "columnar", "pandas"]
-"""What a sink is given at a time, and how it answers."""
+"""What one call of a sink receives, and how it responds."""
 
 TagOperator = Literal["and", "or", "not"]
 """A message matches if it has all, any or none of the tags."""
 
 Phase = Literal["Running", "Paused"]
-"""What a pipeline is to do."""
+"""Whether a pipeline should run."""
 
 
 @named_fields
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A program that is built with one of Numaflow's SDKs, given wherever code can be given.
+    """A program that is built with one of Numaflow's SDKs; accepted wherever user code is.
 
         Pipeline("orders").map("enrich", Function(["./enrich", "--fast"], env={"LEVEL": "high"}))
 
     ``command`` is started next to each task of the vertex, in the folder ``working_dir``; it ends
     with the run. ``env`` adds to its environment. ``$(NAME)`` in a command or a value is a
-    variable. ``sockets`` is the folder of a function that is running already, in place of a
+    variable. ``sockets`` is the folder of a function that is running already, instead of a
     command. If it does not come up, the vertex waits and tries again; nothing is raised.
     """
 
@@ -55,7 +55,7 @@ class Function:
     sockets: str | Path | None = None
 
     def to_container(self) -> dict[str, Any]:
-        """Returns the ``container`` of a spec that says the same."""
+        """Returns it as the ``container`` of a spec."""
         command = [self.command] if isinstance(self.command, str) else list(self.command)
         fields = {
             "command": command,
@@ -69,7 +69,7 @@ class Function:
 # --- variables of a container -------------------------------------------------------------------
 
 Variables = tuple[tuple[str, str], ...]
-"""Names and values, in their order; a value may refer to variables, as Kubernetes writes it."""
+"""Names and values, in order; a value may refer to variables in Kubernetes' syntax."""
 
 CONTAINER_TYPE = "NUMAFLOW_UD_CONTAINER_TYPE"
 """The variable in which Numaflow says what a container is for."""
@@ -78,9 +78,9 @@ _REFERENCE = re.compile(r"\$(?:\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Returns the text with variables put in, as Kubernetes does it.
+    """Returns the text with its variables expanded, as Kubernetes does it.
 
-    ``$(NAME)`` is a variable, or stays as it is if there is none; ``$$`` is a dollar sign.
+    ``$(NAME)`` is a variable; it stays as it is if it is unknown. ``$$`` is a dollar sign.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -91,12 +91,12 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def literal(text: str) -> str:
-    """Returns the text so that ``expand`` gives it back as it is."""
+    """Returns the text escaped, so that ``expand`` restores it."""
     return text.replace("$", "$$")
 
 
 def expand_all(variables: Variables, around: Mapping[str, str]) -> dict[str, str]:
-    """Returns the values with references put in: to variables before them, and to those around."""
+    """Returns the values, expanded with ``around`` and with the variables before them."""
     known = dict(around)
     for name, value in variables:
         known[name] = expand(value, known)

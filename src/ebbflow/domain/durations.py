@@ -1,7 +1,7 @@
 """The arithmetic of waiting: durations as people write and read them, and waits that grow.
 
-Every option that waits is a text with a unit or a ``timedelta``, and YAML takes the text. A bare
-number is rejected: readers would take it for seconds in one place and milliseconds in another.
+Every duration is a text with a unit or a ``timedelta``; YAML has the text. A bare number is
+rejected: readers would take it for seconds in one place and milliseconds in another.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _parse(text: str) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """Returns a time that has passed or is to pass, in the two largest units at most."""
+    """Returns a duration as text, in its two largest units at most."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -126,7 +126,7 @@ class Backoff:
 
 
 DEFAULT_ON_ERROR = Backoff("1s", steps=5, factor=2.0, cap="60s")
-"""For exceptions that user code did not mean: 1 s doubling to 60 s, at most 5 redeliveries."""
+"""For unexpected exceptions in user code: 1 s doubling to 60 s, at most 5 redeliveries."""
 
 SERVED_ON_ERROR = Backoff("100ms", steps=1)
-"""The same where a caller waits for the answer: one quick redelivery."""
+"""The same if a caller waits for the answer: one quick redelivery."""

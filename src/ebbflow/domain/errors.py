@@ -5,34 +5,34 @@
     │   ├── AccessError          the login may not publish or subscribe to a subject
     │   └── JetStreamUnavailable  JetStream does not answer, or has no leader
     ├── EngineLost               Spark's JVM died, and was not replaced
-    ├── SpecError                a pipeline that does not lint; carries the problems
+    ├── SpecError                a pipeline that fails lint; carries the problems
     ├── SourceError              a source that raised, or whose process has ended
     ├── TargetError              a ``module:attribute`` that cannot be used as user code
-    ├── Unavailable              user code says: a system that it needs is down
+    ├── Unavailable              user code reports that a system that it needs is down
     ├── CallTimeout              user code did not return within ``limits.callTimeout``
-    ├── StreamBroken             a function in its own process failed, or its process is gone
+    ├── StreamBroken             a function in its own process failed, or its process ended
     ├── ContractViolation        user code broke the rules of its role (see docs/guarantees.md)
-    ├── SparkError               what Spark or a database said about rows or a query
+    ├── SparkError               an error of Spark or a database about rows or a query
     ├── SimulationError          a pipeline under ``ebbflow.testing.simulate`` that would never end
     ├── MessageTooLarge          a message that no JetStream message can hold
     ├── Fenced                   another task owns this partition now
     ├── DataSourceError          the Spark data source: an option, a column, a stream
-    │   └── DataLoss             messages that were to be read are no longer there
-    ├── RequestError             a pipeline that serves has not answered a request; has its id
-    │   ├── RequestRefused       the server did not take the request
+    │   └── DataLoss             messages to read are no longer in the stream
+    ├── RequestError             a serving pipeline has not answered a request; has its id
+    │   ├── RequestRefused       the server did not accept the request
     │   ├── RequestFailed        a message of the request became a dead letter
     │   ├── AnswerPending        no answer yet; the request continues
-    │   ├── RequestInDoubt       the connection was lost; no one knows whether it was taken
+    │   ├── RequestInDoubt       the connection was lost; the server may have accepted it
     │   └── UnknownRequest       the server has no request with this id
-    └── PublishError             JetStream did not take a message
-        ├── NoStreamResponse     no one listened on the subject
-        ├── PublishTimeout       no answer before the deadline
+    └── PublishError             JetStream did not confirm a message
+        ├── NoStreamResponse     no stream has the subject
+        ├── PublishTimeout       no reply before the deadline
         ├── BufferFull           the stream is at its limit
         └── PermanentPublishError  the server refused the message for good
 
 Each keeps its facts as attributes, says what to do next and survives pickling, because
-errors travel from Spark's workers to the driver. ``Nack`` is not here: it is an answer,
-not an error (see ``nacks``). A ``Problem`` is what a ``SpecError`` carries.
+errors travel from Spark's workers to the driver. ``Nack`` is not here: it is an outcome,
+not an error (see ``message``). A ``SpecError`` carries ``Problem`` objects.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
     "TargetError",
     "Unavailable",
 ]
-"""The public ones, but for those that ``ebbflow.client`` and other public modules export."""
+"""The public errors, except those exported by ``ebbflow.client`` and other public modules."""
 
 
 class EbbflowError(Exception):
@@ -83,7 +83,7 @@ class SetupError(EbbflowError):
 
 
 class AccessError(SetupError):
-    """NATS does not let this login publish to ``subject``, or subscribe to it: ``verb``."""
+    """NATS does not let this login publish or subscribe (``verb``) to ``subject``."""
 
     def __init__(self, server: str, verb: str, subject: str) -> None:
         super().__init__(
@@ -101,7 +101,7 @@ class JetStreamUnavailable(SetupError):
     def __init__(self, call: str, seconds: float, problem: str) -> None:
         super().__init__(
             f"JetStream did not carry out {call} within {seconds:g} s: {problem}.",
-            "See whether NATS is up; of a cluster, most servers have to be.",
+            "See whether NATS is up; in a cluster, most servers have to be.",
         )
         self.args = (call, seconds, problem)
         self.call = call
@@ -111,10 +111,10 @@ class JetStreamUnavailable(SetupError):
 class Unavailable(EbbflowError):
     """Raised by user code when a system that it needs is down.
 
-    ``raise Unavailable("the database")`` blames no message. The vertex closes the user code, waits
-    and opens it again; ``retry_after`` is the least time to wait (any ``Duration``; kept in
-    milliseconds). ``what`` names the system: people read "waiting for the database". ``tried`` is
-    false where user code could not even be opened: then no message can be to blame.
+    ``raise Unavailable("the database")`` penalises no message. The vertex closes the user code,
+    waits and opens it again; ``retry_after`` is the least time to wait (any ``Duration``; kept in
+    milliseconds). ``what`` names the system, as in "waiting for the database". ``tried`` is false
+    if user code could not even be opened: then no message can be the cause.
     """
 
     tried: bool = True
@@ -167,7 +167,7 @@ class Problem:
 
 
 class SpecError(EbbflowError):
-    """A pipeline that does not lint. ``problems`` are the lines that ``ebbflow lint`` prints."""
+    """A pipeline that fails lint. ``problems`` are the lines that ``ebbflow lint`` prints."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(tuple(problems))
@@ -190,7 +190,7 @@ class TargetError(EbbflowError):
 
 
 class SourceError(EbbflowError):
-    """A source has failed; its vertex is started again. ``trace`` is where in user code."""
+    """A source has failed; its vertex is started again. ``trace`` is the place in user code."""
 
     def __init__(self, vertex: str, what: str, trace: str = "") -> None:
         super().__init__(vertex, what, trace)
@@ -203,10 +203,11 @@ class SourceError(EbbflowError):
 
 
 class CallTimeout(EbbflowError):
-    """User code did not return in time. The messages of that call are to blame, not a system.
+    """User code did not return in time. This counts against the messages of that call.
 
     Raised in the call itself on a worker, so user code can clean up. The messages are redelivered
-    with     back-off, each alone, and then become dead letters. It is not a ``TimeoutError``.
+    with back-off, each alone, and then become dead letters. It is not a ``TimeoutError``, which
+    would count as a system that is down.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -221,11 +222,11 @@ class CallTimeout(EbbflowError):
 
 
 class StreamBroken(EbbflowError):
-    """A function in its own process ended its stream of answers before the last one.
+    """A function in its own process ended its stream of responses too early.
 
-    ``code`` is the status of gRPC if the function gave one, ``trace`` the function's own stack, and
-    ``wait`` the time after which it asks to be called again, if it does. The message during
-    which it happened is to blame, and is redelivered with back-off.
+    ``code`` is the gRPC status, if the function sent one, ``trace`` the function's own stack, and
+    ``wait`` the time after which it asks to be called again, if it does. This counts against the
+    message that was being processed, which is redelivered with back-off.
     """
 
     def __init__(
@@ -242,12 +243,12 @@ class StreamBroken(EbbflowError):
 
     @property
     def said(self) -> str:
-        """The error in the function's own words; nothing if it has just broken off."""
+        """The function's own error text; empty if the stream ended without an error."""
         return self.what.partition("UDF_EXECUTION_ERROR(")[2].partition("): ")[2]
 
 
 class ContractViolation(EbbflowError):
-    """User code answered in a way its role does not allow; the messages are redelivered."""
+    """User code responded in a way its role does not allow; the messages are redelivered."""
 
     def __init__(self, vertex: str, what: str, ids: Sequence[str] = (), fix: str = "") -> None:
         super().__init__(vertex, what, tuple(ids), fix)
@@ -263,7 +264,7 @@ class ContractViolation(EbbflowError):
 
 
 class SparkError(EbbflowError):
-    """What Spark, or a database behind it, said about rows or a query; ``kind`` is its own word."""
+    """An error of Spark, or of a database behind it, about rows or a query; ``kind`` names it."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(kind, text)
@@ -327,11 +328,11 @@ class DataSourceError(EbbflowError):
 
 
 class DataLoss(DataSourceError):
-    """Messages that were to be read are no longer in the stream."""
+    """Messages to read are no longer in the stream."""
 
 
 class RequestError(EbbflowError):
-    """A client of a pipeline that serves got no answer to the request ``id``."""
+    """A client of a serving pipeline got no answer to the request ``id``."""
 
     def __init__(self, id: str, *facts: object) -> None:
         super().__init__(id, *facts)
@@ -339,7 +340,7 @@ class RequestError(EbbflowError):
 
 
 class RequestRefused(RequestError):
-    """The server did not take the request: ``status`` is HTTP's, or 0 without a connection."""
+    """The server did not accept the request: ``status`` is HTTP's, or 0 without a connection."""
 
     def __init__(self, id: str, status: int, message: str) -> None:
         super().__init__(id, status, message)
@@ -352,7 +353,7 @@ class RequestRefused(RequestError):
 
 
 class RequestFailed(RequestError):
-    """A message of the request became a dead letter in ``vertex``; another try may end the same."""
+    """A message of the request became a dead letter in ``vertex``; a retry may fail again."""
 
     def __init__(self, id: str, vertex: str, reason: str, error: str) -> None:
         super().__init__(id, vertex, reason, error)
@@ -373,7 +374,7 @@ class AnswerPending(RequestError):
 
 
 class RequestInDoubt(RequestError):
-    """The connection was lost, as ``problem`` says, before its outcome was known."""
+    """The connection was lost before the request's outcome was known; ``problem`` says how."""
 
     def __init__(self, id: str, problem: str) -> None:
         super().__init__(id, problem)
@@ -387,7 +388,7 @@ class RequestInDoubt(RequestError):
 
 
 class UnknownRequest(RequestError):
-    """The server has no such request: it was never taken, or its answer has expired."""
+    """The server has no such request: it was never accepted, or its answer has expired."""
 
     def __str__(self) -> str:
         return f"the server knows no request {self.id}; it was never taken, or it has expired"
@@ -396,8 +397,8 @@ class UnknownRequest(RequestError):
 class PublishError(EbbflowError):
     """JetStream did not confirm a message. ``attempts`` and ``seconds`` say what was tried.
 
-    When it was one of many that were published together, ``acks`` has an entry for each one that
-    was sent, in their order: its ack, or None.
+    For messages that were published together, ``acks`` has an entry for each message that was
+    sent, in their order: its ack, or None.
     """
 
     problem = "not confirmed"
@@ -423,7 +424,7 @@ class NoStreamResponse(PublishError):
 
 
 class PublishTimeout(PublishError):
-    """The deadline came before an answer."""
+    """The deadline passed before a reply."""
 
     problem = "no confirmation before the deadline"
 

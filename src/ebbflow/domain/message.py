@@ -1,7 +1,7 @@
 """The messages of user code: it receives a ``Datum`` and returns a ``Message`` or a ``Response``.
 
-An ``Ack`` is the server's word that a message is stored. Nothing here imports Spark or NATS, so
-handlers can be written and unit-tested with these alone.
+An ``Ack`` is the server's confirmation that a message is stored. Nothing here imports Spark or
+NATS, so handlers can be written and unit-tested with this module alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NackOptions:
     """How a nacked message is to be redelivered. All fields are optional and unset is not zero.
 
     ``delay`` is in milliseconds, as in Numaflow's SDKs, or any ``Duration``: the message is not
-    redelivered before it is over. ``max_deliveries`` is the number of *re*deliveries allowed, so
+    redelivered before it has passed. ``max_deliveries`` is the number of *re*deliveries allowed, so
     ``2`` means at most three calls; after that the message goes to the fallback sink, if the
     vertex has one, else to the dead letters. ``reason`` is for people: logged, kept on the
     message and on its dead letter, never used for routing.
@@ -56,7 +56,7 @@ class NackOptions:
             raise ValueError(f"reason must be text, not {reason!r}")
         object.__setattr__(self, "delay", None if delay is None else _kept_delay(delay))
         object.__setattr__(self, "max_deliveries", max_deliveries)
-        # A reason may come from anywhere; what cannot be written must not stop a redelivery.
+        # A reason may be any text; characters that cannot be encoded must not stop a redelivery.
         if reason is not None and (type(reason) is not str or not reason.isascii()):
             reason = reason.encode("utf-8", "replace").decode()
         object.__setattr__(self, "reason", reason)
@@ -65,17 +65,17 @@ class NackOptions:
     def of(
         cls, reason: str | NackOptions | None, delay: Duration | None, max_deliveries: int | None
     ) -> NackOptions:
-        """Returns what the keywords of a nack say; options in place of the reason say it all.
+        """Returns the options of a nack: its keywords, or ``NackOptions`` passed as the reason.
 
-        A lone duration as the reason is refused: it once was the delay, and without one the message
-        would be redelivered at once, again and again.
+        A duration as the reason is refused: it used to be the delay, and without a delay the
+        message would be redelivered at once, again and again.
         """
         if isinstance(reason, timedelta) or (isinstance(reason, str) and is_duration(reason)):
-            raise TypeError(f"the reason of a nack comes first; write delay={reason!r}")
+            raise TypeError(f"the first argument of a nack is its reason; write delay={reason!r}")
         if not isinstance(reason, NackOptions):
             return cls(None if delay is None else milliseconds(delay), max_deliveries, reason)
         if delay is not None or max_deliveries is not None:
-            raise TypeError("NackOptions have the delay and max_deliveries; give them there")
+            raise TypeError("set delay and max_deliveries in NackOptions, not next to it")
         return reason
 
 
@@ -87,10 +87,10 @@ def _kept_delay(delay: Duration | float) -> int:
     return math.ceil(delay)
 
 
-def _asked(
+def _options(
     reason: str | NackOptions | None, delay: Duration | None, max_deliveries: int | None
 ) -> NackOptions | None:
-    """Returns what was asked for, ``None`` if nothing was: another nack may then say it."""
+    """Returns the options of a nack; ``None`` if unset, so that another nack may set them."""
     if reason is None and delay is None and max_deliveries is None:
         return None
     return NackOptions.of(reason, delay, max_deliveries)
@@ -99,9 +99,9 @@ def _asked(
 class Nack(Exception):
     """Raised by user code, at any depth, to have the message it is working on redelivered.
 
-    ``raise Nack("customer not known yet", delay="5s", max_deliveries=3)``. The message is not
-    redelivered before the delay is over, and redelivered ``max_deliveries`` times at most. In a
-    sink it nacks every message of the call; return ``Response.nack`` to nack only some.
+    ``raise Nack("customer not known yet", delay="5s", max_deliveries=3)``. The message is
+    redelivered once the delay has passed, at most ``max_deliveries`` times. In a sink it nacks
+    every message of the call; return ``Response.nack`` to nack only some.
     """
 
     @named_options
@@ -128,12 +128,12 @@ def nack(
     delay: Duration | None = None,
     max_deliveries: int | None = None,
 ) -> NoReturn:
-    """Has the current message redelivered: ``raise Nack(...)`` as a call, which never returns."""
+    """Redelivers the current message: the same as ``raise Nack(...)``. Never returns."""
     raise Nack(reason, delay=delay, max_deliveries=max_deliveries)
 
 
 Metadata = Mapping[str, Mapping[str, bytes]]
-"""Group → key → value, as Numaflow has it."""
+"""Group → key → value, as in Numaflow."""
 
 
 _FACTS = (
@@ -143,12 +143,12 @@ _FACTS = (
 
 
 class Datum:
-    """One message as a Spark worker gives it to user code. Read-only.
+    """One message as user code receives it. Read-only.
 
     ``deliveries`` is 1 on the first call and one more on each redelivery. ``nack_reason`` is the
     reason of the last nack. ``watermark`` is the event time up to which the vertex has seen
-    everything, or ``None`` while that is not known. In a unit test, make one yourself; without an
-    ``event_time`` it has the time at which you made it. Two are equal if all that you gave is.
+    everything, or ``None`` while that is not known. In a unit test, create one yourself; its
+    ``event_time`` defaults to the time of creation. Two are equal if all their arguments are.
     """
 
     __slots__ = ("_fields",)
@@ -189,7 +189,7 @@ class Datum:
     if not TYPE_CHECKING:  # checkers know the names
 
         def __getattr__(self, name: str) -> Any:
-            """Raises for a name that does not exist; the text names no class of the engine."""
+            """Raises for an unknown name; the error names ``Datum``, not a class of the engine."""
             raise no_attribute(Datum, name)
 
     @property
@@ -208,7 +208,7 @@ class Datum:
         return self.value.decode()
 
     def json(self) -> Any:
-        """Returns what the payload says in JSON. ``ValueError`` if it is not JSON."""
+        """Returns the payload parsed as JSON. ``ValueError`` if it is not JSON."""
         return json.loads(self.value)
 
     @property
@@ -228,7 +228,7 @@ class Datum:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that the source gave; every vertex passes them on unchanged."""
+        """The headers from the source; every vertex passes them on unchanged."""
         return self._get("headers")  # type: ignore[no-any-return]
 
     @property
@@ -243,7 +243,7 @@ class Datum:
 
     @property
     def deliveries(self) -> int:
-        """The number of times that this vertex has got this message, this time included."""
+        """How often this vertex has received this message, including this delivery."""
         return self._get("deliveries")  # type: ignore[no-any-return]
 
     @property
@@ -253,7 +253,7 @@ class Datum:
 
     @property
     def retries(self) -> int:
-        """How often the ``retryStrategy`` has tried this delivery again: 0 on the first call."""
+        """How often the ``retryStrategy`` has retried this delivery: 0 on the first call."""
         return self._get("retries")  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
@@ -272,7 +272,7 @@ class Datum:
 
 
 class Signal(Enum):
-    """The meaning of a message that is not data to forward."""
+    """The meaning of a message that has no data to forward."""
 
     DROP = "drop"
     NACK = "nack"
@@ -280,7 +280,7 @@ class Signal(Enum):
 
     @property
     def tag(self) -> str:
-        """The tag by which Numaflow knows such a message."""
+        """Numaflow's tag for such a message."""
         return f"U+005C__{self.name}__"
 
 
@@ -290,7 +290,7 @@ class Message:
 
     A message without ``keys``, ``event_time`` or ``metadata`` has those of its input. ``tags``
     choose the edges that it follows. ``Message(value)`` and ``Message.json(value)`` forward a
-    value; the other class methods say that the input is dropped, redelivered or has failed.
+    value; the other class methods drop or redeliver the input, or report it as failed.
     """
 
     value: bytes
@@ -302,7 +302,7 @@ class Message:
     error: str | None = None
     metadata: Metadata | None = None
 
-    # Written out, because a decorator would take longer than all of it.
+    # Written out, because a decorator would take longer than all the assignments.
     def __init__(
         self,
         value: bytes,
@@ -328,7 +328,7 @@ class Message:
 
     @property
     def is_plain(self) -> bool:
-        """True if it holds nothing but a value to forward, and keys perhaps."""
+        """True if it has only a value to forward, and possibly keys."""
         return (
             self.signal is None
             and not self.tags
@@ -346,9 +346,9 @@ class Message:
         event_time: datetime | None = None,
         metadata: Metadata | None = None,
     ) -> Message:
-        """Forwards a value as JSON: what ``json.dumps`` takes, or a pydantic model.
+        """Forwards a value as JSON: any value that ``json.dumps`` accepts, or a pydantic model.
 
-        Raises ``TypeError`` or ``ValueError`` for a value that JSON cannot hold.
+        Raises ``TypeError`` or ``ValueError`` for a value that JSON cannot represent.
         """
         return cls(write_json(value), keys, tags, event_time, metadata=metadata)
 
@@ -368,7 +368,7 @@ class Message:
         max_deliveries: int | None = None,
     ) -> Message:
         """Redelivers the whole input, as ``Nack`` does; none of its other outputs is forwarded."""
-        options = _asked(reason, delay, max_deliveries)
+        options = _options(reason, delay, max_deliveries)
         return cls(b"", event_time=event_time, signal=Signal.NACK, nack_options=options)
 
     @classmethod
@@ -383,7 +383,7 @@ class Message:
 
 
 class Status(Enum):
-    """The responses that a sink can give for one message."""
+    """The kinds of response that a sink can return for a message."""
 
     OK = "ok"
     FAILURE = "failure"
@@ -394,21 +394,21 @@ class Status(Enum):
     UNAVAILABLE = "unavailable"
 
 
-_OK = Status.OK  # to look it up takes as long as to make the response
+_OK = Status.OK  # looking it up each time would take as long as making the response
 
 
 @dataclass(slots=True)
 class Response:
     """A sink's response to one message; make it with one of the class methods.
 
-    A sink of lists returns one for each ``Datum`` of its call, with its id. A message without an
-    answer, or with two, is a broken contract and is redelivered like after an exception; the others
-    keep their answers. A sink that is annotated ``-> None`` returns nothing: when it returns, it
-    has written everything.
+    A sink of lists returns one for each ``Datum`` of its call, with its id. A message with no
+    response or several is a contract violation and is redelivered as after an exception; the other
+    messages keep their responses. A sink that is annotated ``-> None`` returns nothing: when it
+    returns, all messages count as written.
 
     A columnar sink returns ``None`` when it has written all rows, or else a mapping from the
-    numbers of the other rows to their answers. Those have no id, and the rest is given by name:
-    ``{3: Response.failure(error="no amount")}``. One object may answer for many rows.
+    numbers of the other rows to their responses. These have no id; pass the other fields by name:
+    ``{3: Response.failure(error="no amount")}``. One object may be the response for many rows.
     """
 
     id: str
@@ -427,7 +427,7 @@ class Response:
     @classmethod
     @named_options
     def failure(cls, id: str = "", error: str = "") -> Response:
-        """The sink could not write it: its ``retryStrategy`` decides; without one, dead letter."""
+        """The sink could not write it: ``retryStrategy`` applies; without one, dead letter."""
         if not isinstance(error, str) or not error.strip():
             raise ValueError(
                 "a failure needs an error message that says what went wrong; write "
@@ -467,8 +467,8 @@ class Response:
         delay: Duration | None = None,
         max_deliveries: int | None = None,
     ) -> Response:
-        """Redelivers this message, as ``Nack`` does; the others keep their own answers."""
-        options = _asked(reason, delay, max_deliveries)
+        """Redelivers this message, as ``Nack`` does; the others keep their own responses."""
+        options = _options(reason, delay, max_deliveries)
         return cls(id, Status.NACK, nack_options=options)
 
     @classmethod
@@ -478,8 +478,8 @@ class Response:
     ) -> Response:
         """The system ``what`` is unavailable: the message is redelivered and not counted as failed.
 
-        Does for one message of a batch what ``raise Unavailable(...)`` does for all. If the sink
-        answers so for every message of a call, it is not called again before ``retry_after``.
+        Does for one message of a batch what ``raise Unavailable(...)`` does for all. If every
+        message of a call gets this response, the sink is not called again before ``retry_after``.
         """
         if not what:
             raise ValueError(
@@ -494,8 +494,8 @@ class Response:
 class Ack:
     """The server's confirmation that a message is stored.
 
-    ``duplicate`` says that the stream had its id before, be it from an earlier attempt of the same
-    call; ``seq`` is the place of the copy that is stored. ``attempts`` is how often it was sent.
+    ``duplicate`` says that the stream already had its id, perhaps from an earlier attempt of the
+    same call; ``seq`` is the sequence of the stored copy. ``attempts`` is how often it was sent.
     """
 
     stream: str
@@ -514,21 +514,21 @@ def make_request_id() -> str:
 
 
 def format_request_id(milliseconds: int, random: bytes) -> str:
-    """Returns the id of a moment since 1970; ten random bytes tell it from others."""
+    """Returns the id for a time since 1970; ten random bytes make it unique."""
     value = milliseconds << 80 | int.from_bytes(random, "big")
     digits = f"{value & _RANDOM | _VERSION_7:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def write_json(value: Any) -> bytes:
-    """Returns a value as JSON; a pydantic model in its own words."""
+    """Returns a value as JSON; a pydantic model serialises itself."""
     if hasattr(value, "model_dump_json"):
         return str(value.model_dump_json()).encode()
     return json.dumps(value, allow_nan=False).encode()
 
 
 def json_bytes(value: bytes) -> str | dict[str, str]:
-    """Returns bytes for JSON: as text, or ``{"base64": …}`` if they are none."""
+    """Returns bytes for JSON: as text, or ``{"base64": …}`` if they are not text."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """The outcomes: a closed set of ways in which an input message ends at a vertex.
 
-``Outcome`` is matched exhaustively wherever it is acted upon, so a new way to end cannot be
-forgotten anywhere. ``Counts`` has one counter for each end; for every vertex and at all times
+``Outcome`` is matched exhaustively wherever it is acted upon, so a new outcome cannot be forgotten
+anywhere. ``Counts`` has a counter for each outcome; for every vertex and at all times
 ``read == done + redelivered + fallback + dead_lettered + dropped``.
 """
 
@@ -19,14 +19,14 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Ended by a rule without leaving anything behind."""
+    """Ended by a rule, without output."""
 
     rule: str
 
 
-@dataclass(slots=True, unsafe_hash=True)  # to freeze each of them takes longer than all else
+@dataclass(slots=True, unsafe_hash=True)  # freezing each would take longer than all the rest
 class Redeliver:
-    """Comes back to this vertex after ``delay`` milliseconds; ``options`` if it was nacked."""
+    """Redelivered to this vertex after ``delay`` milliseconds; ``options`` if it was nacked."""
 
     delay: int
     reason: str | None
@@ -36,7 +36,7 @@ class Redeliver:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Comes back after ``delay`` milliseconds for another try of the same delivery."""
+    """Redelivered after ``delay`` milliseconds to retry the same delivery."""
 
     delay: int
     error: str
@@ -46,7 +46,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class FellBack:
-    """Taken by the fallback sink."""
+    """Written by the fallback sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,16 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """Done, and the on-success sink has taken it as well."""
+    """Done, and also written by the on-success sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """Out of the pipeline, kept with everything needed to understand and replay it.
 
-    ``size`` is the length of its value if that was cut before. ``unread`` says that the value is
-    what a source could not make a message of, which no vertex can take back. ``nacked`` says that
-    user code nacked it once too often, and has given the reason.
+    ``size`` is the original length of its value if the value was cut. ``unread`` says that the
+    value is data that a source could not turn into a message, so no vertex can process it.
+    ``nacked`` says that user code nacked it too often; the reason is then user code's.
     """
 
     reason: str
@@ -77,7 +77,7 @@ class DeadLetter:
 
     @property
     def kind(self) -> str:
-        """The kind of failure, of which there are few: ``nack``, or the name of an error."""
+        """One of a few kinds of failure: ``nack``, or the name of an error."""
         return "nack" if self.nacked else self.reason
 
 
@@ -90,8 +90,8 @@ DONE = Done()
 class Counts:
     """The numbers of messages that a vertex has read, ended and written.
 
-    ``written`` counts output messages, once for each edge or sink they were given to; all others
-    count inputs. ``served`` and ``on_success`` say more about messages that are also ``done``.
+    ``written`` counts output messages, once for each edge or sink they went to; all others count
+    inputs. ``served`` and ``on_success`` count messages that are also counted as ``done``.
     """
 
     read: int = 0
@@ -112,7 +112,7 @@ class Counts:
 
     @property
     def ended(self) -> int:
-        """Inputs that have come to an end; equal to ``read`` when nothing is in flight."""
+        """Inputs that have ended; equal to ``read`` when nothing is in flight."""
         return self.done + self.redelivered + self.dead_lettered + self.dropped + self.fallback
 
     def as_dict(self) -> dict[str, int]:

@@ -4,8 +4,8 @@ Everything that is stored or sent as JSON and read back goes through here: the s
 pauses, taps, shapes and traces. A key is the name of its field, or what ``stored_as`` says. Times
 are written in ISO 8601 and in UTC.
 
-A field that a record does not have gets its default, and one that the class does not have is passed
-over: a reader and a writer of different versions understand each other. Types are not checked.
+A field that a record lacks gets its default, and a field that the class does not have is ignored:
+so readers and writers of different versions understand each other. Types are not checked.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _NAMES = (dict, Mapping)
 
 
 def stored_as(key: str | None) -> dict[str, str | None]:
-    """Returns the metadata of a field with another key in JSON; ``None`` for one without any."""
+    """Returns metadata that gives a field another key in JSON; with ``None`` it is not stored."""
     return {_KEY: key}
 
 
 def to_json(record: Any) -> bytes:
-    """Returns a record, or a list or tuple of them, as JSON in few bytes."""
+    """Returns a record, or a list or tuple of them, as compact JSON."""
     plain = [*map(to_plain, record)] if isinstance(record, list | tuple) else to_plain(record)
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
 def from_json(cls: type[T], raw: bytes | str) -> T:
-    """Returns the record that ``to_json`` has written."""
+    """Returns a record from what ``to_json`` returned."""
     return from_plain(cls, json.loads(raw))
 
 
 def to_plain(record: Any) -> dict[str, Any]:
-    """Returns a record as values that ``json.dumps`` takes; what it holds likewise."""
+    """Returns a record, with all nested records, as values that ``json.dumps`` accepts."""
     codec = _codec(type(record))
     plain = dict(zip(codec.keys, codec.read(record), strict=True))
     for key, dump in codec.dumped:
@@ -56,7 +56,7 @@ def to_plain(record: Any) -> dict[str, Any]:
 
 
 def from_plain(cls: type[T], plain: Mapping[str, Any]) -> T:
-    """Returns the record that ``to_plain`` has written.
+    """Returns a record from what ``to_plain`` returned.
 
     Raises ``TypeError`` if a field without a default is missing.
     """
@@ -69,7 +69,7 @@ def from_plain(cls: type[T], plain: Mapping[str, Any]) -> T:
 
 
 class _Codec:
-    """How the fields of one class are written and read; most of them are as JSON has them."""
+    """How the fields of one class are written and read; most need no conversion."""
 
     def __init__(self, cls: Any) -> None:
         hints = typing.get_type_hints(cls)
@@ -87,7 +87,7 @@ _codec: Callable[[type], _Codec] = cache(_Codec)
 
 
 def _converters(hint: Any) -> tuple[Convert | None, Convert | None]:
-    """Returns what writes and what reads values of a type; ``None`` if they stay as they are."""
+    """Returns what writes and what reads values of a type; ``None`` if JSON has the type."""
     kind, inner = typing.get_origin(hint), typing.get_args(hint)
     if kind in (types.UnionType, typing.Union):
         return _converters(next(part for part in inner if part is not types.NoneType))
@@ -120,6 +120,6 @@ def _for_values(convert: Convert | None) -> Convert:
 
 
 def _format_time(time: datetime) -> str:
-    """Returns a time in UTC; one without a zone as it is."""
+    """Returns a time in UTC; a time without a zone stays as it is."""
     utc = time if time.tzinfo is UTC or time.tzinfo is None else time.astimezone(UTC)
     return utc.isoformat()

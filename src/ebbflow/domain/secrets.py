@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A password, token or key. ``reveal`` is the one way to get at it."""
+    """A password, token or key. Only ``reveal`` returns it."""
 
     _value: str = field(repr=False)
 
@@ -22,12 +22,12 @@ class Secret:
         return "(secret)"
 
 
-# Bundles have comments between the certificates, in any characters.
+# Bundles have comments between the certificates, which need not be ASCII.
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----")
 
 
 def trusting(ca: str | None) -> ssl.SSLContext:
-    """A client's TLS that trusts these certificates, or else what the system trusts."""
+    """Returns a client's TLS context that trusts these certificates, or else the system's."""
     blocks = None if ca is None else "\n".join(_CERTIFICATE.findall(ca))
     try:
         if blocks == "":
@@ -40,10 +40,10 @@ def trusting(ca: str | None) -> ssl.SSLContext:
 
 
 def identify(context: ssl.SSLContext, cert: str, key: str) -> None:
-    """Have the client show its own certificate."""
+    """Makes the client present its own certificate."""
     if "ENCRYPTED" in key:
         raise ValueError("the key has a passphrase; give one without")
-    # OpenSSL takes a key from a file only: one of our own that is gone again at once.
+    # OpenSSL reads a key only from a file: here a temporary one, deleted at once.
     with tempfile.NamedTemporaryFile("w", encoding="ascii", errors="replace") as file:
         file.write(f"{cert}\n{key}\n")
         file.flush()

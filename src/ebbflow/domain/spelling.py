@@ -1,8 +1,8 @@
-"""Names that are written wrong, and what was meant: options of calls, vertices, fields.
+"""Misspelt names, and what was meant: options of calls, vertices, fields.
 
-A public call that takes options has ``named_options`` or, for the fields of a class,
-``named_fields`` above it. A wrong option is then an error at the call that says what to write, also
-for an option that was renamed or removed.
+A public call that takes options is decorated with ``named_options`` or, for the fields of a class,
+with ``named_fields``. A wrong option then raises an error at the call that says what to write, also
+if the option was renamed or removed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPLACED = {
     "to_nack.options": "give NackOptions in place of the reason",
     "VertexStatus.in_hand": "it is 'in_flight' now",
 }
-"""Options and attributes that were there, some with their call or class, and what to write now."""
+"""Removed options and attributes, some with their call or class, and what to write instead."""
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
@@ -41,7 +41,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, candidates: Iterable[str], otherwise: str) -> str:
-    """Returns the end of an error message: the nearest name, or else every name there is."""
+    """Returns the end of an error message: the nearest name, or else all names."""
     names = list(candidates)
     close = nearest(name, names)
     if close is not None:
@@ -50,7 +50,7 @@ def did_you_mean(name: str, candidates: Iterable[str], otherwise: str) -> str:
 
 
 def named_options(method: Callable[P, R]) -> Callable[P, R]:
-    """Returns the method, which raises ``TypeError`` for a keyword that it does not take."""
+    """Returns the method, wrapped to raise ``TypeError`` for a keyword that it does not take."""
 
     takes_any = bool(method.__code__.co_flags & inspect.CO_VARKEYWORDS)
 
@@ -86,14 +86,14 @@ def no_option(call: str, name: str, known: Iterable[str], replaced: str | None =
 
 
 def named_fields(cls: type[T]) -> type[T]:
-    """Returns the class, which raises ``TypeError`` when it is made with a wrong keyword."""
+    """Returns the class, changed to raise ``TypeError`` when it is called with a wrong keyword."""
     cls.__init__ = named_options(cls.__init__)  # type: ignore[method-assign]
     return cls
 
 
 @functools.cache
 def _names(method: Callable[..., object]) -> tuple[str, ...]:
-    """Returns what may be given by name, that of the typed dictionary behind ``**`` included."""
+    """Returns the names of all keywords, those of the typed dictionary behind ``**`` included."""
     names: list[str] = []
     for name, parameter in inspect.signature(method).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -110,7 +110,7 @@ def _display_name(method: Callable[..., object], *args: object) -> str:
 
 
 class Gone:
-    """A public method that is gone; whoever looks for it learns what to write now."""
+    """A public method that was removed; its use raises an error that says what to write instead."""
 
     def __init__(self, instead: str) -> None:
         self._instead = instead

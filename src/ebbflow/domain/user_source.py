@@ -1,12 +1,12 @@
-"""User-defined sources: a ``Source`` gives messages, and hears their outcomes.
+"""User-defined sources: a ``Source`` returns messages, which Ebbflow acknowledges or nacks.
 
-A source lives in its own process next to its vertex's task, one for each partition of the
+A source runs in its own process next to its vertex's task, one for each partition of the
 vertex, for as long as the pipeline runs. One thread of that process calls all its methods, one at a
 time; each may be ``async``. Nothing here imports Spark or NATS.
 
 Ebbflow acknowledges a message only after its vertex has settled it: forwarded, redelivered or
 dead-lettered. If the process ends before a message is acknowledged or nacked, the next process has
-to give that message again. A source that does so loses nothing.
+to return that message again. A source that does so loses nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ LONGEST_OFFSET = 4_096
 class SourceMessage:
     """One message of a source.
 
-    ``offset`` is the source's own name for it, unique in its process. It comes back with the
-    acknowledgement or the nack, and a redelivered message has the same one.
-    ``partition`` is the partition of the outside system that it is from, if that is not the
-    vertex's own. ``deliveries`` is how often the source has given it, 1 at first, if the source
-    counts that itself; otherwise Ebbflow counts. ``metadata`` is carried along by group and key,
-    and maps may change it.
+    ``offset`` is the source's own name for it, unique in its process. Acknowledgements and nacks
+    refer to it, and a redelivered message has the same offset. ``partition`` is its partition of
+    the external system, if that is not the vertex's own. ``deliveries`` is how often the source
+    has delivered it, 1 at first, if the source counts that itself; otherwise Ebbflow counts.
+    ``metadata`` is carried along by group and key, and maps may change it.
     """
 
     value: bytes
@@ -103,9 +102,9 @@ def _check_time(event_time: datetime) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NackOffset:
-    """A message that the pipeline wants again, with exactly the options of the nack.
+    """A message to redeliver, with exactly the options of the nack.
 
-    After an exception of user code, the options have the wait of the vertex's back-off.
+    After an exception in user code, the options have the wait of the vertex's back-off.
     """
 
     offset: bytes
@@ -113,11 +112,11 @@ class NackOffset:
 
 
 Messages: TypeAlias = "Iterable[SourceMessage] | pa.RecordBatch"
-"""What a source gives: messages one by one, or as columns."""
+"""What a source returns: messages one by one, or as columns."""
 
 
 class Source(ABC):
-    """A source of messages. Subclass it, and give the subclass as the code of a source.
+    """A source of messages. Subclass it, and pass the subclass as the code of a source.
 
     Its process calls ``open()``, if there is one, before the first ``read``, and ``close()`` when
     the pipeline stops. An exception in any method fails the vertex; Ebbflow starts it again after
@@ -128,10 +127,10 @@ class Source(ABC):
     def read(self, limit: int, timeout: timedelta) -> Messages | Awaitable[Messages]:
         """Returns up to ``limit`` messages; waits at most about ``timeout`` for the first.
 
-        Ebbflow calls it again and again, and ``ack`` and ``nack`` in between. In place of
+        Ebbflow calls it repeatedly, and ``ack`` and ``nack`` in between. Instead of
         ``SourceMessage`` objects it may return a ``pyarrow.RecordBatch`` with a row for each
-        message: binary columns ``offset`` and ``value``, and any of the others that are named in
-        the guide about sources.
+        message: binary columns ``offset`` and ``value``, and any of the optional columns that the
+        guide about sources names.
         """
 
     @abstractmethod
@@ -139,9 +138,9 @@ class Source(ABC):
         """Receives settled messages: do not redeliver them. The same offset may arrive twice."""
 
     def ack_columns(self, offsets: pa.BinaryArray) -> Awaitable[None] | None:
-        """Receives settled messages as one Arrow column, which is what Ebbflow has.
+        """Receives settled messages as one Arrow column, Ebbflow's own form.
 
-        Calls ``ack``. A source that works on columns overrides it, and spares a Python object for
+        Calls ``ack``. A source that works on columns overrides it, to avoid a Python object for
         each message.
         """
         return self.ack(offsets.to_pylist())
@@ -149,10 +148,10 @@ class Source(ABC):
     def nack(self, nacks: Sequence[NackOffset]) -> Awaitable[None] | None:
         """Receives messages to redeliver, each not before its delay is over.
 
-        ``max_deliveries`` and ``reason`` need no attention: Ebbflow counts, takes messages that
+        A source may ignore ``max_deliveries`` and ``reason``: Ebbflow counts, moves messages that
         were nacked too often to the fallback or the dead letters, and acknowledges them.
 
-        A source that cannot give a message again leaves this method out. Ebbflow then keeps nacked
+        A source that cannot redeliver messages leaves this method out. Ebbflow then keeps nacked
         messages, redelivers them itself and acknowledges them to the source.
         """
         raise NotImplementedError
@@ -162,19 +161,19 @@ class Source(ABC):
         return None
 
     def partitions(self) -> Awaitable[Sequence[int]] | Sequence[int]:
-        """Returns the partitions of the outside system that this process reads; only for people."""
+        """Returns the partitions of the external system that this process reads, for display."""
         return ()
 
     @property
     def exhausted(self) -> bool:
         """Whether no further message will ever arrive; ``ebbflow run --drain`` then ends.
 
-        ``False`` while a nacked message is still to be given.
+        ``False`` while a nacked message is still to be redelivered.
         """
         return False
 
 
 def redelivers(source: object) -> bool:
-    """Returns whether nacked messages go back to the source: it may know only once it is open."""
+    """Returns whether the source redelivers nacked messages; it may know only once it is open."""
     nack = getattr(source, "nack", None)
     return nack is not None and getattr(nack, "__func__", nack) is not Source.nack

@@ -1,7 +1,7 @@
-"""What people do to a pipeline from outside: pause, send, tap, trace, read answers, query audits.
+"""Operations on a pipeline from outside: pause, send, tap, trace, read answers, query audits.
 
-Each module works on a running pipeline, and on one that has ended, over NATS. Commands and the web
-UI import it; nothing below does. Start with ``sending``.
+Each module works over NATS on a pipeline that runs or has ended. Commands and the web UI import it;
+lower layers do not. Start with ``sending``.
 """
 
 from ebbflow.engine.answers import Answer

@@ -1,9 +1,9 @@
 """Spark SQL over the audit tables of pipelines, on this machine.
 
-``query_audit`` makes a view ``audit`` of the tables, and one ``dead_letters`` if the query names
-it, and gives what the query comes to. DuckDB runs queries over Parquet files of this machine: it
-starts at once, and Spark takes seconds. Spark runs all others. It works while the pipelines run:
-what is in a table stays, and a batch is in it as a whole or not at all.
+``query_audit`` makes a view ``audit`` of the tables, and a view ``dead_letters`` if the query names
+it, and returns the result of the query. DuckDB runs queries over Parquet files of this machine: it
+starts at once, and Spark takes seconds. Spark runs all other queries. It works while the pipelines
+run: rows in a table never change, and a batch is written as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def query_audit(
     nats: str | None = None,
     spark: bool = False,
 ) -> Iterator[AuditResult]:
-    """Runs a query and gives its rows while the context lasts; without a name, over all pipelines.
+    """Runs a query and keeps its rows while the context lasts; without a name, over all pipelines.
 
-    Starts an embedded server that is not running, to learn where the tables are. With ``spark``
-    Spark runs the query, whatever the tables are. ``SetupError`` if no table is kept,
-    ``EbbflowError`` if the query is wrong, or DuckDB is not sure to run it as Spark would.
+    Starts an embedded server that is not running, to find the tables. With ``spark``, Spark runs
+    the query, whatever the tables are. ``SetupError`` if no table is kept, ``EbbflowError`` if the
+    query is wrong, or if DuckDB might run it differently than Spark.
     """
     inbox = {} if pipeline is None else {"inbox": Names(pipeline).inbox}
     with open_link_to_pipeline(Path(state), nats, **inbox) as link:
@@ -53,7 +53,7 @@ def query_audit(
 def _open_engine(
     audit: AuditTables, spark: bool
 ) -> AbstractContextManager[Callable[[str], AuditResult]]:
-    """Returns the engine for some tables. Each is imported only where it runs."""
+    """Returns the engine for some tables, and imports only this engine."""
     folders = {name: folder_of(read_format(table)) for name, table in audit.tables.items()}
     local = {name: folder for name, folder in folders.items() if folder is not None}
     if spark or len(local) < len(folders):
@@ -66,7 +66,7 @@ def _open_engine(
 
 
 def _find_tables(link: Link, pipeline: str | None) -> dict[str, Mapping[str, Any]]:
-    """Returns the tables that pipelines say to keep."""
+    """Returns the audit tables that pipelines keep."""
     streams = link.run(api.list_streams(link.client, PREFIX))
     audited = list_pipelines(streams, AUDIT)
     if pipeline is not None:

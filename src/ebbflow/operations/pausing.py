@@ -1,8 +1,8 @@
 """Pausing and resuming a pipeline, or one of its vertices, from any process.
 
-A paused vertex settles what it has in flight and takes nothing more; what comes for it waits in its
-buffer or at its source. The pause is stored in NATS: it outlasts epochs, restarts and runs, until
-someone resumes. Works whether the pipeline runs or not.
+A paused vertex settles the messages in flight and reads no more; new messages wait in its buffer or
+at its source. The pause is stored in NATS: it outlasts epochs, restarts and runs, until it is
+resumed. Works whether the pipeline runs or not.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Positions = dict[tuple[str, int], Position]
 
 @dataclass(frozen=True, slots=True)
 class PauseReport:
-    """What pausing or resuming came to.
+    """The result of pausing or resuming.
 
-    ``vertices`` are those it was about, ``unfinished`` those of them that have not followed yet:
-    they still work on what they have in flight. ``runs`` says whether the pipeline runs at all; if
-    not, its next run keeps to the record.
+    ``vertices`` are the vertices to pause or resume, ``unfinished`` those of them that have not
+    done so yet: they still work on messages in flight. ``runs`` says whether the pipeline runs at
+    all; if not, its next run follows the stored pauses.
     """
 
     pauses: Pauses
@@ -43,34 +43,34 @@ class PauseReport:
 def pause_vertices(
     link: Link, names: Names, vertex: str | None = None, patience: float = _PATIENCE
 ) -> PauseReport:
-    """Pauses a vertex, or all, and waits until their tasks have settled what they had in flight.
+    """Pauses a vertex, or all, and waits until their tasks have settled their messages in flight.
 
-    Blocks for up to ``patience`` seconds; with 0 it only stores the pause and has tasks know.
+    Blocks for up to ``patience`` seconds; with 0 it only stores the pause and notifies tasks.
     ``EbbflowError`` if there is no such pipeline or vertex.
     """
     now = datetime.now(UTC)
     vertices = _vertices(link, names, vertex)
     pauses = link.run(change_pauses(link.client, names, lambda known: known.pausing(vertex, now)))
-    word = control.tell_pauses(pauses)
-    return _follow(link, names, pauses, vertices, patience, (word,), _not_paused)
+    commands = (control.tell_pauses(pauses),)
+    return _send_until_followed(link, names, pauses, vertices, patience, commands, _not_paused)
 
 
 def resume_vertices(
     link: Link, names: Names, vertex: str | None = None, patience: float = _PATIENCE
 ) -> PauseReport:
-    """Resumes a vertex, or all: those that people have paused and those that a breaker stopped.
+    """Resumes a vertex, or all, whether people have paused it or its breaker has stopped it.
 
-    Blocks for up to ``patience`` seconds until tasks have followed; 0 does not wait.
+    Blocks for up to ``patience`` seconds until tasks have resumed; 0 does not wait.
     ``EbbflowError`` if there is no such pipeline or vertex.
     """
     vertices = _vertices(link, names, vertex)
     pauses = link.run(change_pauses(link.client, names, lambda known: known.resuming(vertex)))
-    words = (control.tell_pauses(pauses), control.tell_resume(vertex))
-    return _follow(link, names, pauses, vertices, patience, words, _not_resumed)
+    commands = (control.tell_pauses(pauses), control.tell_resume(vertex))
+    return _send_until_followed(link, names, pauses, vertices, patience, commands, _not_resumed)
 
 
 def stopped_vertices(link: Link, names: Names) -> dict[str, str]:
-    """Returns the vertices that take nothing until they are resumed, each with the reason."""
+    """Returns the vertices that read nothing until they are resumed, each with the reason."""
     positions = link.run(read_positions(link.client, names))
     pauses = link.run(read_pauses(link.client, names))
     stopped = {}
@@ -84,7 +84,7 @@ def stopped_vertices(link: Link, names: Names) -> dict[str, str]:
 
 
 def _vertices(link: Link, names: Names, vertex: str | None) -> tuple[str, ...]:
-    """Returns the vertices meant; raises if the pipeline has no such vertex."""
+    """Returns the vertex, or all vertices; raises if the pipeline has no such vertex."""
     spec = link.run(read_spec(link.client, names))
     if vertex is None:
         return tuple(each.name for each in spec.shape.vertices)
@@ -92,7 +92,7 @@ def _vertices(link: Link, names: Names, vertex: str | None) -> tuple[str, ...]:
 
 
 def _not_paused(positions: Positions) -> set[str]:
-    """Returns the vertices that may still get messages, from their own tasks or inline."""
+    """Returns the vertices that may still receive messages, from their own tasks or inline."""
     own = {name for (name, _), position in positions.items() if not position.paused}
     return own.union(*(position.runs_inline for position in positions.values()))
 
@@ -101,26 +101,26 @@ def _not_resumed(positions: Positions) -> set[str]:
     return {name for (name, _), own in positions.items() if own.paused or own.halted is not None}
 
 
-def _follow(
+def _send_until_followed(
     link: Link,
     names: Names,
     pauses: Pauses,
     vertices: tuple[str, ...],
     patience: float,
-    words: Iterable[bytes],
-    late: Callable[[Positions], set[str]],
+    commands: Iterable[bytes],
+    find_late: Callable[[Positions], set[str]],
 ) -> PauseReport:
-    """Sends words until every task's record shows the effect; ``late`` says which do not yet.
+    """Sends commands until every task's record shows the effect; ``find_late`` returns the others.
 
-    They are repeated because a task that is just starting may not hear the first.
+    They are repeated because a task that is just starting may miss the first.
     """
     deadline = time.monotonic() + patience
     while True:
-        for word in words:
-            link.run(link.client.publish(names.control_subject, word))
+        for command in commands:
+            link.run(link.client.publish(names.control_subject, command))
         link.flush()
         positions = link.run(read_positions(link.client, names))
-        unfinished = tuple(name for name in vertices if name in late(positions))
+        unfinished = tuple(name for name in vertices if name in find_late(positions))
         runs = link.run(find_run(link, names)) is not None
         if not (unfinished and runs) or time.monotonic() >= deadline:
             return PauseReport(pauses, vertices, unfinished, runs)

@@ -1,10 +1,10 @@
 """A run that Python code has started, and the handle to it.
 
-``Pipeline(...).start()`` returns a ``PipelineRun``; ``run()`` is the same and waits for the end.
+``Pipeline(...).start()`` returns a ``PipelineRun``; ``run()`` does the same and waits for the end.
 The run itself is that of ``spark.run``: this module adds the thread, the last known status, and
-what people do to a pipeline that runs. Whatever ends the ``with`` block, the run is stopped in good
-order and waited for, so that none continues unnoticed. Whoever waits for a run gets the error that
-has ended it.
+operations on the running pipeline. Whatever ends the ``with`` block, the run is stopped in good
+order and waited for, so that none continues unnoticed. Waiting for a run raises the error that has
+ended it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class PipelineRun:
     def start(self, timeout: Duration | None = None) -> Self:
         """Starts the run and returns once its vertices are at work, or once it has ended.
 
-        Raises what keeps it from starting, and ``TimeoutError`` if it takes longer than that.
+        Raises the error that keeps it from starting, or ``TimeoutError`` after ``timeout``.
         """
         within = _seconds(timeout)
         thread = threading.Thread(target=self._execute, name=f"run {self.pipeline}", daemon=True)
@@ -123,16 +123,16 @@ class PipelineRun:
         return not self._ended.is_set()
 
     def status(self) -> PipelineStatus:
-        """Returns the state of the pipeline: about half a second old, or the last one of all."""
+        """Returns the state of the pipeline: about half a second old, or final."""
         return self._summary.status if self._summary is not None else self._relay.status
 
     @named_options
     def wait(self, timeout: Duration | None = None) -> Summary:
         """Waits for the end of the run and returns its summary.
 
-        Raises ``TimeoutError`` if it has not ended within the timeout; the run continues then.
-        Raises the error that has ended the run, if one did. On the main thread, Ctrl-C stops the
-        run, and the summary says so.
+        Raises ``TimeoutError`` if it has not ended within the timeout; the run then continues.
+        Raises the error that has ended the run, if any. On the main thread, Ctrl-C stops the run,
+        and the summary says so.
         """
         within = _seconds(timeout)
         with self._stopped_by_signals():
@@ -147,9 +147,9 @@ class PipelineRun:
     def stop(self, timeout: Duration | None = None) -> Summary:
         """Stops the run in good order, waits for its end and returns the summary.
 
-        What is in flight is settled first; the next run continues with what is left. Raises
+        Messages in flight are settled first; the next run continues with the rest. Raises
         ``TimeoutError`` if the run has not ended within the timeout, and the error that has ended
-        the run, if one did.
+        the run, if any.
         """
         within = _seconds(timeout)
         self._run.stop()
@@ -158,7 +158,7 @@ class PipelineRun:
         return self._result()
 
     def pause(self, vertex: str | None = None) -> PauseReport:
-        """Pauses a vertex, or all of them, until ``resume``; what is in flight is settled first."""
+        """Pauses a vertex, or all, until ``resume``; messages in flight are settled first."""
         with self._link() as link:
             return pause_vertices(link, Names(self.pipeline), vertex)
 
@@ -171,7 +171,7 @@ class PipelineRun:
     def dead_letters(
         self, chosen: LetterFilter | None = None, limit: int = _MOST_LETTERS
     ) -> list[StoredLetter]:
-        """Returns the dead letters of the pipeline, the newest first; those of earlier runs too.
+        """Returns the dead letters of the pipeline, newest first, including those of earlier runs.
 
         ``DeadLetters.open`` replays and deletes them.
         """
@@ -214,7 +214,7 @@ class PipelineRun:
         running = self.is_running
         self._run.stop()
         self._ended.wait()
-        # An error of the block is the one to raise, and one that was raised by wait() is known.
+        # An error in the block takes precedence, and wait() has raised the error of an ended run.
         if running and error is None and self._error is not None:
             raise self._error
 
@@ -243,7 +243,7 @@ class PipelineRun:
 
     @contextmanager
     def _link(self) -> Iterator[Link]:
-        """Gives the connection of the run, or one of its own once the run has ended."""
+        """Yields the connection of the run, or a new one once the run has ended."""
         link = self._run.link
         if link is not None and self.is_running:
             yield link

@@ -2,8 +2,8 @@
 
 A message that is reported as stored is in the buffer of the vertex, as if another vertex had sent
 it, and outlasts every crash. A source that pulls its messages, and a MonoVertex, have no buffer:
-they get it among their redeliveries, and treat it as one that their source has given. A message of
-the same id within two minutes is stored once.
+they receive it as a redelivery, and treat it like a message of their source. A message that is sent
+again with the same id within two minutes is stored once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _IN_FLIGHT = 256
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A message to send. Without an id it gets one that no other message has."""
+    """A message to send. Without an id it gets a unique one."""
 
     value: bytes
     id: str | None = None
@@ -46,7 +46,7 @@ class SentMessage:
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """What is stored: the ids of messages, and how many of them were there already."""
+    """The ids of stored messages, and how many of them were stored already."""
 
     ids: tuple[str, ...]
     copies: int = 0
@@ -67,7 +67,7 @@ class Sender:
         _check(self._vertex, names.pipeline)
 
     def send(self, messages: Iterable[SentMessage]) -> Iterator[SendReport]:
-        """Sends messages in order, many at a time; yields what is stored as it is confirmed."""
+        """Sends messages in order, many at a time; yields a report for each confirmed part."""
         rest = iter(messages)
         while page := list(islice(rest, _PAGE)):
             yield self.send_page(page)
@@ -75,20 +75,20 @@ class Sender:
     def send_page(self, page: Sequence[SentMessage]) -> SendReport:
         """Sends some messages; returns when all of them are stored."""
         batch = _to_batch(page)
-        # Messages whose ids were chosen may come again, among others: only in its own frame
-        # is such a one known as a copy.
+        # A message with a chosen id may be sent again together with other messages. It is
+        # recognised as a copy only if it has its own frame.
         alone = any(message.id is not None for message in page)
         copies = self._link.run(self._store_all(batch, alone))
         return SendReport(tuple(batch.column("id").to_pylist()), copies)
 
     async def _store_all(self, batch: pa.RecordBatch, alone: bool) -> int:
-        """Stores rows, each partition's one after another; returns how many were copies."""
+        """Stores rows, in order within each partition; returns how many were copies."""
         copies = 0
 
         async def store(frame: tuple[int, pa.RecordBatch]) -> None:
             nonlocal copies
-            was_there = await self._store(*frame)
-            copies += frame[1].num_rows * was_there
+            is_copy = await self._store(*frame)
+            copies += frame[1].num_rows * is_copy
 
         def cut(partition: int, indexes: list[int]) -> Iterator[tuple[int, pa.RecordBatch]]:
             rows = frames.take_rows(batch, indexes)
@@ -102,7 +102,7 @@ class Sender:
     def _split_lanes(
         self, partitions: dict[int, list[int]], alone: bool
     ) -> list[tuple[int, list[int]]]:
-        """Returns what may be stored side by side: all that has no order, if it is many frames."""
+        """Returns the rows that may be stored in parallel: many frames without an order."""
         lanes = list(partitions.items())
         if self._vertex.ordered or not alone:
             return lanes
@@ -114,12 +114,12 @@ class Sender:
         column = batch.column("keys" if ordered else "id").to_pylist()
         rows: dict[int, list[int]] = defaultdict(list)
         for index, what in enumerate(column):
-            # By the id, so that the same message goes to the same stream, which knows copies.
+            # By the id, so that the same message goes to the same stream, which detects copies.
             rows[partition_of(what or () if ordered else [what], count)].append(index)
         return rows
 
     async def _store(self, partition: int, frame: pa.RecordBatch) -> bool:
-        """Stores a frame; returns whether it was there already."""
+        """Stores a frame; returns whether it was stored already."""
         names, name = self._names, self._vertex.name
         into = names.buffer_subject if self._vertex.has_buffer else names.due_subject
         payload, client = frames.encode(frame), self._link.client
@@ -143,7 +143,7 @@ def _check(vertex: ShapeVertex, pipeline: str) -> None:
     if vertex.serves:
         raise EbbflowError(
             f"{vertex.name} answers requests, and no caller would wait for this answer. Post "
-            f"to its address, or send to the vertex behind it: see ebbflow graph {pipeline}"
+            f"to its address, or send to the vertex after it: see ebbflow graph {pipeline}"
         )
 
 

@@ -1,8 +1,8 @@
 """The answers of a pipeline: get those to a request, list them, watch them as they are stored.
 
-Reads what sinks have served, from anywhere that reaches the pipeline's NATS server, whether the
-pipeline runs or not. A store of the user's own is made and opened here as workers make it; it can
-only be asked for the answers to one request.
+Reads the answers that sinks have served, from anywhere that reaches the pipeline's NATS server,
+whether the pipeline runs or not. The user's own store is created and opened here as in workers; it
+can only return the answers to one request.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class StoredAnswers(ABC):
         """Returns all answers to a request so far, in the order of results; none if unknown.
 
         That is the order in which maps yielded the messages, whenever each was answered. Raises
-        what a store of the user's own raises.
+        the errors of your own store.
         """
 
     @abstractmethod
     def list(self, limit: int | None = None) -> Iterator[Answer]:
-        """Yields the answers there are now, oldest first; reads them page by page.
+        """Yields the answers that are stored now, oldest first; reads them page by page.
 
-        ``EbbflowError`` if the store is one of the user's own, which cannot list.
+        ``EbbflowError`` for your own store, which cannot list.
         """
 
     @abstractmethod
@@ -63,9 +63,9 @@ class StoredAnswers(ABC):
     ) -> Iterator[Answer]:
         """Yields answers as they are stored, until ``timeout`` if there is one, else without end.
 
-        Those to a request begin with what is there; without one, they are of any request and from
-        the call of ``next`` on. An answer that is written again, as after a crash, is repeated.
-        ``EbbflowError`` if the store is one of the user's own, which cannot be watched.
+        For a request, the stored answers come first. Otherwise it yields the answers to any request
+        that are stored from the call of ``next`` on. An answer that is written again, as after a
+        crash, is repeated. ``EbbflowError`` for your own store, which cannot be watched.
         """
 
 
@@ -76,10 +76,10 @@ def answers(
 ) -> Iterator[StoredAnswers]:
     """Opens the answers of a pipeline where it runs: its state folder, or your own server.
 
-    A text is the name of a pipeline whose answers are in NATS. A ``Path`` is its YAML file, and a
-    ``Pipeline`` or ``MonoVertex`` is itself: these know your own store as well. An embedded
-    server that is not running is started for as long as the context lasts. ``SetupError`` if the
-    pipeline has not run there, or keeps no answers.
+    Pass the name of a pipeline whose answers are in NATS. Or pass the ``Path`` of its YAML file,
+    the ``Pipeline`` or the ``MonoVertex``, which also work with your own store. An embedded server
+    that is not running is started for as long as the context lasts. ``SetupError`` if the pipeline
+    has not run there, or keeps no answers.
     """
     if isinstance(pipeline, str):
         with _open_bucket(pipeline, state, nats) as stored:
@@ -164,7 +164,7 @@ class _InBucket(StoredAnswers):
             self._end(follower.close())
 
     def _end(self, closing: Coroutine[Any, Any, None]) -> None:
-        # An iterator that no one went on with may outlive the connection, which ends it as well.
+        # An abandoned iterator may outlive the connection, whose end closes it as well.
         with suppress(RuntimeError):
             self._link.run(closing)
 
@@ -175,7 +175,7 @@ class _InBucket(StoredAnswers):
         while deadline is None or time.monotonic() < deadline:
             self._link.check()
             try:
-                # In short waits: a wait without an end would not hear Ctrl-C on every system.
+                # In short waits: on some systems, Ctrl-C does not interrupt an endless wait.
                 batch = arrived.get(timeout=_LOOK)
             except Empty:
                 continue
@@ -185,7 +185,7 @@ class _InBucket(StoredAnswers):
 
 
 class _InOwnStore(StoredAnswers):
-    """Answers in a store of the user's own."""
+    """Answers in the user's own store."""
 
     def __init__(self, store: OwnStore, pipeline: str) -> None:
         self._store = store

@@ -1,9 +1,9 @@
 """Seeing the messages that pass a vertex, from any process, without disturbing the pipeline.
 
-Tasks show what they decide only while someone taps; nothing of it is stored, and nothing waits for
-whoever looks. SQL, DataFrames and Spark sinks work on whole batches: of these vertices one sees the
-messages that arrive in their buffers. ``read_waiting`` shows what waits at a vertex now, also while
-the pipeline does not run.
+Tasks publish what they decide only while a tap is open; nothing of it is stored, and tasks never
+wait for the viewer. SQL, DataFrames and Spark sinks work on whole batches: for these vertices a tap
+shows the messages that arrive in their buffers. ``read_waiting`` shows the messages that wait at a
+vertex now, also while the pipeline does not run.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ _QUEUED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Tapped:
-    """Messages that have passed, in order; ``skipped`` more were too many to be shown."""
+    """Messages that have passed, in order; ``skipped`` counts those that were not shown."""
 
     rows: list[TappedRow]
     skipped: int = 0
 
 
 def tap_vertex(link: Link, names: Names, wish: TapWish) -> Iterator[Tapped]:
-    """Yields what passes a vertex, for ever; empty ones while nothing passes.
+    """Yields the messages that pass a vertex, forever; without rows while none pass.
 
-    A pipeline that does not run is waited for. ``EbbflowError`` if there is no such vertex.
+    Waits for a pipeline that does not run. ``EbbflowError`` if there is no such vertex.
     """
     vertex = link.run(read_spec(link.client, names)).vertex(wish.vertex)
     wish = replace(wish, token=wish.token or secrets.token_hex(6))
     arriving: queue.Queue[Tapped] = queue.Queue(_QUEUED)
     follows = _follow_buffers if vertex.batched else _listen
     with follows(link, names, vertex, wish, arriving):
-        asked = -_REPEAT_EVERY
+        requested = -_REPEAT_EVERY
         while True:
-            if not vertex.batched and time.monotonic() - asked >= _REPEAT_EVERY:
-                asked = time.monotonic()
+            if not vertex.batched and time.monotonic() - requested >= _REPEAT_EVERY:
+                requested = time.monotonic()
                 link.run(link.client.publish(names.control_subject, ask_tap(wish)))
             try:
                 yield arriving.get(timeout=_IDLE)
@@ -79,7 +79,7 @@ def tap_vertex(link: Link, names: Names, wish: TapWish) -> Iterator[Tapped]:
 
 
 def _put(arriving: queue.Queue[Tapped], tapped: Tapped) -> None:
-    """Queues what has come; who looks on for too long misses some, and no one waits for them."""
+    """Queues messages; drops them if the viewer is too slow, so that nothing waits for it."""
     with contextlib.suppress(queue.Full):
         arriving.put_nowait(tapped)
 
@@ -88,13 +88,13 @@ def _put(arriving: queue.Queue[Tapped], tapped: Tapped) -> None:
 def _listen(
     link: Link, names: Names, vertex: ShapeVertex, wish: TapWish, arriving: queue.Queue[Tapped]
 ) -> Iterator[None]:
-    """Hears what tasks show, and has them end it."""
+    """Receives what tasks publish, and finally ends the tap."""
 
-    async def hear(message: Msg) -> None:
-        told = json.loads(message.data)
-        _put(arriving, Tapped(told["rows"], told["skipped"]))
+    async def receive(message: Msg) -> None:
+        shown = json.loads(message.data)
+        _put(arriving, Tapped(shown["rows"], shown["skipped"]))
 
-    subscription = link.run(link.client.subscribe(names.tap_subject(wish.token), cb=hear))
+    subscription = link.run(link.client.subscribe(names.tap_subject(wish.token), cb=receive))
     try:
         yield
     finally:
@@ -107,7 +107,7 @@ def _listen(
 def _follow_buffers(
     link: Link, names: Names, vertex: ShapeVertex, wish: TapWish, arriving: queue.Queue[Tapped]
 ) -> Iterator[None]:
-    """Follows what arrives in the buffers of a vertex, from now on."""
+    """Follows the messages that arrive in the buffers of a vertex from now on."""
     with contextlib.ExitStack() as stack:
         for partition in range(vertex.partitions):
             stream = names.buffer(vertex.name, partition)
@@ -133,7 +133,7 @@ def _close(link: Link, follower: Follower) -> None:
 
 
 def _choose_arrivals(place: Place, wish: TapWish, deliveries: Deliveries) -> list[Tapped]:
-    """Returns what is shown of the frames of one buffer."""
+    """Returns the rows to show of one buffer's frames."""
     views = map(deliveries.parcel.view, range(len(deliveries)))
     return [Tapped(*_choose(frames.decode(view), place, wish, "arrived")) for view in views]
 
@@ -150,13 +150,13 @@ def _choose(
     return rows.choose(wish, batch.num_rows, Random())  # noqa: S311 - a sample
 
 
-# --- what waits ---------------------------------------------------------------------------------
+# --- waiting messages ---------------------------------------------------------------------------
 
 
 def read_waiting(link: Link, names: Names, wish: TapWish) -> Iterator[TappedRow]:
     """Yields the messages that wait at a vertex now: in its buffer, to be redelivered, parked.
 
-    ``outcome`` says which; of those that are parked, ``due`` says until when.
+    ``outcome`` says which; for parked messages, ``due`` says until when.
     """
     vertex = link.run(read_spec(link.client, names)).vertex(wish.vertex)
     positions = link.run(read_positions(link.client, names))
@@ -175,7 +175,7 @@ def _list_waiting(
     name = vertex.name
     if vertex.has_buffer:
         subject = names.buffer_subject(name, partition)
-        begun = done.inlet.row  # of the frame that follows, that many rows are done
+        begun = done.inlet.row  # the number of rows of the next frame that are done
         for page in _read(link, names.buffer(name, partition), subject, done.inlet.seq):
             yield "waiting", frames.concat([batch for batch, _ in page]).slice(begun), None
             begun = 0
@@ -190,7 +190,7 @@ def _list_waiting(
 def _read(
     link: Link, stream: str, subject: str, after: int
 ) -> Iterator[list[tuple[pa.RecordBatch, Mapping[str, str]]]]:
-    """Yields the frames on a subject behind a sequence with their headers, many at a time."""
+    """Yields the frames on a subject after a sequence with their headers, many at a time."""
     batches = read_after(link.client, stream, subject, after)
 
     async def fetch() -> Deliveries | None:

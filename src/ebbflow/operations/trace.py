@@ -1,12 +1,12 @@
 """Tracing a message of any pipeline: its outcome at every vertex, and where it is now.
 
 ``trace_message`` reads the audit table, the audit rows that are not in it yet, and every stream
-that holds messages. Where no audit table is kept it finds where the message is now, and says what
-to add to the spec to know its past as well. It works with a running pipeline and without one, from
-anywhere that reaches its NATS server.
+that holds messages. Without an audit table it finds where the message is now, and says what to add
+to the spec to see its past as well. It works whether the pipeline runs or not, from anywhere that
+reaches its NATS server.
 
-Of a request that has ended, its record is read; of one that is open, the trail behind the last
-checkpoint, and the buffer of the source if no vertex has taken it yet.
+For a request that has ended, it reads the record; for an open request, the trail after the last
+checkpoint, and the buffer of the source if no vertex has read the request yet.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _NOT_KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """What a vertex did with a message at one delivery. ``due`` is when it is redelivered.
+    """What a vertex did with one delivery of a message. ``due`` is when it is redelivered.
 
-    ``sent_to`` are the vertices that its outputs went to.
+    ``sent_to`` are the vertices that its outputs were sent to.
     """
 
     at: datetime
@@ -77,10 +77,10 @@ class TraceStep:
 
 @dataclass(frozen=True, slots=True)
 class MessageTrace:
-    """The outcome of a message, and of those that were made of it.
+    """The history of a message and of its outputs.
 
-    ``kept`` is whether the pipeline keeps outcomes of messages, ``request`` what is known of the
-    request if it is one, and ``notes`` say what could not be read, and what to do about it.
+    ``kept`` is whether the pipeline keeps outcomes of messages, ``request`` the known facts about
+    the request if it is one, and ``notes`` say what could not be read, and what to do about it.
     """
 
     pipeline: str
@@ -97,7 +97,7 @@ class MessageTrace:
         return bool(self.steps or self.now or self.request)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything in types that JSON has; times are ISO 8601."""
+        """Returns everything as JSON types; times are in ISO 8601."""
         return {
             "pipeline": self.pipeline,
             "id": self.id,
@@ -112,7 +112,7 @@ class MessageTrace:
 def trace_message(
     pipeline: str, message: str, *, state: str | Path = ".ebbflow", nats: str | None = None
 ) -> MessageTrace:
-    """Returns what is known of a message and of those made of it; blocks while it is read.
+    """Returns the history of a message and of its outputs; blocks until it is read.
 
     Starts an embedded server that is not running, for as long as it takes. ``SetupError`` if the
     pipeline has not run there, ``EbbflowError`` if the message is unknown.
@@ -126,17 +126,17 @@ def trace_message(
 
 
 def trace_on_link(link: Link, names: Names, message: str) -> MessageTrace:
-    """Returns the same over a link that is open, also if no one knows the message.
+    """Returns the same over an open link, also if the message is unknown.
 
-    Called from any thread but that of the link.
+    Call it from any thread except that of the link.
     """
     streams = link.run(api.list_streams(link.client, PREFIX))
     if names.dead_letters not in streams:
         raise explain_unknown(names.pipeline, streams)
     family, in_flight = Family(message), _read_in_flight(link, names)
     for _ in range(_LOOKS):
-        # The places first: what moves on meanwhile is told of where it was by then. A message that
-        # slips from a stream not yet searched to one that was is found by another look.
+        # The places first: a message that moves meanwhile is shown where it was. A message that
+        # moves from a stream not yet searched to one already searched is found by another search.
         places = link.run(Search(link, names, streams, family, in_flight).look())
         past = read_past(link, names, streams, family)
         request = link.run(find_request(link, names, streams, message))
@@ -146,7 +146,7 @@ def trace_on_link(link: Link, names: Names, message: str) -> MessageTrace:
 
 
 def _read_in_flight(link: Link, names: Names) -> dict[str, WorkInFlight]:
-    """Returns what tasks have in flight, of vertices with one task; nothing if no one runs it."""
+    """Returns the messages in flight of vertices with one task; none if the pipeline is ended."""
     try:
         status = read_status(link, names)
     except (EbbflowError, api.ApiError):  # it has never run, or not all of it can be read
@@ -167,8 +167,8 @@ def _assemble(
     if request is not None and not steps:
         steps = tuple(map(step_of_request, request.steps))
     ended = {(step.vertex, step.message) for step in steps if step.final}
-    on_the_way = ("buffer", "in flight")
-    now = [p for p in places if p.where not in on_the_way or (p.vertex, p.message) not in ended]
+    unsettled = ("buffer", "in flight")
+    now = [p for p in places if p.where not in unsettled or (p.vertex, p.message) not in ended]
     notes = past.notes if past.kept or request else (*past.notes, _NOT_KEPT)
     in_order = tuple(sorted(steps, key=lambda step: step.at))
     return MessageTrace(pipeline, message, in_order, tuple(now), past.kept, notes, request)
@@ -177,16 +177,16 @@ def _assemble(
 def _explain_unknown(trace: MessageTrace) -> str:
     text = f"There is no message {trace.id!r} in {trace.pipeline}"
     if trace.kept:
-        return " ".join((f"{text}: none of its vertices has had it.", *trace.notes))
-    return " ".join((f"{text} now: it has ended, or has not come in.", *trace.notes))
+        return " ".join((f"{text}: none of its vertices has received it.", *trace.notes))
+    return " ".join((f"{text} now: it has ended, or has not arrived.", *trace.notes))
 
 
-# --- the outcome of a message -------------------------------------------------------------------
+# --- the past of a message ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The outcome of a message. ``kept`` is whether an audit table is kept at all."""
+    """The past of a message. ``kept`` is whether an audit table is kept at all."""
 
     steps: tuple[TraceStep, ...] = ()
     kept: bool = False
@@ -194,18 +194,18 @@ class Past:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the message has ended somewhere without leaving anything behind."""
+        """Whether the message has ended somewhere without output."""
         return any(step.final and not step.sent_to for step in self.steps)
 
 
 def read_past(link: Link, names: Names, streams: Sequence[str], family: Family) -> Past:
-    """Returns what is known; notes say what could not be read. Not on the link's loop."""
+    """Returns the past; its notes say what could not be read. Not called on the link's loop."""
     if names.audit not in streams:
         return Past()
     info = link.run(api.call(link.client, f"STREAM.INFO.{names.audit}"))
     table = json.loads(info["config"]["metadata"][AUDIT_TABLE])
     life = link.run(lineage(link, names.pipeline))
-    # The stream first: what is moved to the table meanwhile is met there.
+    # The stream first: rows that move to the table meanwhile are found there.
     steps = [*_read_stream(link, names, life, family)]
     notes: list[str] = []
     try:
@@ -217,14 +217,14 @@ def read_past(link: Link, names: Names, streams: Sequence[str], family: Family) 
 
 def _read_stream(link: Link, names: Names, life: str, family: Family) -> Iterator[TraceStep]:
     for frame, payload in link.run(AuditStream(link, names, life).read_unwritten()):
-        told = read_audit(payload)
-        if found := family.find(told.varied["id"]):
-            rows = frame.rows(told)
+        columns = read_audit(payload)
+        if found := family.find(columns.varied["id"]):
+            rows = frame.rows(columns)
             yield from map(_to_step, to_table([rows], names.pipeline, "").take(found).to_pylist())
 
 
 def _open_table(table: Mapping[str, Any]) -> AuditFolder:
-    """Returns the table that a pipeline keeps; Spark, which takes seconds to start, if it must."""
+    """Returns a pipeline's table; uses Spark, which takes seconds to start, only if it must."""
     format = read_format(table)
     if (folder := folder_of(format)) is not None:
         return folder
@@ -261,7 +261,7 @@ def _to_step(row: Mapping[str, Any]) -> TraceStep:
 async def find_request(
     link: Link, names: Names, streams: Sequence[str], request: str
 ) -> ServedRequest | None:
-    """Returns what is known of a request; ``None`` if it is none, or is forgotten."""
+    """Returns the known facts about a request; ``None`` if it is unknown or was forgotten."""
     if names.trail not in streams:
         return None
     bucket = await find_bucket(link, names.pipeline)
@@ -270,7 +270,7 @@ async def find_request(
         return ended
     life = await read_life(link.client, names.trail)
     for vertex, checkpoint in (await records.read_checkpoints(life)).items():
-        # Before the trail: a row that leaves the buffer meanwhile is there by then.
+        # Read before the trail: a row that leaves the buffer meanwhile is in the trail by then.
         partitions = sum(names.buffer(vertex, number) in streams for number in range(len(streams)))
         waiting = await read_unsettled_requests(link, names, vertex, partitions)
         history = OpenRequestHistory(vertex, request, waiting.get(request))
@@ -282,7 +282,7 @@ async def find_request(
 
 
 def step_of_request(step: RequestStep) -> TraceStep:
-    """Returns a step of a request as one of a message."""
+    """Returns a step of a request as a step of a message."""
     return TraceStep(
         step.at,
         step.vertex,
@@ -296,7 +296,7 @@ def step_of_request(step: RequestStep) -> TraceStep:
 
 
 class OpenRequestHistory:
-    """The outcome of a request that has no record yet.
+    """The history of a request that has no record yet.
 
     ``accepted`` is when it was accepted, if its row still waits.
     """
@@ -308,7 +308,7 @@ class OpenRequestHistory:
         self._open = OpenRequest(source, request, accepted) if accepted else None
 
     def take(self, frames: Sequence[TrailFrame]) -> None:
-        """Takes in what the trail tells of the request."""
+        """Adds the rows of the request in some frames of the trail."""
         for frame in frames:
             for row in frame.rows:
                 if row.request == self._request:
@@ -322,7 +322,7 @@ class OpenRequestHistory:
             self._open.finish(row.at)
 
     def describe(self) -> ServedRequest | None:
-        """Returns what is known; nothing if the request is not of this source."""
+        """Returns the known facts; ``None`` if the request is not of this source."""
         if self._open is None or not (self._is_waiting or self._open.completion.knows_root):
             return None
         return self._open.end or self._open.describe()

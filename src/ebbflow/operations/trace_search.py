@@ -1,10 +1,10 @@
 """Where a message is now: every stream of a pipeline that holds messages, searched for its ids.
 
-A message is forwarded under ids that continue its own (``in-12`` becomes ``in-12/enrich``), so its
-``Family`` is all ids that begin with it, and those that it came from.
+A message is forwarded under ids that extend its own (``in-12`` becomes ``in-12/enrich``), so its
+``Family`` is all ids that begin with its id, and the ids of the messages that it came from.
 
-Nothing has to be kept for it: what is in flight is in a buffer, in a redelivery stream, in the
-ledger of its source or among the dead letters, and the positions say what of that is done.
+This needs no extra records: an unsettled message is in a buffer, in a redelivery stream, in the
+ledger of its source or among the dead letters, and the positions say which of those are done.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Whereabouts:
     """Where a message is now.
 
     ``due`` is when it is due, ``number`` that of its dead letter, ``ahead`` how many messages
-    are in front of it, ``since`` from when on it has been in flight.
+    are before it, ``since`` when it began to be in flight.
     """
 
     vertex: str
@@ -51,7 +51,7 @@ class Whereabouts:
 
     @property
     def words(self) -> str:
-        """One line for people."""
+        """Where it is, in one line for people."""
         why = f": {self.why}" if self.why else ""
         match self.where:
             case "buffer":
@@ -66,10 +66,10 @@ class Whereabouts:
             case "held":
                 return (
                     f"is held at {self.vertex} until {_time(self.due)}, "
-                    f"and what is behind it waits{why}"
+                    f"and later messages wait{why}"
                 )
             case "source":
-                return f"went back to the source of {self.vertex}, which gives it again{why}"
+                return f"went back to the source of {self.vertex}, which redelivers it{why}"
             case "dead letter":
                 return f"is dead letter {self.number} of {self.vertex}{why}"
 
@@ -83,11 +83,11 @@ def _time(time: datetime | None) -> str:
     return "later" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-# --- which ids belong to a message --------------------------------------------------------------
+# --- the ids that belong to a message -----------------------------------------------------------
 
 
 class Family:
-    """The ids that belong to a message: its own, of those it came from and those made of it."""
+    """The ids that belong to a message: its own, those of its ancestors and of its outputs."""
 
     def __init__(self, message: str) -> None:
         steps = message.split("/")
@@ -96,12 +96,12 @@ class Family:
         self.prefix = f"{message}/"
 
     def has(self, message: str) -> bool:
-        """Returns whether a message is of the family."""
+        """Returns whether a message belongs to the family."""
         return message == self.own or message.startswith(self.prefix) or message in self.ancestors
 
     def find(self, ids: pa.StringArray) -> list[int]:
-        """Returns the rows of those that are, of many."""
-        # By the first letters of all of them, fast; what begins alike and is another, by its id.
+        """Returns the rows whose ids belong to the family."""
+        # Fast, by the common prefix; then exactly, as other ids may have the same prefix.
         root = (self.ancestors or (self.own,))[0]
         rows = pc.indices_nonzero(pc.starts_with(ids, root)).to_pylist()
         return [row for row in rows if self.has(ids[row].as_py())]
@@ -110,8 +110,8 @@ class Family:
 class Search:
     """Looks for a message and its family in the streams of a pipeline. Runs on the link's loop.
 
-    ``in_flight`` is what the one task of a vertex says to have taken: that many messages behind its
-    position, of which nothing is recorded while user code works on them.
+    ``in_flight`` has, for vertices with one task, how many messages after the position are in
+    flight. Streams do not record that while user code works on them.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Search:
         self._family = family
 
     async def look(self) -> list[Whereabouts]:
-        """Returns where they are, each once."""
+        """Returns where the messages of the family are, each place once."""
         positions = await read_positions(self._link.client, self._names)
         places: dict[tuple[str, str, str], Whereabouts] = {}
         async for place in self._search_all(positions):
@@ -204,7 +204,7 @@ class Search:
                 vertex = batch.parcel.subjects[number].decode().split(".")[-2]
                 for row in self._family.find(rows.column("id")):
                     (message,) = _message(rows, row)
-                    # An entry of no deliveries says that the message has ended since.
+                    # An entry with zero deliveries says that the message has ended since.
                     is_void = rows.column("deliveries")[row].as_py() == 0
                     place = Whereabouts(vertex, message, "source", _reason(rows, row))
                     returned[vertex, message] = None if is_void else place
@@ -226,7 +226,7 @@ class Search:
     async def _read_rows(
         self, stream: str, subject: str, done: Mark
     ) -> AsyncIterator[tuple[Mark, pa.RecordBatch, dict[str, str]]]:
-        """Yields the rows behind a mark, frame by frame, with where each begins."""
+        """Yields the rows after a mark, frame by frame, each with the mark where it begins."""
         first = done.row
         async for batch in read_after(self._link.client, stream, subject, done.seq):
             for number, seq in enumerate(batch.seqs):

@@ -7,14 +7,14 @@
     payments:
       sockets: /run/payments
 
-A name is bound to an image if the last parts of the image's name are the same, whatever registry
-and folders come before them. Without a tag it is bound to any. The longest name wins.
+A name is bound to every image whose name ends with it, whatever registry and folders come before
+it. A name without a tag is bound to all tags. The longest name wins.
 
 Ebbflow has its own code for images of Numaflow's examples, listed in ``BUILT_IN``. Such an image
 is known by the last two parts of its name, whatever its registry and tag: those of
 ``quay.io/numaio/numaflow-go/map-cat:stable`` are ``numaflow-go`` and ``map-cat``. The folder must
-be that of one of Numaflow's SDKs, so a user's own ``team/map-cat`` is left alone. Most names mean
-the same in every SDK; where they do not, the table has the folder as well. The code itself is in
+be that of one of Numaflow's SDKs, so a user's own ``team/map-cat`` is not replaced. Most names mean
+the same in every SDK; where they do not, the table also has the folder. The code itself is in
 ``numaflow.image_functions``, which lint does not import.
 """
 
@@ -43,7 +43,7 @@ from ebbflow.spec.validate import FieldPath, Finding, validate
 from ebbflow.usercode import targets
 
 BINDINGS_FILE = "bindings.yaml"
-"""The name of the file that is read if it lies next to a pipeline and no other is named."""
+"""The name of the bindings file next to a pipeline, which is read if no other is named."""
 
 NO_MODE = "'mode' is for Python code; a function in its own process says its mode itself"
 
@@ -54,12 +54,12 @@ class Binding(Program):
     python: fields.Text | None = Field(
         default=None, description="the function or class, `module:attribute`"
     )
-    mode: Mode | None = Field(default=None, description="what one call of it gets")
+    mode: Mode | None = Field(default=None, description="what one call of it receives")
 
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """The bindings of one file; relative paths in them begin in its ``folder``."""
+    """The bindings of one file; relative paths in them start from its ``folder``."""
 
     file: str = ""
     by_name: Mapping[str, Binding] = field(default_factory=dict)
@@ -71,12 +71,12 @@ class Bindings:
 
     def find(self, image: str) -> str | None:
         """Returns the name under which an image is bound; ``None`` if it is not."""
-        fitting = [name for name in self.by_name if _stands_for(name, image)]
+        fitting = [name for name in self.by_name if _matches(name, image)]
         return max(fitting, key=_precision, default=None)
 
 
 def read_bindings(file: Path, values: ClusterValues | None) -> tuple[Bindings, list[Problem]]:
-    """Returns the bindings of a file, with all that is wrong with it."""
+    """Returns the bindings of a file, with all problems."""
     documents, problems = read(file)
     bindings: dict[str, Binding] = {}
     for document in documents:
@@ -114,9 +114,9 @@ def _each(
 
 
 def _check(name: str, binding: Binding) -> Iterator[Finding]:
-    ways = [way for way in ("command", "python", "sockets") if getattr(binding, way)]
-    if len(ways) != 1:
-        said = f"not {' and '.join(ways)}" if ways else "it has none of them"
+    kinds = [kind for kind in ("command", "python", "sockets") if getattr(binding, kind)]
+    if len(kinds) != 1:
+        said = f"not {' and '.join(kinds)}" if kinds else "it has none of them"
         message = f"{name!r} must have exactly one of command, python and sockets; {said}"
         yield Finding("EB207", message, (name,), at_key=True)
     elif binding.python is None and binding.mode is not None:
@@ -129,7 +129,7 @@ def _check(name: str, binding: Binding) -> Iterator[Finding]:
 # --- images -------------------------------------------------------------------------------------
 
 
-def _stands_for(name: str, image: str) -> bool:
+def _matches(name: str, image: str) -> bool:
     path, tag = split_image(name)
     whole, its_tag = split_image(image)
     parts, own = path.split("/"), whole.split("/")
@@ -152,12 +152,12 @@ def split_image(image: str) -> tuple[str, str]:
 
 
 ContainerRuntime = Literal["docker"]
-"""What can run images."""
+"""The programs that can run images."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodePlace:
-    """A section of user code: where it is, whose it is and the part that it plays."""
+    """A section of user code: its path, its vertex and its role."""
 
     path: FieldPath
     vertex: str
@@ -167,9 +167,9 @@ class CodePlace:
 
 @dataclass(slots=True)
 class Binder:
-    """Binds specs. ``used`` are the names of bindings that stood for an image.
+    """Binds specs. ``used`` are the names of bindings that matched an image.
 
-    ``folder`` is where relative paths of the spec's own containers begin.
+    ``folder`` is where relative paths of the spec's own containers start.
     """
 
     bindings: Bindings = field(default_factory=Bindings)
@@ -178,7 +178,7 @@ class Binder:
     used: set[str] = field(default_factory=set)
 
     def bind(self, spec: Spec) -> None:
-        """Binds every container of the spec, as far as there is something to bind it to."""
+        """Binds every container of the spec for which a function can be found."""
         for place in code_places(spec):
             container = place.section.container
             if place.section.python is None and container is not None:
@@ -198,7 +198,7 @@ class Binder:
 
     @property
     def unused(self) -> list[str]:
-        """The names of bindings that stood for no image."""
+        """The names of bindings that matched no image."""
         return [name for name in self.bindings.by_name if name not in self.used]
 
 
@@ -213,7 +213,7 @@ def _by_binding(container: Container, part: ContainerType, binding: Binding, fol
 def _as_program(
     container: Container, part: ContainerType, program: Program, args: tuple[str, ...], folder: Path
 ) -> FunctionPlan:
-    """Returns the function that is this program; relative paths begin in the folder."""
+    """Returns a program as a function; relative paths start from the folder."""
     here = folder.resolve()
     if program.sockets is not None:
         return FunctionPlan(part, container.image, folder=str(here / program.sockets))
@@ -278,7 +278,7 @@ _IMAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """The code that replaces an image, where it can stand, and what one call of it gets.
+    """The code that replaces an image, where it can be used, and what one call of it receives.
 
     ``mode`` is that of a map, a transformer or a sink; a source has none.
     """

@@ -1,7 +1,7 @@
-"""YAML files as plain data that remembers where everything was written.
+"""YAML files as plain data, with the place of every key and value.
 
-Only plain YAML is read: no tag can make anything but mappings, lists, texts, numbers, booleans
-and nulls. Whatever a file holds, the outcome is documents and problems, never an exception.
+Only plain YAML is read: no tag can create anything but mappings, lists, texts, numbers, booleans
+and nulls. Reading any file returns documents and problems, never an exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ebbflow.spec.validate import FieldPath, Finding
 
 _TAG = "tag:yaml.org,2002:"
 _TYPED = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float")}
-# Dates stay text, as they do for everything that reads Kubernetes' files.
+# Dates stay text, as in all programs that read Kubernetes' files.
 _TEXT = {f"{_TAG}{name}" for name in ("str", "timestamp", "value")}
 _MOST_VALUES = 100_000
 
@@ -108,7 +108,7 @@ def _at(mark: yaml.Mark | None) -> LineColumn:
 
 
 class _Conversion:
-    """Turns one tree of YAML nodes into data, noting the places on the way."""
+    """Turns one tree of YAML nodes into data, and records the places."""
 
     def __init__(self, loader: yaml.SafeLoader, document: Document) -> None:
         self._loader = loader

@@ -1,11 +1,11 @@
-"""A spec as people see it again: as text, normalised and with nothing secret in it, and its shape.
+"""A spec in forms that may be shown and stored: as normalised text without secrets, and as a shape.
 
-What a pipeline was told is written in one form, whichever way it was written. A spec refers to
-secrets and does not hold them: what the schema says is such a reference is shown. Values of
-variables are hidden, whatever their names. What people have written elsewhere all the same, as a
-password in an address or in an option, is hidden by its name. The text may be shown and stored.
+A spec has one text, however it was written. It refers to secrets and does not hold them, so fields
+that the schema defines as such references are shown. Values of variables are hidden, whatever their
+names. Secrets that people wrote elsewhere nevertheless, such as a password in an address or in an
+option, are hidden by their names.
 
-``outline`` is the shape: what drawings, completion and ``send`` know of a pipeline.
+``outline`` returns the shape: the facts that drawings, completion and ``send`` need.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ebbflow.spec.sections import EdgeSpec, SinkSpec, SourceSpec, Udf
 from ebbflow.usercode.codecs import uncoded
 
 HIDDEN = "(hidden)"
-"""What stands in the place of a secret."""
+"""The text that replaces a secret."""
 
 _SECRET_NAMES = re.compile(
     r"passw|secret|token|credential|api.?key|private.?key|access.?key|authori[sz]ation|cookie"
@@ -36,7 +36,7 @@ _SECRET_NAMES = re.compile(
     r"|last-applied-configuration",
     re.IGNORECASE,
 )
-# Where Kubernetes writes them, in parts of a spec that have no effect here.
+# Kubernetes' fields for references to secrets, in parts of a spec that have no effect here.
 _REFERENCES = ("secretKeyRef", "configMapKeyRef", "secretRef", "configMapRef")
 _FLAG = re.compile(r"-[^=]*")
 _USER_INFO = re.compile(r"(?<=://)[^/\s]+(?=@)")
@@ -49,7 +49,7 @@ _PARAMETER = re.compile(
 def to_document(spec: Spec, *, defaults: bool = False) -> dict[str, Any]:
     """Returns the spec as data for YAML or JSON, without secrets.
 
-    It has what was said; with ``defaults`` also what holds because nothing was said.
+    It has the fields that were set; with ``defaults`` also the defaults of all others.
     """
     document = spec.model_dump(
         mode="python", by_alias=True, exclude_none=True, exclude_unset=not defaults
@@ -69,7 +69,7 @@ def document_to_yaml(document: Mapping[str, Any]) -> str:
 
 
 def _hide(value: Any, data: Any, name: str) -> Any:
-    """Returns the ``data`` of a value with secrets hidden, by what its model says it is."""
+    """Returns the ``data`` of a value with secrets hidden, depending on the value's model."""
     if isinstance(value, SecretRef | KeyRef | ResourceRef):
         return data
     if isinstance(value, Variable):
@@ -106,7 +106,7 @@ def hide_secrets(value: Any, name: str = "") -> Any:
 
 
 def _hide_in_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
-    """Hides what is secret by its name, and the values of variables and of probes' headers."""
+    """Hides values with secret names, and the values of variables and of probes' headers."""
     shown = {}
     for key, item in value.items():
         if (key == "value" and "name" in value) or (key == "env" and not _is_list(item)):
@@ -121,7 +121,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _hide_in_list(values: Sequence[Any], name: str) -> list[Any]:
-    """Hides items; one behind a flag, as in ``[--password, …]``, is named by the flag."""
+    """Hides items; an item after a flag, as in ``[--password, …]``, has the flag's name."""
     flags = ["", *(item if _FLAG.fullmatch(str(item)) else "" for item in values)]
     return [
         hide_secrets(item, str(flag or name)) for flag, item in zip(flags, values, strict=False)
@@ -155,7 +155,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def outline(spec: Spec) -> PipelineShape:
-    """Returns the vertices and edges of a pipeline that lint has nothing against."""
+    """Returns the vertices and edges of a pipeline that passes lint."""
     if isinstance(spec, MonoVertexSpec):
         return PipelineShape(spec.name, spec.kind, (_outline_step(spec.steps[0], "mono"),))
     vertices = tuple(_outline_vertex(spec, step) for step in spec.steps)

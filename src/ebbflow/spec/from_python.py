@@ -1,8 +1,8 @@
 """Parts of a spec as plain data, from the arguments that the Python builders take.
 
-Only what was given is written, so that defaults stay those of the model. Connectors, limits and the
-like are parts that were checked where they were made (``connectors.part``). What they do not cover
-lint reports with the rest.
+Only arguments that were passed are written, so that the model's defaults apply. Connectors, limits
+and other parts were checked when they were created (``connectors.part``). Lint reports all other
+problems.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SinkChoice = CodeChoice | Connector
 """A sink: user code or a connector."""
 
 Store = CodeChoice | Literal["nats"] | NatsStore
-"""A store for answers: a class of the user's, ``"nats"``, or ``NatsStore(ttl="1h")``."""
+"""A store for answers: the user's own class, ``"nats"``, or ``NatsStore(ttl="1h")``."""
 
 OnFull = Literal["retry_until_success", "discard_latest"]
-"""What happens to a message when the buffer it is to go to is full: it waits, or is dropped."""
+"""What happens to a message when its target buffer is full: it waits, or is dropped."""
 
 ON_FULL = {"retry_until_success": "retryUntilSuccess", "discard_latest": "discardLatest"}
 """The same in YAML."""
@@ -44,8 +44,8 @@ K = TypeVar("K")
 class OnUnavailable(Part):
     """What to do while a system that user code needs is unavailable.
 
-    ``errors`` are further exceptions that say so, as classes or as ``"module:Class"``. The others
-    say how long to wait between two tries. The vertex tries for as long as it takes.
+    ``errors`` are further exceptions that mean this, as classes or as ``"module:Class"``. The other
+    options say how long to wait between two tries. The vertex tries for as long as it takes.
     """
 
     MODELS = ("ebbflow.spec.sections:OnUnavailableSpec",)
@@ -61,12 +61,12 @@ class OnUnavailable(Part):
         jitter: float | None = None,
     ) -> None:
         waits = {"interval": interval, "factor": factor, "cap": cap, "jitter": jitter}
-        given = {name: value for name, value in waits.items() if value is not None}
-        super().__init__(errors=sorted(named(errors)), backoff=given)
+        chosen = {name: value for name, value in waits.items() if value is not None}
+        super().__init__(errors=sorted(named(errors)), backoff=chosen)
 
 
 class ServingOptions(TypedDict, total=False):
-    """How requests are taken in and answered: YAML's fields of a serving source."""
+    """How requests are accepted and answered: the fields of a serving source in YAML."""
 
     host: str
     ports: Ports
@@ -81,7 +81,7 @@ class ServingOptions(TypedDict, total=False):
 
 
 def code_fields(code: CodeChoice | None) -> Fields:
-    """Returns how a section says what its code is."""
+    """Returns the fields of a section that name its code."""
     if isinstance(code, Function):
         return {"container": code.to_container()}
     return {"python": code}
@@ -123,7 +123,7 @@ def _checked_option(name: str, value: Any) -> Any:
 
 
 def _code(choice: Any) -> CodeChoice:
-    """Returns user code; ``TypeError`` for a connector that is not written as one."""
+    """Returns user code; ``TypeError`` for a connector that is a class, a mapping or a name."""
     if isinstance(choice, type) and issubclass(choice, Connector):
         name = choice.__name__
         raise TypeError(f"{name} is the class of a connector; write {name}(...)")
@@ -144,8 +144,8 @@ def udf(
     dataframe: Code | None = None,
 ) -> Fields:
     """Returns a map."""
-    ways = {**code_fields(code), "sql": sql, "dataframe": dataframe}
-    part = {name: value for name, value in ways.items() if value is not None}
+    choices = {**code_fields(code), "sql": sql, "dataframe": dataframe}
+    part = {name: value for name, value in choices.items() if value is not None}
     return {**part, "mode": mode, **_retry_strategy(retry, on_failure)}
 
 
@@ -167,7 +167,7 @@ def sink_section(
 
 
 def on_full(choice: OnFull) -> str:
-    """Returns what YAML calls it; ``ValueError`` for anything else, YAML's own word included."""
+    """Returns YAML's value for it; ``ValueError`` for anything else, including YAML's own value."""
     if choice not in ON_FULL:
         meant = did_you_mean(str(choice), ON_FULL, "it is one of")
         raise ValueError(f"on_full cannot be {choice!r}; {meant}")
@@ -175,7 +175,7 @@ def on_full(choice: OnFull) -> str:
 
 
 def conditions(tags: str | Iterable[str], operator: TagOperator) -> Fields:
-    """Returns what a message must be like to go one way."""
+    """Returns the conditions on a message to follow an edge."""
     return {"tags": {"operator": operator, "values": listed(tags)}}
 
 
@@ -202,7 +202,7 @@ def backoff(policy: Backoff) -> Fields:
 
 
 def _part_fields(option: str, kind: type[Part]) -> Callable[[Any], Fields]:
-    """Returns what writes an option that takes a part of this kind and nothing else."""
+    """Returns a function that writes an option whose value must be a part of this kind."""
 
     def write(value: Any) -> Fields:
         if not isinstance(value, kind):
@@ -228,13 +228,13 @@ _SETTINGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def settings(options: Mapping[str, Any]) -> Fields:
-    """Those of the options that are settings of a pipeline or of a step, as YAML has them."""
-    given = {name: how for name, how in _SETTINGS.items() if name in options}
-    return {field: write(options[name]) for name, (field, write) in given.items()}
+    """Returns the options that are settings of a pipeline or of a step, in their YAML form."""
+    known = {name: how for name, how in _SETTINGS.items() if name in options}
+    return {field: write(options[name]) for name, (field, write) in known.items()}
 
 
 def listed(names: str | Iterable[str]) -> list[str]:
-    """Returns the names as a list; a lone text is one name, and not a list of letters."""
+    """Returns the names as a list; a single text is one name, not a list of characters."""
     return [names] if isinstance(names, str) else list(names)
 
 

@@ -1,9 +1,9 @@
-"""The kinds of document that a file may hold, and how to tell which kind one is of.
+"""The kinds of document that a file may hold, and how to recognise them.
 
 Pipelines, MonoVertices and ServingPipelines can be run. A ServingPipeline is a Pipeline with HTTP
 in front of it. Companions hold values for them, or say how a cluster sets up JetStream.
-Documents of other systems, such as a Service of Kubernetes, are left alone. ``make_schema`` is the
-JSON schema of all that can be run.
+Documents of other systems, such as a Service of Kubernetes, are ignored. ``make_schema`` returns
+the JSON schema of the documents that can be run.
 """
 
 from __future__ import annotations
@@ -137,10 +137,10 @@ def _hidden(text: str) -> Secret:
 
 
 Encoded = Annotated[Any, BeforeValidator(_encoded), AfterValidator(_hidden)]
-"""A text in base64, of which nothing is shown."""
+"""A text in base64 that is never shown."""
 
 Plain = Annotated[Any, BeforeValidator(_plain), AfterValidator(_hidden)]
-"""A text of which nothing is shown."""
+"""A text that is never shown."""
 
 
 class CompanionMetadata(MetadataFields):
@@ -189,7 +189,7 @@ class SecretDocument(ValuesDocument):
     @property
     @override
     def values(self) -> dict[str, Secret]:
-        """Its values by their keys; as in a cluster, what is in the clear comes first."""
+        """Its values by their keys; as in a cluster, ``stringData`` takes precedence."""
         return {**self.data, **self.string_data}
 
 
@@ -230,7 +230,7 @@ COMPANIONS: dict[str, type[CompanionDocument]] = {
     "ConfigMap": ConfigMapDocument,
     "InterStepBufferService": BufferServiceDocument,
 }
-"""Every kind of document that may stand next to a pipeline."""
+"""Every kind of companion."""
 
 
 def values_in(companions: Iterable[object]) -> dict[tuple[ValueKind, str], dict[str, Secret]]:
@@ -240,7 +240,7 @@ def values_in(companions: Iterable[object]) -> dict[tuple[ValueKind, str], dict[
 
 
 Runnable = Spec | ServingPipelineSpec
-"""What can be run."""
+"""The documents that can be run."""
 
 RUNNABLE: dict[str, type[Runnable]] = {
     "Pipeline": PipelineSpec,
@@ -259,7 +259,7 @@ _FIELDS = ("apiVersion", "kind", "metadata", "spec")
 
 
 def model_of(data: Mapping[str, Any]) -> type[Readable] | None:
-    """Returns what the document says it is, or what it looks like if it does not say."""
+    """Returns the model of the document's kind, or the likely model if it names no kind."""
     if "kind" in data:
         return KINDS.get(str(data["kind"]))
     spec = data.get("spec")
@@ -267,19 +267,19 @@ def model_of(data: Mapping[str, Any]) -> type[Readable] | None:
 
 
 def spec_of(resource: Readable) -> Spec | None:
-    """Returns what runs for a resource; ``None`` for one that stands next to others."""
+    """Returns the spec that runs for a resource; ``None`` for a companion."""
     if isinstance(resource, ServingPipelineSpec):
         return resource.as_pipeline
     return resource if isinstance(resource, Spec) else None
 
 
 def is_companion(data: Any) -> bool:
-    """Returns whether the document says that it stands next to a pipeline."""
+    """Returns whether the document's kind is that of a companion."""
     return isinstance(data, Mapping) and data.get("kind") in tuple(COMPANIONS)
 
 
 def is_of_another_system(data: Any) -> bool:
-    """Returns whether the document says that it is something that no one here reads."""
+    """Returns whether the document's kind belongs to another system."""
     if not isinstance(data, Mapping):
         return False
     kind, version = data.get("kind"), str(data.get("apiVersion", API_VERSION))
@@ -328,8 +328,8 @@ def make_schema() -> dict[str, Any]:
         "type": "object",
         "required": list(_HEADER),
         "properties": {"kind": {"enum": list(kinds)}},
-        # One after another by kind: an editor then tells what is wrong with this kind, and not
-        # that the document is none of three.
+        # By kind, so that an editor shows what is wrong for this kind, and not only that none of
+        # the three matches.
         "allOf": [
             {"if": {"properties": {"kind": {"const": kind}}}, "then": ref}
             for kind, ref in kinds.items()
@@ -339,6 +339,6 @@ def make_schema() -> dict[str, Any]:
 
 
 def _require_header(definition: dict[str, Any]) -> None:
-    """Requires what has a default only for specs that are made in Python."""
+    """Requires the fields whose defaults are only for specs made in Python."""
     required = definition.setdefault("required", [])
     required += [name for name in _HEADER if name not in required]

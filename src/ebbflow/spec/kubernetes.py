@@ -111,7 +111,7 @@ class PersistenceFields(Section):
 
 
 class BufferServiceFields(PodTemplateFields):
-    """How Numaflow's controller sets up JetStream; here the run brings or finds a NATS server.
+    """How Numaflow's controller sets up JetStream; here the run starts or finds a NATS server.
 
     Values are checked as Numaflow checks them, so that a file that lints here deploys there.
     """

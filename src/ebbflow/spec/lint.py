@@ -1,7 +1,7 @@
 """Every problem of a pipeline at once: ``lint`` and ``load`` for files, ``check`` and ``build``.
 
-Files and pipelines built in Python go through the same rules; only the way a place is named
-differs. Problems come in the order in which a reader meets them.
+Files and pipelines built in Python go through the same rules; only their places are named
+differently. Problems are sorted by their place in the file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from ebbflow.spec.rules.vertices import (
 from ebbflow.spec.validate import FieldPath, Finding, concerns, validate
 
 EXAMPLES = ".test.yaml"
-"""The end of the name of a file with examples, which lies next to a spec and is none."""
+"""The end of the name of a file with examples for a spec, which is not itself a spec."""
 
 S = TypeVar("S", bound=Readable)
 B = TypeVar("B", bound=Spec)
@@ -60,7 +60,7 @@ B = TypeVar("B", bound=Spec)
 
 @dataclass(frozen=True, slots=True)
 class SpecFile:
-    """What a file holds: its pipelines, every problem, and what whoever runs it should know.
+    """The contents of a file: its pipelines, every problem, and notes for whoever runs it.
 
     ``binder`` has bound its containers.
     """
@@ -122,14 +122,14 @@ def read_specs(
     bind: Path | None = None,
     containers: ContainerRuntime | None = None,
 ) -> SpecFile:
-    """Returns everything that the file holds, with all that is wrong with it."""
+    """Returns the contents of the file, with all problems."""
     file = Path(path)
     if file.name == BINDINGS_FILE:
         return SpecFile(str(path), (), tuple(read_bindings(file, None)[1]), ())
     if file.name.endswith(EXAMPLES):
         return SpecFile(str(path), (), (), ())
     documents, problems = read(file)
-    # Documents of other systems are left alone, but not where nothing else is to be found.
+    # Documents of other systems are ignored, unless the file holds nothing else.
     ours = [each for each in documents if not is_of_another_system(each.data)] or documents
     others = [each for each in documents if each not in ours]
     resources = [each for each in ours if is_companion(each.data)]
@@ -151,7 +151,7 @@ def read_specs(
 def _read_binder(
     file: Path, bind: Path | None, containers: ContainerRuntime | None, values: ClusterValues
 ) -> tuple[Binder, list[Problem]]:
-    """Returns what binds the containers of a file, with all that is wrong with the bindings."""
+    """Returns the binder for the containers of a file, with all problems of the bindings."""
     named = find_file(file, bind)
     bindings, problems = (Bindings(), []) if named is None else read_bindings(named, values)
     return Binder(bindings, containers, file.parent), problems
@@ -160,7 +160,7 @@ def _read_binder(
 def check(spec: Spec, search: Path | None = None) -> list[Problem]:
     """Every problem of a model made in Python; ``search`` is where its modules are looked for."""
     data = spec.model_dump(by_alias=True)
-    return [_tell(finding, spec.NOUN, data) for finding in _rules(spec, search)]
+    return [_to_problem(finding, spec.NOUN, data) for finding in _rules(spec, search)]
 
 
 def build(model: type[B], data: Mapping[str, Any]) -> B:
@@ -170,7 +170,7 @@ def build(model: type[B], data: Mapping[str, Any]) -> B:
     """
     spec, findings = _examine(model, data, None, python_names=True, binder=Binder())
     if findings or spec is None:
-        raise SpecError([_tell(finding, model.NOUN, data) for finding in findings])
+        raise SpecError([_to_problem(finding, model.NOUN, data) for finding in findings])
     return spec
 
 
@@ -216,11 +216,11 @@ def _examine(
         return None, wrong
     if binder is not None and (runs := spec_of(spec)) is not None:
         binder.bind(runs)
-    echoes = [finding.path for finding in wrong]
+    reported = [finding.path for finding in wrong]
     more = [
         finding
         for finding in _rules(spec, search)
-        if not any(concerns(finding, path) for path in echoes)
+        if not any(concerns(finding, path) for path in reported)
     ]
     return spec, [*wrong, *more]
 
@@ -247,7 +247,7 @@ def _rules(spec: Readable, search: Path | None) -> Iterable[Finding]:
     yield from check_support(spec)
 
 
-def _tell(finding: Finding, noun: str, data: Mapping[str, Any]) -> Problem:
+def _to_problem(finding: Finding, noun: str, data: Mapping[str, Any]) -> Problem:
     parts = [f"{noun} {data['metadata']['name']}", *_part(finding.path, data)]
     return Problem("", 0, 0, finding.code, finding.message, ", ".join(parts))
 
@@ -265,7 +265,7 @@ def _part(path: FieldPath, data: Mapping[str, Any]) -> list[str]:
 def notes_on(
     specs: Iterable[Runnable], companions: Iterable[Readable], others: Sequence[Document]
 ) -> tuple[str, ...]:
-    """Returns a line for what has no effect and a line for what is not read at all."""
+    """Returns a line for fields without effect and a line for documents that are not read."""
     idle = [field for spec in specs for field in fields_without_effect(spec)]
     idle += [
         f"{companion.kind} {companion.name}"

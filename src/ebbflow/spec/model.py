@@ -3,14 +3,13 @@
 Two kinds: a ``Pipeline`` is a graph of vertices with buffers between them, a ``MonoVertex`` does
 everything in one place. Both are made of the parts in ``sections``.
 
-A model is only a well-formed one: types, ranges and required fields hold. That it makes sense
-as a pipeline is what ``ebbflow.spec.lint`` checks, so get one from ``lint.load`` or from the
-builders in ``ebbflow.builders``. Models are frozen and can be pickled.
-All durations are whole milliseconds.
+A model is only well-formed: types, ranges and required fields are valid. ``ebbflow.spec.lint``
+checks that it makes sense as a pipeline, so get models from ``lint.load`` or from the builders in
+``ebbflow.builders``. Models are frozen and can be pickled. All durations are whole milliseconds.
 
-Ours, beyond Numaflow: ``python:`` next to each ``container:``, ``mode:`` of a udf, ``onError:``,
+Fields beyond Numaflow: ``python:`` next to each ``container:``, ``mode:`` of a udf, ``onError:``,
 ``servingStore:``, ``audit:``, ``partitions:`` of a MonoVertex, ``messages:`` of the generator, and
-what an ``interStepBuffer:`` has besides its compression; a MonoVertex can have one as well.
+those of an ``interStepBuffer:`` except its compression; a MonoVertex can have one as well.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class VertexKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EffectiveLimits:
-    """The limits that hold for one vertex, with nothing left out. Times are in ms."""
+    """The limits of one vertex, including defaults. Times are in ms."""
 
     read_batch_size: int = 500
     buffer_max_length: int = 30_000
@@ -78,15 +77,15 @@ class EffectiveLimits:
 
     @classmethod
     def of(cls, *levels: ReadLimits) -> EffectiveLimits:
-        """Of each limit the first that a level sets, else the default."""
+        """Returns each limit from the first level that sets it, else its default."""
         chosen: dict[str, int] = {}
         for level in levels:
             for name in cls.__dataclass_fields__:
-                # A MonoVertex has no buffers, so nothing can be said about them there.
+                # The limits of a MonoVertex have no fields for buffers, as it has none.
                 value = getattr(level, name, None)
                 if value is not None:
                     chosen.setdefault(name, value)
-        # One read's worth of messages may be worked on at once unless something else is said.
+        # By default, all messages of one read may be worked on at once.
         if "read_batch_size" in chosen:
             chosen.setdefault("concurrency", chosen["read_batch_size"])
         return cls(**chosen)
@@ -104,7 +103,7 @@ class Metadata(MetadataFields):
 
 
 class ResourceBody(Section):
-    """What the ``spec`` of a pipeline and that of a MonoVertex have in common."""
+    """The common fields of the ``spec`` of a pipeline and that of a MonoVertex."""
 
     inter_step_buffer: InterStepBuffer = InterStepBuffer()
     lifecycle: Lifecycle = Lifecycle()
@@ -113,7 +112,7 @@ class ResourceBody(Section):
 
 
 class Resource(ResourceFields):
-    """What a pipeline and a MonoVertex have in common, as YAML documents."""
+    """The common fields of a pipeline and a MonoVertex, as YAML documents."""
 
     VERSION: ClassVar[str] = API_VERSION
 
@@ -132,7 +131,7 @@ class Resource(ResourceFields):
 
     @property
     def serving_store(self) -> ServingStoreSpec | None:
-        """Where answers are put, if anywhere; in NATS if a source serves and nothing is said."""
+        """Where answers are stored, if anywhere; by default in NATS if a source serves."""
         if self.spec.serving_store is not None or not any(map(_serves, self.sources)):
             return self.spec.serving_store
         return ServingStoreSpec(nats=NatsStoreSpec())
@@ -162,8 +161,8 @@ class Resource(ResourceFields):
     def nats_store(self) -> NatsStoreSpec | None:
         """The store in NATS, if there is one.
 
-        A serving source always has one, for what it knows about requests: the answers to them may
-        be in a store of the user's.
+        A serving source always has one, for its records of requests; their answers may be in the
+        user's own store.
         """
         store = self.serving_store
         if store is not None and store.nats is not None:
@@ -178,18 +177,18 @@ class Resource(ResourceFields):
 
     @property
     def paused(self) -> bool:
-        """True if it is to do nothing for now."""
+        """True if it should do nothing for now."""
         return self.spec.lifecycle.paused
 
 
 def _serves(source: SourceSpec) -> bool:
-    """Returns whether the source takes requests; one of no kind, or of an unknown one, does not."""
+    """Returns whether the source accepts requests; without a known kind it does not."""
     return any(kind in SOURCES and SOURCES[kind].serves for kind in source.kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A vertex, or a whole MonoVertex: its name, where it is written, and what it is made of."""
+    """A vertex, or a whole MonoVertex: its name, its place in the document, and its section."""
 
     name: str
     path: FieldPath
@@ -212,9 +211,9 @@ class Step:
 
     @property
     def streams(self) -> VertexStreams:
-        """Its streams, by what the registry says about its kinds of source and sink.
+        """Its streams, as the registry defines them for its kinds of source and sink.
 
-        From the spec and not from the plans of a run, for which the secrets of connectors are read.
+        They come from the spec and not from the plans of a run, which need connectors' secrets.
         """
         source = None if self.source is None else SOURCES[self.source.kind]
         queried = self.udf is not None and self.udf.query is not None
@@ -254,7 +253,7 @@ class Vertex(VertexFields):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The names of those of source, udf and sink that are given; one, once the spec lints."""
+        """Which of source, udf and sink are set; exactly one once the spec lints."""
         return tuple(role for role in ("source", "udf", "sink") if getattr(self, role) is not None)
 
     @property
@@ -333,9 +332,9 @@ class PipelineSpec(Resource):
         return EffectiveLimits.of(own, self.spec.limits)
 
     def is_ordered(self, vertex: Vertex | str) -> bool:
-        """Returns whether the vertex keeps messages in order, by its own word or the pipeline's.
+        """Returns whether the vertex keeps messages in order, by its own or the pipeline's setting.
 
-        A source never does: it is where an order begins.
+        A source never does: order begins there.
         """
         step = self._vertex(vertex)
         return step.kind is not VertexKind.SOURCE and (step.ordered or self.spec.ordered).enabled
@@ -398,13 +397,13 @@ class MonoVertexSpec(Resource):
 
     @property
     def sink(self) -> SinkSpec:
-        """Where its messages end."""
+        """Where its messages are written."""
         assert self.spec.sink is not None, "lint refuses a MonoVertex without sink"
         return self.spec.sink
 
     @property
     def bypass(self) -> BypassSpec:
-        """Which messages skip a part of it."""
+        """Which messages skip some of its steps."""
         return self.spec.bypass
 
     @property
@@ -414,7 +413,7 @@ class MonoVertexSpec(Resource):
 
     @property
     def on_error(self) -> OnError:
-        """What to do about exceptions that user code did not mean to raise."""
+        """What to do about unexpected exceptions in user code."""
         return self.spec.on_error
 
 

@@ -31,11 +31,11 @@ from ebbflow.spec.kubernetes import BufferFields, LifecycleFields
 # --- waiting and retrying -----------------------------------------------------------------------
 
 DEFAULT_RETRY = Backoff("1ms", steps=65_535)
-"""What a ``retryStrategy`` leaves out."""
+"""The defaults of a ``retryStrategy``."""
 
 
 class WaitsSpec(Section):
-    """Waits that grow; what is left out comes from the defaults of where they are used."""
+    """Waits that grow; the defaults of its fields depend on where it is used."""
 
     interval: fields.Millis | None = None
     factor: fields.Factor | None = None
@@ -43,7 +43,7 @@ class WaitsSpec(Section):
     jitter: fields.Jitter | None = None
 
     def fill_from(self, defaults: Backoff) -> Backoff:
-        """Returns the whole policy; a default cap never cuts an interval that was asked for."""
+        """Returns the whole policy; a default cap never cuts an interval that was set."""
         own = {name: getattr(self, name) for name in self.__class__.model_fields}
         chosen = {name: value for name, value in own.items() if value is not None}
         interval = chosen.get("interval", defaults.interval)
@@ -55,7 +55,7 @@ class WaitsSpec(Section):
 
 
 class BackoffSpec(WaitsSpec):
-    """Waits between retries, of which there are that many."""
+    """Waits between retries, and the number of retries: ``steps``."""
 
     steps: fields.Positive | None = None
 
@@ -72,7 +72,7 @@ class RetrySpec(Section):
 
     @property
     def policy(self) -> Backoff:
-        """The back-off with nothing left out."""
+        """The back-off, including defaults."""
         return self.backoff.fill_from(DEFAULT_RETRY)
 
 
@@ -83,18 +83,18 @@ class OnErrorBackoff(BackoffSpec):
 
 
 class OnError(Section):
-    """What to do about exceptions that user code did not mean to raise.
+    """What to do about unexpected exceptions in user code.
 
-    Without a word about it, a message is redelivered five times, after 1 s, 2 s, 4 s, 8 s and 16 s.
-    Behind a source that serves, where a caller waits, it is redelivered once, after 100 ms.
+    By default, a message is redelivered five times, after 1 s, 2 s, 4 s, 8 s and 16 s. Behind a
+    serving source, where a caller waits, it is redelivered once, after 100 ms.
     """
 
     backoff: OnErrorBackoff = OnErrorBackoff()
 
     def policy(self, *, served: bool) -> Backoff:
-        """Returns the back-off with nothing left out; after its last step comes the dead letter.
+        """Returns the back-off, including defaults; after its last step comes the dead letter.
 
-        ``served`` if a caller waits and the spec says nothing.
+        With ``served`` a caller waits, which changes the default.
         """
         quick = served and self.backoff == OnErrorBackoff()
         return self.backoff.fill_from(SERVED_ON_ERROR if quick else DEFAULT_ON_ERROR)
@@ -103,8 +103,8 @@ class OnError(Section):
 class OnUnavailableSpec(Section):
     """What to do while a system that user code needs is down.
 
-    ``errors`` are further exceptions that say so, as ``module:Class``; ``backoff`` is how long to
-    wait between two tries. They never end: the vertex waits for as long as it takes.
+    ``errors`` are further exceptions that mean this, as ``module:Class``; ``backoff`` is how long
+    to wait between two tries. The vertex retries for as long as it takes.
     """
 
     errors: tuple[fields.ErrorClass, ...] = ()
@@ -112,17 +112,17 @@ class OnUnavailableSpec(Section):
 
     @property
     def policy(self) -> Backoff:
-        """The back-off with nothing left out."""
+        """The back-off, including defaults."""
         return self.backoff.fill_from(DEFAULT_ON_UNAVAILABLE)
 
     @property
     def systems(self) -> SystemErrors:
-        """Which errors say that a system is down."""
+        """Which errors mean that a system is down."""
         return SystemErrors(frozenset(self.errors))
 
 
 class BreakerSpec(Section):
-    """When too many messages end as dead letters, so that the vertex stops taking more.
+    """How many messages may become dead letters before the vertex stops taking more.
 
     ``share`` of the last ``window`` messages; 1 switches it off.
     """
@@ -149,7 +149,7 @@ class Transformer(CodeSection):
 class Udf(CodeSection):
     """A user-defined function: one message in, any number out.
 
-    In place of code for messages it may have a query over batches of them: ``sql`` over the view
+    Instead of code for messages it may have a query over batches of them: ``sql`` over the view
     ``messages``, or ``dataframe``, a function from DataFrame to DataFrame.
     """
 
@@ -161,35 +161,35 @@ class Udf(CodeSection):
 
     @property
     def query(self) -> str | None:
-        """The name of the one it has of ``sql`` and ``dataframe``, if any."""
+        """``sql`` or ``dataframe``, whichever is set, if any."""
         return next((name for name in ("sql", "dataframe") if getattr(self, name)), None)
 
 
 class OneOf(Section):
-    """A section in which exactly one of several kinds is to be given."""
+    """A section in which exactly one of several kinds must be set."""
 
     KINDS: ClassVar[tuple[str, ...]]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that are given; exactly one once the spec lints."""
+        """The kinds that are set; exactly one once the spec lints."""
         return tuple(name for name in self.KINDS if getattr(self, name) is not None)
 
     @property
     def kind(self) -> str:
-        """The kind that is given."""
+        """The kind that is set."""
         return self.kinds[0]
 
     @classmethod
     def unusable(cls) -> Collection[str]:
-        """Returns those of the kinds that are known and cannot be used."""
+        """Returns the kinds that are known but cannot be used."""
         return ()
 
 
 # --- sources and sinks --------------------------------------------------------------------------
 
 if TYPE_CHECKING:
-    # Who reads a spec asks for its kind and its section, and names no connector.
+    # Code that reads a spec uses its kind and its section, and names no connector.
     class SourceFields(OneOf):
         """A field for each kind of source."""
 
@@ -221,7 +221,7 @@ class SourceSpec(SourceFields):
 
     @property
     def section(self) -> SourceSection:
-        """The fields of the kind that is given."""
+        """The fields of the kind that is set."""
         return cast("SourceSection", getattr(self, self.kind))
 
 
@@ -238,17 +238,17 @@ class SinkTarget(SinkFields):
 
     @property
     def section(self) -> SinkSection:
-        """The fields of the kind that is given."""
+        """The fields of the kind that is set."""
         return cast("SinkSection", getattr(self, self.kind))
 
     @property
     def batched(self) -> str | None:
-        """The kind that is given, if it is one of which Spark writes whole batches."""
+        """The kind that is set, if Spark writes it in whole batches."""
         return next((name for name in self.kinds if name in SINKS and SINKS[name].batched), None)
 
 
 class SinkSpec(SinkTarget):
-    """Where messages end, and what happens to those that cannot."""
+    """Where messages are written, and what happens to those that cannot be."""
 
     fallback: SinkTarget | None = None
     on_success: SinkTarget | None = None
@@ -256,14 +256,14 @@ class SinkSpec(SinkTarget):
 
 
 class NatsStoreSpec(Section):
-    """Answers in a JetStream key-value bucket, kept for ``ttl``; without a name its own one."""
+    """Answers in a JetStream key-value bucket, by default the pipeline's own; kept for ``ttl``."""
 
     bucket: fields.Bucket | None = None
     ttl: fields.Millis = 2 * 60 * 60 * 1_000
 
 
 class ServingStoreSpec(CodeSection, OneOf):
-    """Where the answers that sinks serve are put: NATS, or a class or function of the user's."""
+    """Where the answers that sinks serve are stored: NATS, or the user's own code."""
 
     KINDS = ("nats", "python", "container")
     PLACE = "store"
@@ -271,27 +271,27 @@ class ServingStoreSpec(CodeSection, OneOf):
 
 
 class AuditSpec(FormatSection):
-    """The table of the outcome of every message at every vertex, in any format of Spark's."""
+    """The table of the outcome of every message at every vertex, in any Spark format."""
 
     format: fields.Text = Field(
         default="parquet", description="the format, as in `df.write.format(...)`"
     )
     options: Options = Field(
-        default={}, description="its options; of a format with files, `path` is its folder"
+        default={}, description="its options; for a format with files, `path` is the folder"
     )
     interval: fields.Wait = Field(
         default=15 * 60 * 1000,
-        description="after which time rows are in the table at the latest; each time adds a file",
+        description="how long rows may take to reach the table; each write adds a file",
     )
     retention: fields.Wait | None = Field(
         default=None,
-        description="after which time rows are deleted, such as `720h`, of a format with files; "
-        "left out, they stay",
+        description="how long rows are kept, such as `720h`, for a format with files; left out, "
+        "they stay",
     )
 
     @property
     def lasts(self) -> timedelta | None:
-        """How long rows stay in the table."""
+        """How long rows stay in the table, if not forever."""
         return None if self.retention is None else timedelta(milliseconds=self.retention)
 
 
@@ -306,7 +306,7 @@ class TagCondition(Section):
 
 
 class Conditions(Section):
-    """What a message must be like to go one way."""
+    """The conditions on a message to follow an edge, or to bypass steps."""
 
     tags: TagCondition | None = None
 
@@ -321,9 +321,9 @@ class EdgeSpec(Section):
 
 
 class BypassSpec(Section):
-    """Which messages of a MonoVertex skip what is left of it and go straight to one of its sinks.
+    """Which messages of a MonoVertex skip its other steps and go straight to one of its sinks.
 
-    The first that matches decides, in the order of the fields.
+    The first matching field decides.
     """
 
     sink: Conditions | None = None
@@ -352,10 +352,10 @@ class Limits(ReadLimits):
 
 
 class Publish(Section):
-    """How hard vertices try to write to NATS. Left out, they wait for as long as it takes.
+    """How long vertices try to write to NATS: by default, for as long as it takes.
 
-    With a bound, the task that has come to it starts again and publishes the same messages again:
-    nothing is lost, but the vertex is shown as failing. Room in a full buffer is always waited for.
+    A task that reaches a bound starts again and publishes the same messages again: nothing is lost,
+    but the vertex is shown as failing. Vertices always wait for room in a full buffer.
     """
 
     retry_wait: fields.Wait = 50
@@ -366,7 +366,7 @@ class Publish(Section):
 class InterStepBuffer(BufferFields):
     """How the streams of a pipeline are kept and written; Numaflow's compression has no effect.
 
-    ``replicas`` is the number of servers that keep each of them.
+    ``replicas`` is the number of servers that keep each stream.
     """
 
     replicas: fields.Replicas = 1
@@ -388,7 +388,7 @@ class Lifecycle(Section):
 
     @property
     def paused(self) -> bool:
-        """True if nothing is to be read for now."""
+        """True if nothing should be read for now."""
         return self.desired_phase == "Paused"
 
 

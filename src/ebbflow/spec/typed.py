@@ -39,14 +39,14 @@ class Limits(Part):
 
 
 class Audit(Part):
-    """The table of the outcome of every message at every vertex, in any format of Spark's.
+    """The table of the outcome of every message at every vertex, in any Spark format.
 
     ``format``: the format, as in `df.write.format(...)`
-    ``options``: its options; of a format with files, `path` is its folder
+    ``options``: its options; for a format with files, `path` is the folder
     ``secret_options``: more options, each with a secret
-    ``interval``: after which time rows are in the table at the latest; each time adds a file
-    ``retention``: after which time rows are deleted, such as `720h`, of a format with files; left
-        out, they stay
+    ``interval``: how long rows may take to reach the table; each write adds a file
+    ``retention``: how long rows are kept, such as `720h`, for a format with files; left out, they
+        stay
     """
 
     MODELS = ("ebbflow.spec.sections:AuditSpec",)
@@ -71,7 +71,7 @@ class Audit(Part):
 
 
 class Breaker(Part):
-    """When too many messages end as dead letters, so that the vertex stops taking more.
+    """How many messages may become dead letters before the vertex stops taking more.
 
     ``share`` of the last ``window`` messages; 1 switches it off.
     """
@@ -89,11 +89,10 @@ class Breaker(Part):
 
 
 class Publish(Part):
-    """How hard vertices try to write to NATS. Left out, they wait for as long as it takes.
+    """How long vertices try to write to NATS: by default, for as long as it takes.
 
-    With a bound, the task that has come to it starts again and publishes the same messages again:
-    nothing is lost, but the vertex is shown as failing. Room in a full buffer is always waited
-    for.
+    A task that reaches a bound starts again and publishes the same messages again: nothing is
+    lost, but the vertex is shown as failing. Vertices always wait for room in a full buffer.
     """
 
     MODELS = ("ebbflow.spec.sections:Publish",)
@@ -112,7 +111,7 @@ class Publish(Part):
 class InterStepBuffer(Part):
     """How the streams of a pipeline are kept and written; Numaflow's compression has no effect.
 
-    ``replicas`` is the number of servers that keep each of them.
+    ``replicas`` is the number of servers that keep each stream.
     """
 
     MODELS = ("ebbflow.spec.sections:InterStepBuffer",)
@@ -128,7 +127,7 @@ class InterStepBuffer(Part):
 
 
 class NatsStore(Part):
-    """Answers in a JetStream key-value bucket, kept for ``ttl``; without a name its own one."""
+    """Answers in a JetStream key-value bucket, by default the pipeline's own; kept for ``ttl``."""
 
     MODELS = ("ebbflow.spec.sections:NatsStoreSpec",)
 

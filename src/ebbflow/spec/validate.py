@@ -1,8 +1,8 @@
-"""Plain data → the model, with every wrong field found, and what a finding is.
+"""Plain data → the model, with a finding for every wrong field.
 
-A wrong field does not hide the rest: it is set aside, so that a model can still be made and the
-rules about vertices and edges can look at it. ``concerns`` then tells which of their findings are
-only echoes of a field that has been reported already.
+A wrong field does not hide other problems: it is set aside, so that a model can still be made and
+checked by the rules about vertices and edges. ``concerns`` then shows which of their findings only
+follow from a field that has been reported already.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CODES: dict[str, str] = {
     "EB003": "a key is written twice in one mapping",
     "EB004": "the file has no pipeline in it",
     "EB005": "apiVersion or kind is not one that Ebbflow knows",
-    "EB006": "the file holds several pipelines, and which of them is meant is not clear",
+    "EB006": "the file holds several pipelines, and it is not clear which is meant",
     "EB101": "a field that does not exist",
     "EB102": "a required field is missing",
     "EB103": "a value of the wrong type",
@@ -57,12 +57,12 @@ CODES: dict[str, str] = {
     "EB306": "no source leads to a vertex, or the graph falls apart into separate ones",
     "EB401": "a python: target is not of the form module:attribute",
     "EB402": "a python: target cannot be imported, is missing or is not callable",
-    "EB403": "user code that cannot be made, or called with what its place gives",
+    "EB403": "user code that cannot be instantiated, or cannot be called as its place requires",
     "EB501": "a back-off whose cap is below its interval",
     "EB502": "onFailure is fallback, but there is no fallback sink",
     "EB601": "serving sources or stores of a pipeline that are missing, or that are too many",
     "EB602": "a serving source without a sink that answers",
-    "EB603": "something that would leave whoever waits for an answer without one",
+    "EB603": "something that would leave a caller without an answer",
     "EB701": "an audit table that does not say where it is",
     "EB702": "an option that the audit table cannot have",
     "EB703": "a retention where Ebbflow cannot delete rows",
@@ -72,7 +72,7 @@ CODES: dict[str, str] = {
 """Every code and what it means, in one line."""
 
 FieldPath = tuple[str | int, ...]
-"""The way to a field, as written in YAML: ``("spec", "vertices", 0, "name")``."""
+"""The path of a field, as written in YAML: ``("spec", "vertices", 0, "name")``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ def validate(
 ) -> tuple[M | None, list[Finding]]:
     """Returns the data as that model, and what is wrong with its fields.
 
-    ``python_names`` accepts ``read_batch_size`` next to ``readBatchSize``. ``values`` are where the
-    model looks for Secrets and ConfigMaps when it is asked for them. With findings, the model is
-    only good for looking for more; ``None`` if too little was left to make one.
+    ``python_names`` accepts ``read_batch_size`` as well as ``readBatchSize``. The model reads
+    Secrets and ConfigMaps from ``values``. With findings, the model only serves to find more
+    problems; it is ``None`` if too little of the data is valid.
     """
     findings: list[Finding] = []
     rest = _copy(data)
@@ -164,17 +164,17 @@ def _quote_input(error: ErrorDetails, hidden: bool) -> str:
 
 
 def _is_secret(section: type[BaseModel]) -> bool:
-    """Returns whether it says where secrets are, or holds a section that does.
+    """Returns whether a section refers to secrets, or has a section that does.
 
-    Whoever writes something else in its place may have written the secret.
+    A wrong value in its place may be the secret itself.
     """
-    held = [_class_of(field) for field in section.model_fields.values()]
-    return any(_names_secrets(part) for part in [section, *filter(None, held)])
+    inner = [_class_of(field) for field in section.model_fields.values()]
+    return any(_names_secrets(part) for part in [section, *filter(None, inner)])
 
 
 def _names_secrets(section: type[BaseModel]) -> bool:
-    held = [_class_of(field) for field in section.model_fields.values()]
-    return any(issubclass(part, ClusterSection) for part in [section, *filter(None, held)])
+    inner = [_class_of(field) for field in section.model_fields.values()]
+    return any(issubclass(part, ClusterSection) for part in [section, *filter(None, inner)])
 
 
 def _label(path: FieldPath) -> str:
@@ -213,15 +213,15 @@ def _class_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _copy(value: Any) -> Any:
-    # Not deepcopy: user code stays the very object it is.
+    # Not deepcopy: user code must stay the same object.
     if isinstance(value, Mapping):
         return {key: _copy(item) for key, item in value.items()}
     return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _set_aside(data: Any, path: FieldPath, kind: str) -> None:
-    """Takes the wrong field out, or puts an empty one in where there has to be one."""
-    if kind == "missing" and path[-1] not in _STAND_INS:
+    """Removes the wrong field, or replaces it with a placeholder if it is required."""
+    if kind == "missing" and path[-1] not in _PLACEHOLDERS:
         path, kind = path[:-1], ""  # without it the whole section cannot be read
     for part in path[:-1]:
         try:
@@ -231,13 +231,13 @@ def _set_aside(data: Any, path: FieldPath, kind: str) -> None:
     last = path[-1] if path else None
     if isinstance(data, dict) and isinstance(last, str):
         data.pop(last, None)
-        if last in _STAND_INS and kind != "extra_forbidden":
-            data[last] = _copy(_STAND_INS[last])
+        if last in _PLACEHOLDERS and kind != "extra_forbidden":
+            data[last] = _copy(_PLACEHOLDERS[last])
     elif isinstance(data, list) and isinstance(last, int):
         data[last] = {} if kind == "model_type" else ""
 
 
-_STAND_INS: dict[str, Any] = {
+_PLACEHOLDERS: dict[str, Any] = {
     "metadata": {},
     "spec": {},
     "name": "",
@@ -245,4 +245,4 @@ _STAND_INS: dict[str, Any] = {
     "to": "",
     "bucket": "-",
 }
-"""The fields that a section cannot do without, and what to put in their place."""
+"""The required fields of sections, and the values that replace them."""

@@ -1,6 +1,6 @@
-"""The state of a pipeline in one model, which every view of it draws from.
+"""The status of a pipeline: one model, on which all views of it are based.
 
-The driver's run makes it; the command line, the web UI and operations read it. Start with
+The driver's run creates it; the command line, the web UI and operations read it. Start with
 ``model``.
 """
 

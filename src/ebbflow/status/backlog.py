@@ -1,14 +1,14 @@
 """What the streams of a pipeline hold: rows that wait, rows that are parked, and dead letters.
 
-Only headers are read, and each once. A frame says in its headers how many rows it holds, and one
-that is parked says until when and why. A ``Backlog`` remembers the frames that it has seen and that
-are not settled yet. Of more than ``MOST`` new ones at a time it reads the first, and estimates the
-rest until it has caught up.
+Only headers are read, each once. The headers of a frame say how many rows it holds and, if it is
+parked, until when and why. A ``Backlog`` remembers the frames that it has read and that are not
+settled yet. It reads at most ``MOST`` new frames at a time, and estimates the rest until it has
+caught up.
 
-Dead letters themselves are the record of their causes, so ``LetterCauses`` counts nothing twice and
-loses nothing by a crash, a restart, a replay or a purge. There may be very many: a reader with
-little time reads for a while and continues the next time, the letters of its own run first. A
-letter takes a few bytes here.
+``LetterCauses`` counts the causes of the stored dead letters themselves, so no crash, restart,
+replay or purge makes the counts wrong. There may be very many dead letters: a reader with little
+time reads some and continues the next time, those of its own run first. Each takes a few bytes of
+memory.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _NEW = Position("")
 class VertexBacklog:
     """The rows that wait for a vertex, in its buffer or due again, and those that are parked.
 
-    ``exact`` is ``False`` if the number of those that wait is an estimate. ``full`` if a buffer of
-    the vertex has no room. ``oldest`` is since when the oldest of those that wait is stored.
+    ``exact`` is ``False`` if ``pending`` is an estimate. ``full`` if a buffer of the vertex has no
+    room. ``oldest`` is when the oldest of the waiting rows was stored.
     """
 
     pending: int = 0
@@ -61,7 +61,7 @@ class VertexBacklog:
 
 @dataclass(frozen=True, slots=True)
 class _SeenFrame:
-    """A frame as its headers tell: its rows, until when it is parked if it is, and why."""
+    """The facts in a frame's headers: its rows and, if it is parked, until when and why."""
 
     rows: int
     due: float | None = None
@@ -73,7 +73,7 @@ class _SeenFrame:
 
 @dataclass(slots=True)
 class _StreamMemory:
-    """The frames of one stream that were seen, up to and including the sequence ``seen``."""
+    """The frames of one stream that were read, up to and including the sequence ``seen``."""
 
     frames: dict[int, _SeenFrame] = field(default_factory=dict)
     seen: int = 0
@@ -88,8 +88,8 @@ class _StreamMemory:
     def forget(self, done: int, parked: Container[str] | None) -> None:
         """Forgets frames that are settled, and those that the server moved because they were due.
 
-        ``parked`` are the subjects of the frames that are parked, if the server was asked for them.
-        A moved frame names the subject it was parked on.
+        ``parked`` are the subjects of all parked frames, if the server was asked for them. A moved
+        frame names the subject it was parked on.
         """
         moved = {frame.moved_from for frame in self.frames.values()}
         for seq, frame in [*self.frames.items()]:
@@ -106,26 +106,26 @@ class _StreamMemory:
         return sum(f.rows for f in self.frames.values() if (f.due is not None) is parked)
 
     def oldest(self) -> float | None:
-        """Returns since when the oldest frame waits, in seconds since 1970."""
+        """Returns when the oldest waiting frame was stored, in seconds since 1970."""
         return min((f.stored for f in self.frames.values() if f.due is None), default=None)
 
     def estimate_unread(self) -> int:
-        """Returns about how many rows the frames hold that were not read yet."""
+        """Returns an estimate of the rows in the frames that were not read yet."""
         known = len(self.frames)
         average = sum(f.rows for f in self.frames.values()) / known if known else 1.0
         return round(self.unread * average)
 
 
 def age_of(since: datetime | None, at: datetime) -> float | None:
-    """Returns the seconds since a moment, if there is one; clocks may differ a little."""
+    """Returns the seconds since a time, if there is one; never negative, as clocks may differ."""
     return None if since is None else max(0.0, round((at - since).total_seconds(), 3))
 
 
 class Backlog:
     """The backlog of one vertex. Everything here runs on the loop of the client.
 
-    ``most`` frames of a stream are read at a time. What is remembered of a stream is read again
-    after ``recheck_every`` seconds.
+    ``most`` frames of a stream are read at a time. The memory of a stream is rebuilt after
+    ``recheck_every`` seconds.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Backlog:
         self._memories: dict[str, _StreamMemory] = {}
 
     async def look(self, positions: Sequence[Position | None]) -> VertexBacklog:
-        """Returns what waits now; ``positions`` are those of the partitions, in order."""
+        """Returns the backlog now; ``positions`` are those of the partitions, in order."""
         now = datetime.now(UTC).timestamp()
         parts = [
             await self._look_at(partition, position or _NEW, now)
@@ -172,12 +172,12 @@ class Backlog:
         )
 
     async def _read(self, stream: str, done: Mark, now: float) -> tuple[_StreamMemory, bool]:
-        """Reads the headers of new frames of a stream; returns what is known, and if it is full."""
+        """Reads new frames' headers; returns the memory of the stream, and whether it is full."""
         memory = self._memories.setdefault(stream, _StreamMemory())
-        # One answer says both: a frame that is moved after it counts as parked until the next look.
-        asked = {"subjects_filter": self._names.later_subject("*", "*")}
+        # One answer has both: a frame that is moved later counts as parked until the next read.
+        parked_only = {"subjects_filter": self._names.later_subject("*", "*")}
         asks = memory.is_any_due()
-        facts = await api.call(self._client, f"STREAM.INFO.{stream}", asked if asks else None)
+        facts = await api.call(self._client, f"STREAM.INFO.{stream}", parked_only if asks else None)
         state = facts["state"]
         parked = _subjects_of(facts) if asks else None
         if not state["messages"]:
@@ -185,7 +185,7 @@ class Backlog:
             return self._memories[stream], False
         if now - memory.checked > self._recheck_every and state["messages"] <= self._most:
             memory = self._memories[stream] = _StreamMemory(checked=now)
-        # What is done is not read, but was seen: it may stay in the stream for a while.
+        # Frames that are done need no reading: they may stay in the stream for a while.
         memory.seen = max(memory.seen, done.seq if stream in self._buffers() else 0)
         if memory.seen < state["last_seq"] and await self._read_after(stream, memory):
             memory.seen = max(memory.seen, state["last_seq"])
@@ -198,7 +198,7 @@ class Backlog:
         return {self._names.buffer(vertex, partition) for partition in partitions}
 
     async def _read_after(self, stream: str, memory: _StreamMemory) -> bool:
-        """Reads the headers of frames that were not seen; returns whether those were all."""
+        """Reads the headers of new frames; returns whether all were read."""
         frames = read_after(self._client, stream, "", memory.seen, headers_only=True)
         read = 0
         async with contextlib.aclosing(frames):
@@ -213,7 +213,7 @@ class Backlog:
 
 
 def _subjects_of(facts: dict[str, Any]) -> dict[str, int] | None:
-    """Returns the subjects that were asked for, unless they are too many for one answer."""
+    """Returns the subjects in an answer; ``None`` if there are too many for one answer."""
     subjects: dict[str, int] = facts["state"].get("subjects") or {}
     return subjects if len(subjects) >= facts.get("total", 0) else None
 
@@ -228,7 +228,7 @@ def _frames_of(deliveries: Deliveries) -> Iterable[tuple[int, _SeenFrame]]:
     parcel = deliveries.parcel
     for row, seq in enumerate(deliveries.seqs):
         subject = parcel.subjects[row].decode()
-        if not subject.endswith(".replayed"):  # marks of a replay, and no message
+        if not subject.endswith(".replayed"):  # these are marks of a replay, not messages
             stored = deliveries.nanos[row] / NANOS
             yield seq, _read_frame(subject, stored, parcel.headers(row) or {})
 
@@ -255,7 +255,7 @@ def _parked(memory: _StreamMemory) -> Parked:
 
 
 def _held(position: Position, now: float) -> Parked:
-    """The row that an ordered vertex holds until it is due; it is still in the buffer."""
+    """Returns, as parked, the row that an ordered vertex holds until it is due, in its buffer."""
     held = position.held
     if held is None or held.due / 1000 <= now:
         return NONE_PARKED
@@ -294,14 +294,14 @@ def _add_parked(parts: Sequence[Parked]) -> Parked:
 
 @dataclass(slots=True)
 class _Part:
-    """Letters of the stream behind ``seen``, up to and including ``end``."""
+    """Dead letters after ``seen``, up to and including ``end``."""
 
     seen: int
     end: float = math.inf
 
 
 class LetterCauses:
-    """Knows the dead letters of one pipeline. Everything here runs on the loop of the client."""
+    """Counts the dead letters of a pipeline by cause. All runs on the loop of the client."""
 
     def __init__(self, client: SecuredClient, names: Names) -> None:
         self._client = client
@@ -315,13 +315,13 @@ class LetterCauses:
         self._run_counts: Counter[int] = Counter()
 
     async def begin_run(self) -> None:
-        """Has letters that come from now on count as those of this run."""
+        """Counts dead letters from now on as those of this run."""
         state = await self._read_state()
         began = self._run_began = state["last_seq"] if state else 0
         self._parts = [_Part(began), _Part(0, began)]
 
     async def look(self, within: float = math.inf) -> None:
-        """Reads what has changed since the last look, for that many seconds at most."""
+        """Reads the changes since the last call, for at most ``within`` seconds."""
         state, deadline = await self._read_state(), time.monotonic() + within
         if state is None:
             return
@@ -345,7 +345,7 @@ class LetterCauses:
             return None
 
     async def _read(self, part: _Part, last: float, deadline: float) -> bool:
-        """Reads letters of a part; returns whether those were all."""
+        """Reads dead letters of a part; returns whether all were read."""
         if part.seen >= last:
             return True
         stream = self._names.dead_letters
@@ -381,24 +381,24 @@ class LetterCauses:
 
     @property
     def is_known(self) -> bool:
-        """``True`` once letters were read, so that another look is cheap."""
+        """``True`` once dead letters were read, so that reading again is cheap."""
         return bool(self._numbers)
 
     def count(self, vertex: str) -> int:
-        """Returns how many letters of the vertex are stored."""
+        """Returns how many dead letters of the vertex are stored."""
         return self._stored.get(vertex, 0)
 
     def all_causes(self) -> list[CauseCount]:
-        """Returns the causes of the letters of all vertices, the most frequent first."""
+        """Returns the causes of the dead letters of all vertices, the most frequent first."""
         return self._groups.describe(self._counts)
 
     def causes(self, vertex: str) -> tuple[Cause, ...]:
-        """Returns the causes of its stored letters, the most frequent first; they add up."""
+        """Returns the causes of its stored dead letters, the most frequent first; they add up."""
         own = [cause for cause in self.all_causes() if cause.group == vertex]
         return list_causes(own, self.count(vertex))
 
     def run_causes(self, vertex: str, total: int) -> tuple[Cause, ...]:
-        """Returns the causes of the letters of this run, which are to be ``total``."""
+        """Returns the causes of this run's dead letters, of which there are ``total``."""
         causes = self._groups.describe(self._run_counts)
         return list_causes([cause for cause in causes if cause.group == vertex], total)
 

@@ -1,12 +1,12 @@
-"""How vertices and pipelines are: conditions, what a person should do about them, and health.
+"""Conditions of vertices, what a person should do about them, and the health of a pipeline.
 
-Pure: from the facts in a ``VertexStatus`` to its condition, its words and the concerns of its
-pipeline. A vertex that is dead or stuck is an ``error``; one that continues, but not as it should,
-is a ``warning``.
+Pure functions: they turn the facts of a ``VertexStatus`` into its condition, its words and the
+concerns of its pipeline. A dead or stuck vertex is an ``error``; a vertex that continues, but not
+as it should, is a ``warning``.
 
-``Health`` is three answers for probes. *Alive*: the run still reports. Only this one calls for a
-restart of the process. *Healthy*: no vertex is dead, stuck or stopped, none has waited long for a
-system that is down, and none falls behind without end. *Ready*: healthy or just late, and every
+``Health`` has three answers for probes. *Alive*: the run still reports. Only if it is not alive
+should the process be restarted. *Healthy*: no vertex is dead, stuck or stopped, none has waited
+long for a system that is down, and none falls behind. *Ready*: healthy or just late, and every
 vertex has all its tasks at work.
 """
 
@@ -21,21 +21,21 @@ from ebbflow.engine.outage import Waiting
 from ebbflow.status.model import Concern, Condition, PipelineStatus, VertexStatus
 
 WORKER_DIED = "a Python worker died; looking for the message that killed it"
-"""Why a vertex is started again whose worker was killed, or ended by a message."""
+"""The failure of a vertex whose worker was killed, or crashed on a message."""
 
 SHARES_TASK = "shares a task with "
-"""Before the vertex that failed, as why another vertex of its task is started again."""
+"""The failure of a vertex whose task also ran the vertex that failed, before that one's name."""
 
 LATE = 60.0
 """Seconds that a message may wait before that is worth reporting."""
 
 _LONG_CALL = 10.0
 _START_AGAIN = "Start it again: ebbflow run; what it had in flight is replayed."
-# A vertex that has messages and settles none of them for that many seconds is stuck.
+# The seconds after which a vertex that has messages and settles none of them is stuck.
 STUCK_AFTER = 30.0
-# These have nothing else to say for messages that wait.
+# The conditions that do not themselves explain why messages wait.
 _AT_WORK = ("running", "busy", "exhausted")
-# A batch of Spark's may take minutes.
+# Spark's batches may take minutes.
 _LONG_BATCH = 600.0
 
 
@@ -67,7 +67,7 @@ def _is_stuck(vertex: VertexStatus, at: datetime) -> bool:
 
 
 def describe_vertex(vertex: VertexStatus, at: datetime) -> str:
-    """Returns in one line what a vertex does, and why."""
+    """Returns what a vertex does and why, in one line."""
     if vertex.condition == "halted":
         return f"stopped taking messages until it is resumed: {vertex.halted}"
     if vertex.condition == "waiting" and vertex.waiting is not None:
@@ -84,7 +84,7 @@ def describe_vertex(vertex: VertexStatus, at: datetime) -> str:
 
 def _first_word(vertex: VertexStatus) -> str:
     if vertex.condition == "exhausted":
-        return "has given all its messages"
+        return "has no more messages"
     if vertex.condition == "starting":
         return "starting"
     word = "stuck" if vertex.condition == "stuck" else "running"
@@ -92,15 +92,15 @@ def _first_word(vertex: VertexStatus) -> str:
 
 
 def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
-    # What is known of a call is from before its executor was lost.
+    # Facts about a call are outdated if its executor was lost.
     if vertex.in_call is not None and vertex.silent_because is None:
         yield f"in a call for {format_duration(vertex.in_call)}"
     elif vertex.silent is not None:
         why = f" ({vertex.silent_because})" if vertex.silent_because else ""
         yield f"one of its tasks has not reported for {format_duration(vertex.silent)}{why}"
     elif vertex.condition == "stuck" and vertex.in_flight is not None:
-        held = format_duration((at - vertex.in_flight.since).total_seconds())
-        yield f"has held {vertex.in_flight.messages:,} messages for {held}"
+        seconds = format_duration((at - vertex.in_flight.since).total_seconds())
+        yield f"has held {vertex.in_flight.messages:,} messages for {seconds}"
     if vertex.back_pressure is not None:
         yield f"waits for room at {vertex.back_pressure.to}"
     if vertex.source_pending:
@@ -115,7 +115,7 @@ def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
 
 
 def describe_waiting(waiting: Waiting, where: str = "") -> str:
-    """Returns in words what a vertex waits for, since when, and when it tries again.
+    """Returns in words what a vertex waits for, since when, and when it retries.
 
     ``where`` is the line of user code that fails on every message.
     """
@@ -133,10 +133,10 @@ def _describe_tries(waiting: Waiting) -> str:
 
 
 def describe_unread(status: PipelineStatus, why: str) -> Concern:
-    """Returns the concern that the numbers of a run could not be read, and of when they are."""
+    """Returns the concern that a run's numbers could not be read, with the last read's time."""
     of = f"; the numbers are those of {status.numbers_at:%H:%M:%S} UTC" if status.numbers_at else ""
     step = "See whether NATS is up; vertices continue as soon as it answers them."
-    return Concern("warning", None, f"NATS does not say how far the pipeline is: {why}{of}", step)
+    return Concern("warning", None, f"the status cannot be read from NATS: {why}{of}", step)
 
 
 def list_concerns(status: PipelineStatus) -> tuple[Concern, ...]:
@@ -153,7 +153,7 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
             step = f"Look at its dead letters: ebbflow dlq list {pipeline} --vertex {name}. "
             yield Concern("error", name, words, step + f"Then: ebbflow resume {pipeline} {name}.")
         case "restarting" if (vertex.failure or "").startswith(SHARES_TASK):
-            pass  # the vertex that failed says all there is to say
+            pass  # the concern of the vertex that failed is enough
         case "restarting":
             step = f"Correct the error{where} and start the pipeline again; nothing is lost."
             if vertex.failure == WORKER_DIED:
@@ -166,7 +166,7 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
             if vertex.waiting is not None and not vertex.waiting.certain:
                 step = "Fix the code and restart; no message is lost."
             if vertex.never_opened:
-                step = f"Its code cannot be opened: look{where}; the run keeps retrying."
+                step = f"Correct its code{where}; the run keeps retrying."
             long = vertex.waiting is not None and vertex.waiting.seconds > STUCK_AFTER
             yield Concern("error" if long else "warning", name, words, step)
         case "paused":
@@ -194,21 +194,21 @@ def _where(vertex: VertexStatus) -> str:
 
 
 def _advise_stuck(vertex: VertexStatus, pipeline: str) -> str:
-    """Returns what to do about a vertex that makes no progress, by what is known of it."""
+    """Returns what to do about a vertex that makes no progress, from its known facts."""
     if vertex.silent_because is not None:
-        return "Nothing if Spark has other workers: it starts the task again. Else start a worker."
+        return "If Spark has other workers, it restarts the task there; if not, start a worker."
     if vertex.in_call is not None:
-        return "Wait, or have a call that hangs ended: limits.callTimeout."
+        return "Wait, or end calls that hang with limits.callTimeout."
     if vertex.silent is not None:
         return (
-            "See whether its worker runs and reaches NATS; Spark starts the task of one that is "
-            "lost again."
+            "See whether its worker runs and reaches NATS; Spark restarts the tasks of a lost "
+            "worker."
         )
     return f"See whether NATS answers, and what it waits for: ebbflow status {pipeline}."
 
 
 def _concerns_of_backlog(vertex: VertexStatus) -> Iterator[Concern]:
-    """Yields that messages wait for long; an error only if they become more without end."""
+    """Yields that messages wait for long; an error only if the vertex falls behind."""
     age, grows, drain = (
         vertex.oldest_waiting_seconds,
         vertex.backlog_growing_seconds,
@@ -240,7 +240,7 @@ def _main_cause(vertex: VertexStatus) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a pipeline is; ``problems`` say why it is not as it should be, errors first."""
+    """The health of a pipeline; ``problems`` say what is wrong, errors first."""
 
     alive: bool
     healthy: bool
@@ -255,7 +255,7 @@ class Health:
 
 
 def judge_health(status: PipelineStatus) -> Health:
-    """Returns how a pipeline is, from its status."""
+    """Returns the health of a pipeline, from its status."""
     problems = status.problems
     if not status.answers and status.phase != "ended":
         lost = Concern("error", None, "the run no longer responds", _START_AGAIN)
@@ -264,7 +264,7 @@ def judge_health(status: PipelineStatus) -> Health:
         failed = Concern("error", None, "the run has failed", "See its last log lines.")
         problems = (failed, *problems)
     errors = [concern for concern in problems if concern.level == "error"]
-    # A vertex that falls behind is at work: to send it nothing would not be for the run to decide.
+    # A vertex that falls behind is at work, so its pipeline is ready for more messages.
     late = {vertex.name for vertex in status.vertices if vertex.falling_behind}
     is_up = all(concern.vertex in late for concern in errors)
     ready = is_up and status.ready and status.phase in ("running", "paused")

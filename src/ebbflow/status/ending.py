@@ -1,9 +1,8 @@
-"""The end of a run in words: what is left, where and why, what adds up, and the dead letters.
+"""The end of a run in words: what is left, where and why, whether it adds up, the dead letters.
 
-Pure: from the last status to lines of text. A run that left something says so before anything
-else; that its numbers add up is said only of a run that drained, where it means that every message
-that came in has come to an end. A drain waits for what is left, so ``list_leftovers`` also says
-what a drain still waits for.
+Pure: from the last status to lines of text. A run that left messages says so first. Only a run that
+drained says that its numbers add up, which means that every message that was read has ended.
+``list_leftovers`` also says what a drain still waits for.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ _SOON = 24 * 60 * 60
 def describe_end(
     status: PipelineStatus, ended: str, seconds: float, where: str = ""
 ) -> Iterator[str]:
-    """Yields the lines of a run's end. ``where`` are options that lead a command to the pipeline.
+    """Yields the lines of a run's end.
 
-    ``ended`` is how, and ``seconds`` is how long the run took.
+    ``ended`` is how it ended, and ``seconds`` how long it took. ``where`` are the options with
+    which a command finds the pipeline.
     """
     if is_outdated(status):
         yield _describe_outdated(status, where)
@@ -33,13 +33,13 @@ def describe_end(
         yield from _adding_up(status)
     else:
         yield from _leaving(list_leftovers(status), ended)
-    yield from _unwanted(status)
+    yield from _unmatched_tags(status)
     yield f"{ended} after {seconds:.1f} s"
     yield from _dead_letters(status, where)
 
 
 def is_outdated(status: PipelineStatus) -> bool:
-    """Returns whether NATS did not answer at the end, so that the numbers are earlier ones."""
+    """Returns whether the numbers are old because NATS did not reply at the end."""
     at, read = status.at, status.numbers_at
     return at is not None and read is not None and read < at
 
@@ -73,7 +73,7 @@ def _leaving(left: tuple[Leftover, ...], ended: str) -> Iterator[str]:
 
 
 def _adding_up(status: PipelineStatus) -> Iterator[str]:
-    """Yields that everything adds up from the sources to the ends, if it does."""
+    """Yields whether the counts add up from the sources to the sinks."""
     now = {vertex.name: vertex.counts for vertex in status.vertices}
     ever = {vertex.name: vertex.totals for vertex in status.vertices}
     if not any(counts.read for counts in now.values()):
@@ -89,42 +89,42 @@ def _adding_up(status: PipelineStatus) -> Iterator[str]:
 
 
 def adds_up(status: PipelineStatus, counted: Mapping[str, Counts]) -> bool:
-    """Returns whether all that vertices wrote for others was taken by these, each message once.
+    """Returns whether vertices have read all messages written to them, each once.
 
-    A message that was redelivered is taken again, so what was taken is read without these.
+    A redelivered message is read again, so redeliveries are subtracted.
     """
-    writers, takers = {e.frm for e in status.edges}, {e.to for e in status.edges}
+    writers, readers = {e.frm for e in status.edges}, {e.to for e in status.edges}
     written = sum(counted[name].written for name in writers)
-    taken = sum(counted[name].read - counted[name].redelivered for name in takers)
-    return written == taken
+    read = sum(counted[name].read - counted[name].redelivered for name in readers)
+    return written == read
 
 
 def _account(status: PipelineStatus, counted: Mapping[str, Counts]) -> str:
-    writers, takers = {e.frm for e in status.edges}, {e.to for e in status.edges}
-    sources = {name: c.read - c.redelivered for name, c in counted.items() if name not in takers}
+    writers, readers = {e.frm for e in status.edges}, {e.to for e in status.edges}
+    sources = {name: c.read - c.redelivered for name, c in counted.items() if name not in readers}
     ends = {name: c.done + c.fallback for name, c in counted.items() if name not in writers}
     dropped = sum(counts.dropped for counts in counted.values())
     dead = sum(counts.dead_lettered for counts in counted.values())
-    came = ", ".join(f"{count:,} read by {name}" for name, count in sources.items())
-    went = [f"{count:,} done by {name}" for name, count in ends.items()]
-    went += [f"{dropped:,} dropped"] if dropped else []
-    went += [f"{dead:,} dead letter{'' if dead == 1 else 's'}"] if dead else []
-    return f"{came}; {', '.join(went)}"
+    started = ", ".join(f"{count:,} read by {name}" for name, count in sources.items())
+    ended = [f"{count:,} done by {name}" for name, count in ends.items()]
+    ended += [f"{dropped:,} dropped"] if dropped else []
+    ended += [f"{dead:,} dead letter{'' if dead == 1 else 's'}"] if dead else []
+    return f"{started}; {', '.join(ended)}"
 
 
-# --- tags that no edge takes ----------------------------------------------------------------------
+# --- tags without an edge -------------------------------------------------------------------------
 
 
-def _unwanted(status: PipelineStatus) -> Iterator[str]:
-    """Yields vertices that forwarded nothing, though all their edges ask for tags: a slip maybe."""
+def _unmatched_tags(status: PipelineStatus) -> Iterator[str]:
+    """Yields vertices that forwarded nothing and whose edges all need tags: maybe a mistake."""
     for vertex in status.vertices:
         edges = [edge for edge in status.edges if edge.frm == vertex.name]
-        asks = edges and all(edge.tags for edge in edges)
-        if asks and vertex.counts.dropped and not vertex.counts.written:
-            taken = ", ".join(f"{edge.tags} ({edge.to})" for edge in edges)
+        needs_tags = edges and all(edge.tags for edge in edges)
+        if needs_tags and vertex.counts.dropped and not vertex.counts.written:
+            accepted = ", ".join(f"{edge.tags} ({edge.to})" for edge in edges)
             yield (
-                f"{vertex.name} forwarded nothing. Tags that its edges take: {taken}. "
-                "Compare those that its code gives."
+                f"{vertex.name} forwarded nothing. Tags that its edges accept: {accepted}. "
+                "Compare them with the tags that its code sets."
             )
 
 
@@ -159,11 +159,12 @@ def _times(cause: CauseCount) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What is left at one vertex: messages that wait for it, those that are parked, and why.
+    """The messages left at one vertex, and why.
 
-    ``waiting`` messages are in its buffer or in flight, ``parked`` ones are due at ``next_due`` or
-    later, and ``at_source`` is how many the source still has, if it knows. ``exact`` is ``False``
-    if a number is an estimate. ``reasons`` say why the vertex does not get on, worst first.
+    ``waiting`` messages are in its buffer or in flight, ``parked`` messages are due at ``next_due``
+    or later, and ``at_source`` is how many the source still has, if it knows. ``exact`` is
+    ``False`` if a number is an estimate. ``reasons`` say why the vertex makes no progress, worst
+    first.
     """
 
     vertex: str
@@ -177,7 +178,7 @@ class Leftover:
 
     @property
     def messages(self) -> int:
-        """How many messages are left here, those at the source aside."""
+        """How many messages are left here, without those at the source."""
         return self.waiting + self.parked
 
     def __str__(self) -> str:
@@ -187,8 +188,8 @@ class Leftover:
 def list_leftovers(status: PipelineStatus, draining: bool = False) -> tuple[Leftover, ...]:
     """Returns what is left at each vertex, from the sources on.
 
-    A vertex that cannot work is among them even if nothing waits for it; while ``draining``, so is
-    a source that has not come to its end.
+    Includes vertices that cannot work, even if nothing waits for them, and, while ``draining``,
+    sources that are not exhausted.
     """
     at = status.at
     every = (_leftover(vertex, at, draining) for vertex in status.vertices)
@@ -248,11 +249,11 @@ def _reasons(vertex: VertexStatus, draining: bool) -> Iterator[str]:
     if vertex.back_pressure is not None:
         yield f"the buffer of {vertex.back_pressure.to} is full"
     if draining and vertex.kind == "source" and not vertex.exhausted:
-        yield "the source has not come to its end"
+        yield "the source is not exhausted"
 
 
 def describe_failure(vertex: VertexStatus) -> str:
-    """Returns why a vertex fails, with the line of user code if that is known."""
+    """Returns why a vertex fails, with the line of user code if it is known."""
     failure = vertex.failure or ""
     group = next((group for group in vertex.errors if _is_behind(group, failure)), None)
     where = f" ({group.where})" if group and group.where and group.where not in failure else ""
@@ -268,7 +269,7 @@ def _is_behind(group: ErrorGroup, failure: str) -> bool:
 
 
 def clock_time(moment: datetime, now: datetime | None) -> str:
-    """Returns a time as a clock of this machine shows it, with the date if it is not today."""
+    """Returns a time in this machine's time zone, with the date if it is not today."""
     local = moment.astimezone()
     same_day = now is not None and local.date() == now.astimezone().date()
     shown = f"{local:%H:%M:%S}" if same_day else f"{local:%Y-%m-%d %H:%M:%S}"

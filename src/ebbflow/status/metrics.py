@@ -1,9 +1,9 @@
-"""Every metric of a pipeline, how its values come from the status, and how Prometheus reads them.
+"""Every metric of a pipeline, how its values follow from the status, and their Prometheus formats.
 
-All of them are drawn from the status. Names and labels are those of Numaflow where it has the same
-thing, so that dashboards and alerts made for it work here; what it does not have begins with
-``ebbflow_``. Labels name pipelines, vertices and conditions alone: no label holds a text that
-messages or errors could make up, so the number of series is bounded by the size of the pipeline.
+Names and labels are those of Numaflow where it has the same metric, so that dashboards and alerts
+made for Numaflow work here; all others begin with ``ebbflow_``. Labels are only pipelines, vertices
+and conditions, never a text from messages or errors, so the number of series is bounded by the size
+of the pipeline.
 
 Counters are totals since the pipeline was first started, so that a new run does not reset them,
 unless their description says that they are of the run.
@@ -44,7 +44,7 @@ _MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class MetricKind:
-    """A metric: its name without ``_total``, and how its values come from a status."""
+    """A metric: its name without ``_total``, and how its values follow from a status."""
 
     name: str
     kind: MetricType
@@ -54,7 +54,7 @@ class MetricKind:
 
     @property
     def full_name(self) -> str:
-        """The name of its series; those of a histogram have endings."""
+        """The name of its series; those of a histogram also have suffixes."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
@@ -72,7 +72,7 @@ def _name(status: PipelineStatus, vertex: VertexStatus) -> tuple[str, str, str]:
 def _of_vertices(
     of: Of, labels: tuple[str, ...], types: Collection[str]
 ) -> Callable[[PipelineStatus], Labelled]:
-    """Has a value for each vertex of some types."""
+    """Returns the values for each vertex of some types."""
 
     def values(status: PipelineStatus) -> Labelled:
         for vertex in status.vertices:
@@ -84,7 +84,7 @@ def _of_vertices(
 
 
 def _of_whole(of: Callable[[PipelineStatus], Value]) -> Callable[[PipelineStatus], Labelled]:
-    """Has one value for the pipeline."""
+    """Returns the one value for the pipeline."""
 
     def values(status: PipelineStatus) -> Labelled:
         yield (status.pipeline,), of(status)
@@ -97,7 +97,7 @@ def _acked(vertex: VertexStatus) -> Value:
 
 
 def _waiting(vertex: VertexStatus) -> Value:
-    """What waits for the vertex: in its buffer and, if it is a source, at its source."""
+    """The messages that wait for the vertex: in its buffer and, for a source, at its source."""
     if vertex.kind == "source" and vertex.source_pending is None and not vertex.pending:
         return None
     return vertex.pending + (vertex.source_pending or 0)
@@ -137,12 +137,12 @@ def _sent(status: PipelineStatus) -> Labelled:
         yield (status.pipeline, edge.frm, edge.to), edge.written
 
 
-def _held_for(status: PipelineStatus) -> Labelled:
-    """How long each vertex has held the oldest of its messages."""
+def _in_flight_for(status: PipelineStatus) -> Labelled:
+    """How long the oldest message of each vertex has been in flight."""
     for vertex in status.vertices:
-        held, seconds = vertex.in_flight, 0.0
-        if held is not None and held.messages and status.at is not None:
-            seconds = max(0.0, (status.at - held.since).total_seconds())
+        in_flight, seconds = vertex.in_flight, 0.0
+        if in_flight is not None and in_flight.messages and status.at is not None:
+            seconds = max(0.0, (status.at - in_flight.since).total_seconds())
         yield _name(status, vertex), seconds
 
 
@@ -204,7 +204,7 @@ def _whole(
 
 
 _FORWARDER = (
-    _vertex("forwarder_read", "counter", "Messages that the vertex was given, redeliveries "
+    _vertex("forwarder_read", "counter", "Messages that the vertex has read, redeliveries "
             "included.", lambda v: v.totals.read),
     _vertex("forwarder_data_read", "counter", "The same as forwarder_read_total: all are data.",
             lambda v: v.totals.read),
@@ -215,19 +215,19 @@ _FORWARDER = (
     _vertex("forwarder_nack", "counter", "Messages that were redelivered, for a nack, an error or "
             "a retry.", lambda v: v.totals.redelivered),
     _vertex("forwarder_drop", "counter", "Messages that ended without output: nothing returned, no "
-            "edge wanted it, or a full buffer discards it.", lambda v: v.totals.dropped),
+            "edge took it, or a full buffer discards it.", lambda v: v.totals.dropped),
     _vertex("forwarder_critical_error", "counter", "How often the vertex was started again after "
             "a failure, in this run.", lambda v: v.restarts),
-    _vertex("forwarder_udf_read", "counter", "Messages that user code of a map was given.",
+    _vertex("forwarder_udf_read", "counter", "Messages passed to user code of a map.",
             lambda v: v.totals.read, "MapUDF"),
-    _vertex("forwarder_udf_write", "counter", "Messages that user code of a map has made.",
+    _vertex("forwarder_udf_write", "counter", "Messages returned by user code of a map.",
             lambda v: v.totals.written, "MapUDF"),
-    _vertex("forwarder_fbsink_write", "counter", "Messages that the fallback sink has taken.",
+    _vertex("forwarder_fbsink_write", "counter", "Messages written by the fallback sink.",
             lambda v: v.totals.fallback, "Sink"),
-    _vertex("forwarder_onsuccess_sink_write", "counter", "Messages that the on-success sink has "
-            "taken.", lambda v: v.totals.on_success, "Sink"),
-    _vertex("forwarder_read_processing_time", "histogram", "How long the rows of a chunk were "
-            "gathered, in microseconds, in this run.", _stage("read")),
+    _vertex("forwarder_onsuccess_sink_write", "counter", "Messages written by the on-success "
+            "sink.", lambda v: v.totals.on_success, "Sink"),
+    _vertex("forwarder_read_processing_time", "histogram", "The time to gather the rows of a "
+            "chunk, in microseconds, in this run.", _stage("read")),
     _vertex("forwarder_udf_processing_time", "histogram", "The time of user code for a message, in "
             "microseconds, in this run: the average of its chunk.", _stage("message")),
     _vertex("forwarder_processing_time", "histogram", "The time of user code for a chunk, in "
@@ -252,15 +252,15 @@ _MONOVERTEX = (
           lambda v: v.totals.dropped),
     _mono("monovtx_critical_error", "counter", "How often it was started again after a failure, in "
           "this run.", lambda v: v.restarts),
-    _mono("monovtx_sink_write", "counter", "Messages that its sinks have taken.",
+    _mono("monovtx_sink_write", "counter", "Messages written by its sinks.",
           lambda v: v.totals.written),
-    _mono("monovtx_fallback_sink_write", "counter", "Messages that the fallback sink has taken.",
+    _mono("monovtx_fallback_sink_write", "counter", "Messages written by the fallback sink.",
           lambda v: v.totals.fallback),
-    _mono("monovtx_onsuccess_sink_write", "counter", "Messages that the on-success sink has taken.",
+    _mono("monovtx_onsuccess_sink_write", "counter", "Messages written by the on-success sink.",
           lambda v: v.totals.on_success),
     _mono("monovtx_pending_raw", "gauge", "Messages that wait at the source, if it knows.",
           lambda v: v.source_pending),
-    _mono("monovtx_read_time", "histogram", "How long the rows of a chunk were gathered, in "
+    _mono("monovtx_read_time", "histogram", "The time to gather the rows of a chunk, in "
           "microseconds, in this run.", _stage("read")),
     _mono("monovtx_processing_time", "histogram", "The time of all user code for a chunk, in "
           "microseconds, in this run.", _stage("call")),
@@ -269,10 +269,10 @@ _MONOVERTEX = (
 )  # fmt: skip
 
 _PIPELINE = (
-    _whole("pipeline_processing_lag", "gauge", "Milliseconds between the watermark that is "
-           "furthest and the one that is least far.", _lag),
+    _whole("pipeline_processing_lag", "gauge", "Milliseconds between the highest and the "
+           "lowest watermark of the vertices.", _lag),
     _whole("pipeline_watermark_cmp_now", "gauge", "Milliseconds that the watermark of the sources "
-           "is behind the time.", _behind_now),
+           "is behind the clock.", _behind_now),
     _whole("pipeline_data_processing_health", "gauge", "1 healthy, 0 unknown, -1 warning, "
            "-2 critical.", _health),
     MetricKind("build_info", "gauge", "The version that runs the pipeline.",
@@ -280,22 +280,22 @@ _PIPELINE = (
 )  # fmt: skip
 
 _OURS = (
-    _whole("ebbflow_up", "gauge", "1 while the run tells how it is.",
+    _whole("ebbflow_up", "gauge", "1 while the run reports its status.",
            lambda s: judge_health(s).alive),
     _whole("ebbflow_healthy", "gauge", "1 while no vertex is dead, stuck or stopped, and "
-           "none falls behind without end.",
+           "none falls behind.",
            lambda s: judge_health(s).healthy),
     _whole("ebbflow_ready", "gauge", "1 while every vertex has all its tasks at work.",
            lambda s: judge_health(s).ready),
     MetricKind("ebbflow_phase", "gauge", "1 for the phase that the run is in.",
                ("pipeline", "phase"), _phases),
-    MetricKind("ebbflow_problems", "gauge", "What a person should look at, by level.",
+    MetricKind("ebbflow_problems", "gauge", "Problems that need attention, by level.",
                ("pipeline", "level"), _problems),
     _whole("ebbflow_run_start_timestamp_seconds", "gauge", "When the run began.",
            lambda s: s.began.timestamp() if s.began else None),
     _whole("ebbflow_status_timestamp_seconds", "gauge", "When these numbers were gathered.",
            lambda s: s.at.timestamp() if s.at else None),
-    MetricKind("ebbflow_edge_written", "counter", "Messages that went along an edge, in this run.",
+    MetricKind("ebbflow_edge_written", "counter", "Messages that took an edge, in this run.",
                ("pipeline", "from", "to"), _sent),
     _own("vertex_up", "gauge", "1 unless the vertex is starting, dead, stuck, stopped or ended.",
          _is_up),
@@ -314,11 +314,11 @@ _OURS = (
          lambda v: v.pending),
     _own("oldest_waiting_seconds", "gauge", "How long the oldest message in the vertex's buffer "
          "has waited; 0 if none waits.", lambda v: v.oldest_waiting_seconds or 0),
-    _own("drain_seconds", "gauge", "When nothing waits any more, if the backlog keeps shrinking "
-         "as now; not sent while it does not shrink.", lambda v: v.drain_seconds),
+    _own("drain_seconds", "gauge", "Seconds until the backlog is empty at its present rate; not "
+         "sent while it does not shrink.", lambda v: v.drain_seconds),
     _own("backlog_growing_seconds", "gauge", "For how long the backlog has grown; 0 if it has not.",
          lambda v: v.backlog_growing_seconds or 0),
-    _own("falling_behind", "gauge", "1 while the backlog grows without end and its oldest message "
+    _own("falling_behind", "gauge", "1 while the backlog keeps growing and its oldest message "
          "is late.", lambda v: v.falling_behind),
     _own("source_messages", "gauge", "Messages that wait at the source, if it knows.",
          lambda v: v.source_pending),
@@ -326,10 +326,10 @@ _OURS = (
          lambda v: v.parked.messages),
     _own("parked_next_due_timestamp_seconds", "gauge", "When the next parked message is due.",
          lambda v: v.parked.next_due.timestamp() if v.parked.next_due else None),
-    _own("in_flight_messages", "gauge", "Messages that tasks have taken and not settled.",
+    _own("in_flight_messages", "gauge", "Messages that tasks have read and not settled.",
          lambda v: v.in_flight.messages if v.in_flight else 0),
     MetricKind("ebbflow_in_flight_seconds", "gauge", "How long the oldest has been in flight.",
-               VERTEX, _held_for),
+               VERTEX, _in_flight_for),
     _own("in_call_seconds", "gauge", "How long user code has been in one call, if that is long.",
          lambda v: v.in_call or 0),
     _own("back_pressure", "gauge", "1 while the vertex waits for room in a buffer.",
@@ -368,7 +368,7 @@ def render_metrics(statuses: Sequence[PipelineStatus], accept: str = "") -> Expo
 
 
 class _Collected(Collector):
-    """What is scraped at one moment."""
+    """The metrics of one scrape."""
 
     def __init__(self, statuses: Sequence[PipelineStatus]) -> None:
         self._statuses = statuses
@@ -401,7 +401,7 @@ def _add(family: Any, labels: tuple[str, ...], value: Value) -> None:
 def _cumulate(spread: Histogram) -> Iterator[tuple[str, float]]:
     """Yields each bound in microseconds, as Numaflow has it, and how many took no longer."""
     bounds = [*(f"{bound * _MICROSECONDS:.1f}" for bound in BOUNDS), "+Inf"]
-    so_far = 0
+    total = 0
     for bound, count in zip(bounds, spread.buckets, strict=True):
-        so_far += count
-        yield bound, so_far
+        total += count
+        yield bound, total

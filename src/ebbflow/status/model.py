@@ -1,11 +1,11 @@
-"""The state of a pipeline: the one model that every view of it draws from.
+"""The state of a pipeline: the one model on which every view of it is based.
 
 The live table, the commands, the web UI, the metrics and the end of a run are such views.
 
 ``PipelineStatus`` is the whole. The run makes one about twice a second, from positions, from the
-state of its streams and from what its tasks tell, and publishes it once a second, so that it can be
-read from any other process. ``StatusSample`` is its short form for charts over time. All of it is
-plain data; times have the time zone UTC, and durations are in seconds.
+state of its streams and from its tasks' events, and publishes it once a second, so that any other
+process can read it. ``StatusSample`` is its short form for charts over time. All of it is plain
+data; times have the time zone UTC, and durations are in seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Condition = Literal[
     "exhausted",
     "ended",
 ]
-"""What a vertex does; from ``restarting`` to ``stuck`` it needs someone, but for ``paused``."""
+"""What a vertex does; from ``restarting`` to ``stuck`` it needs attention, except ``paused``."""
 Level = Literal["error", "warning", "info"]
 STAGES = ("read", "call", "publish", "settle")
 """The stages of a chunk: gathered, decided by user code, published, recorded as done."""
@@ -49,7 +49,7 @@ class Concern:
     """Something that a person should know, and what to do next.
 
     ``vertex`` is ``None`` if it concerns the whole pipeline. An ``error`` makes it unhealthy, and
-    ``info`` needs no one.
+    ``info`` needs no action.
     """
 
     level: Level
@@ -65,8 +65,8 @@ class Concern:
 class Cause:
     """A reason, and how many messages had it.
 
-    Reasons alike are one, with ``…`` where they differ. ``rest`` if it is what a list has no room
-    for, or has not counted yet: so a list adds up.
+    Similar reasons are one, with ``…`` where they differ. ``rest`` marks the reasons that a list
+    has no room for, or has not counted yet: so a list adds up.
     """
 
     text: str
@@ -77,7 +77,7 @@ class Cause:
 def list_causes(
     causes: Sequence[CauseCount], total: int = 0, most: int = MOST_SHOWN
 ) -> tuple[Cause, ...]:
-    """Returns the most frequent causes, which are given first, and their rest up to a total."""
+    """Returns the first of some causes, sorted by frequency, and the rest up to a total."""
     shown = [Cause(cause.text, cause.count) for cause in causes[:most]]
     if more := causes[most:]:
         noun = "cause" if len(more) == 1 else "causes"
@@ -90,7 +90,7 @@ def list_causes(
 
 @dataclass(frozen=True, slots=True)
 class WorkInFlight:
-    """The messages that tasks have taken and not settled, and since when they have the oldest."""
+    """The messages that tasks have read and not settled, and when they read the oldest."""
 
     messages: int
     since: datetime
@@ -114,7 +114,7 @@ NONE_PARKED = Parked(0)
 
 @dataclass(frozen=True, slots=True)
 class BackPressure:
-    """A full buffer of the next vertex ``to``, for which this one waits."""
+    """A full buffer of the next vertex ``to``, for which this vertex waits."""
 
     to: str
     full_since: datetime
@@ -122,10 +122,10 @@ class BackPressure:
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """Errors alike: of one kind, at one line of code, with the same text or much the same.
+    """Similar errors: of one kind, at one line of code, with the same or a similar text.
 
-    ``where`` is the line of user code as ``file.py:12``, if there is one. ``message_id`` names the
-    last message that met it, if it met one, and ``traceback`` is the last one.
+    ``where`` is the line of user code as ``file.py:12``, if there is one. ``message_id`` is the
+    last message that failed with it, if any, and ``traceback`` is the last one.
     """
 
     kind: str
@@ -150,7 +150,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTimes:
-    """One chunk of a task: when it was begun, the seconds of each stage, and its rows."""
+    """One chunk of a task: when it began, the seconds of each stage, and its rows."""
 
     at: datetime
     partition: int
@@ -169,16 +169,16 @@ class VertexStatus:
     was first started. ``pending`` messages wait in its buffer, which is an estimate unless
     ``pending_exact``; ``source_pending`` wait at its source, if the source knows.
     ``oldest_waiting_seconds`` is how long the oldest message in its buffer has waited,
-    ``drain_seconds`` when nothing waits any more if the backlog keeps shrinking as now, and
-    ``backlog_growing_seconds`` for how long it has grown; a vertex that is ``falling_behind`` does
-    so without end, and its oldest message is late.
+    ``drain_seconds`` the time until its backlog is empty at the present rate, and
+    ``backlog_growing_seconds`` for how long the backlog has grown; ``falling_behind`` if it keeps
+    growing and the oldest message is late.
     ``in_call`` is for how many seconds user code has been in one call, if that is long.
-    ``dead_letters`` are stored now, and ``dead_letter_causes`` are theirs; those of this run are
-    ``run_dead_letter_causes``. ``failure`` says why it makes no progress, ``waiting`` that it waits
+    ``dead_letters`` are stored now, with ``dead_letter_causes``; ``run_dead_letter_causes`` are
+    those of this run. ``failure`` says why it makes no progress, ``waiting`` that it waits
     for a system that is down, ``halted`` that its breaker has stopped it. ``never_opened``
     if its user code has not been opened in this run yet. ``partitions_up`` tasks are at work.
     ``silent`` is for how many seconds one of its tasks has not reported, if that is long, and
-    ``silent_because`` why, as far as Spark knows.
+    ``silent_because`` is the reason, as far as Spark knows it.
     ``batched`` if Spark works on whole batches of its messages, which may take long.
     ``error_count`` counts all errors of this run, ``errors`` are the newest groups of them.
     ``spreads`` are the durations of this run by stage of a chunk, and of a ``message`` in a call.
@@ -230,13 +230,13 @@ class VertexStatus:
     if not TYPE_CHECKING:  # checkers know the names
 
         def __getattr__(self, name: str) -> Any:
-            """Raises for a name that does not exist, and says which does."""
+            """Raises for an unknown name; the error says which one was probably meant."""
             raise no_attribute(VertexStatus, name)
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeStatus:
-    """An edge: messages that went along it in this run, their rate, and what waits at its end.
+    """An edge: the messages that took it in this run, their rate, and the backlog at its end.
 
     ``pending`` is of the whole buffer of ``to``, which may have several edges. ``tags`` is the
     condition in words, empty if all messages follow the edge. ``inline`` if a task of ``frm`` runs
@@ -272,11 +272,11 @@ def html_table(
 class PipelineStatus:
     """The state of a pipeline at one moment.
 
-    ``run`` is the id of the run, ``began`` and ``host`` and ``pid`` are of it. ``ended`` says how
-    it ended, once ``phase`` is ``ended``. ``answers`` is ``False`` if the run has not reported for
-    so long that it is lost. ``numbers_at`` is when counts and backlogs were read, which is
-    before ``at`` while NATS does not answer. ``links`` are addresses for people, as ``ui`` or
-    ``spark_ui``.
+    ``run`` is the id of the run, ``began``, ``host`` and ``pid`` are its start and process.
+    ``ended`` says how it ended, once ``phase`` is ``ended``. ``answers`` is ``False`` if the run
+    has not reported for so long that it is lost. ``numbers_at`` is when counts and backlogs were
+    read, which is before ``at`` while NATS does not reply. ``links`` are addresses for people, such
+    as ``ui`` or ``spark_ui``.
     """
 
     pipeline: str
@@ -335,12 +335,12 @@ class PipelineStatus:
         return [f"{what} → {step}" if step else what for what, step in steps]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as ``ebbflow status --json`` and the web UI's API have it."""
+        """Returns it as ``ebbflow status --json`` and the web UI's API show it."""
         return records.to_plain(self)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> PipelineStatus:
-        """Returns the status from what ``to_json`` gave, also in another version."""
+        """Returns the status from what ``to_json`` returned, also in another version."""
         return records.from_plain(cls, raw)
 
     def to_bytes(self) -> bytes:
@@ -355,7 +355,7 @@ class PipelineStatus:
 
 @dataclass(frozen=True, slots=True)
 class VertexSample:
-    """The numbers of one vertex for charts; the counts are totals, so that rates follow.
+    """The numbers of one vertex for charts; the counts are totals, from which rates follow.
 
     ``exact`` is ``False`` if ``pending`` or ``parked`` is an estimate.
     """

@@ -1,6 +1,6 @@
 """The nodes of a NATS cluster, as the leader of a pipeline's positions sees them.
 
-A cluster continues without a node, so nothing else says that one is lost. ``NodeWatch`` names it.
+A cluster continues without a node, so no error reports a lost one. ``NodeWatch`` names it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ebbflow.status.model import Concern
 
 # A follower answers its leader every second.
 _IN_TOUCH = 3 * 1_000_000_000
-# Looks in a row, a second apart: right after an election a leader has heard of no one yet.
+# Consecutive reads, a second apart: a leader that was just elected is not in touch with any node.
 _LOOKS = 2
 
 
@@ -39,14 +39,14 @@ class NodeWatch:
         """The nodes that are down."""
 
     async def look(self) -> None:
-        """Asks the leader; a server that is of no cluster is not asked."""
+        """Asks the leader; does nothing if the server is not part of a cluster."""
         if self._client.is_on_a_single_server:
             return
         info = await api.call(self._client, f"STREAM.INFO.{self._stream}")
         self.note(info.get("cluster") or {})
 
     def note(self, cluster: dict[str, Any]) -> None:
-        """Takes what the leader says, which holds once it is seen twice in a row."""
+        """Records the leader's answer; a node counts as down once two in a row say so."""
         self._nodes = 1 + len(cluster.get("replicas") or ())
         down, (before, times) = find_down(cluster), self._seen
         self._seen = down, times + 1 if down == before else 1
@@ -64,7 +64,7 @@ class NodeWatch:
 
 
 def describe_change(before: frozenset[str], now: frozenset[str]) -> list[str]:
-    """Returns in a sentence each which nodes are lost, and which are back."""
+    """Returns a sentence for each node that is lost, and for each that is back."""
     lost = [
         f"NATS node {name} is down; streams continue on the nodes that are left"
         for name in sorted(now - before)

@@ -1,16 +1,16 @@
-"""The observer of a run, on the driver: it makes the status of a pipeline from all that is known.
+"""The observer of a run, on the driver: it assembles and publishes the status of a pipeline.
 
-The counts come from the positions, which are exact across crashes; what waits and what is parked
-from the streams, once a second; what tasks do at the moment from their events; restarts and
-failures from those who start the tasks. It publishes what it sees, so that others can read it.
+Counts come from the positions, which are exact across crashes. Waiting and parked messages are read
+from the streams once a second. Events from the tasks say what they do at the moment, and the code
+that starts tasks reports restarts and failures. Other processes read the published status.
 
-It only reports, so nothing here ends, fails or delays a run. Each call to NATS has a bound, and
-where NATS does not answer, the state keeps the numbers that were read last and says since when.
+It only reports, so nothing here ends, fails or delays a run. Each call to NATS has a bound. When
+NATS does not reply, the status keeps the numbers that were read last and says since when.
 
 A vertex *falls behind* if its backlog has grown for ``FALLING_AFTER`` seconds, from one minute's
 average to the next, and its oldest message has waited for ``LATE`` seconds. It does so until the
-backlog shrinks. A burst grows for as long as it lasts and shrinks afterwards, and a run that begins
-with a backlog works it off: neither falls behind.
+backlog shrinks. A burst's backlog shrinks once the burst is over, and a run that begins with a
+backlog works it off: neither falls behind.
 """
 
 from __future__ import annotations
@@ -57,33 +57,33 @@ from ebbflow.streams.names import Names, bucket_stream
 from ebbflow.streams.positions import read_positions
 
 _LOGGER = logging.getLogger("ebbflow")
-# Seconds between two looks at the streams, and between two states that are published.
+# Seconds between two reads of the streams, and between two published statuses.
 _READ_EVERY = 0.9
-# Seconds that reading and sending may take. At the end they outlast an election: the numbers that
-# were read last are those that the summary of a run has.
-_READ_WITHIN, _SEND_WITHIN, _END_WITHIN, _LAST_WORD_WITHIN = 5.0, 2.0, 10.0, 5.0
-# Seconds for the causes of dead letters; what is left is counted at the next look.
+# Seconds that reading and sending may take. At the end they outlast an election, because the
+# summary of a run has the numbers that were read last.
+_READ_WITHIN, _SEND_WITHIN, _END_WITHIN, _STORE_WITHIN = 5.0, 2.0, 10.0, 5.0
+# Seconds for the causes of dead letters; the rest is counted by the next read.
 _LETTERS_WITHIN = 0.3
 _MOST_ERRORS = 20
 _SILENT = 5.0
 
 OVER = 10.0
-"""Seconds that a rate is taken over."""
+"""Seconds that a rate is averaged over."""
 
 STEP, FALLING_AFTER = 60.0, 300.0
-"""Seconds that a backlog is averaged over, and that it has to grow for."""
+"""Seconds that a backlog is averaged over, and for which it has to grow to fall behind."""
 
-# By this share of the backlog it has to grow or shrink in a step, or be below its peak.
+# The shares of a backlog by which it has to grow or shrink in a step, or be below its peak.
 _GROWS, _SHRINKS, _BELOW_PEAK = 0.001, 0.01, 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is known of the jobs of a vertex by those who start them.
+    """Facts about the jobs of a vertex from the code that starts them.
 
     ``failure`` says why it makes no progress, ``up`` that all its tasks are at work, ``opened``
-    that its user code was opened in this run. ``silent`` is for how many seconds a task has said
-    nothing that should have, if that is long, and ``silent_because`` why, as far as Spark knows.
+    that its user code was opened in this run. ``silent`` is for how many seconds a task has not
+    reported, if that is long, and ``silent_because`` is the reason, as far as Spark knows it.
     """
 
     restarts: int = 0
@@ -97,12 +97,12 @@ class JobFacts:
 
     @classmethod
     def with_errors(cls, log: RaisedErrors, **facts: Any) -> JobFacts:
-        """Returns the facts, with the errors by which jobs have failed."""
+        """Returns the facts, with the errors that made jobs fail."""
         return cls(errors=tuple(map(_to_group, log.newest_first())), error_count=log.count, **facts)
 
 
 class Observer:
-    """Looks at one run. Used by the run's own thread; ``last`` is what it has seen last."""
+    """Observes one run. Used by the run's own thread; ``last`` is its latest status."""
 
     def __init__(
         self, link: Link, plans: Sequence[VertexPlan], listener: TaskListener, kind: str
@@ -119,15 +119,15 @@ class Observer:
         self._waits: dict[str, VertexBacklog] = {}
         self._positions: dict[tuple[str, int], Position] = {}
         self.unread: str | None = None
-        """Why the numbers could not be read at the last look, if so."""
+        """Why the last read of the numbers failed, if it did."""
         self._letters = LetterCauses(client, names)
         self.nodes = NodeWatch(client, bucket_stream(names.positions))
         self._publisher = StatusPublisher(client, names)
         self._read_at = self._sampled_at = -math.inf
         self._numbers_at: datetime | None = None
-        self._chunks_told: dict[str, ToldChunk] = {}
+        self._chunks_published: dict[str, ToldChunk] = {}
         self.more_concerns: Callable[[], tuple[Concern, ...]] = tuple
-        """Returns what else people should know, that concerns no vertex."""
+        """Returns further concerns, which are about no vertex."""
         self.before: dict[str, Counts] = {}
         self.totals: dict[str, Counts] = {}
         self.last = PipelineStatus(
@@ -154,23 +154,23 @@ class Observer:
         return {plan.vertex: Backlog(client, names, plan.streams) for plan in self._plans}
 
     def begin(self) -> None:
-        """Remembers the counts that there are before the run adds to them, and tells of the run.
+        """Remembers the counts from before the run, and publishes that the run begins.
 
-        Raises what NATS raises when these cannot be read: the run has not begun yet.
+        Raises NATS's error if the counts cannot be read, as the run has not begun yet.
         """
         self._positions = self._link.run(read_positions(self._link.client, self._names))
         self._try(self._letters.begin_run(), _READ_WITHIN)
         self.before = self.totals = self._count()
         self._numbers_at = datetime.now(UTC)
         self.last = replace(self.last, at=datetime.now(UTC), numbers_at=self._numbers_at)
-        self._try(self._publisher.tell(self.last), _SEND_WITHIN)
+        self._try(self._publisher.publish(self.last), _SEND_WITHIN)
 
     def link_to(self, name: str, address: str) -> None:
-        """Names an address that people may open, as that of a page."""
+        """Adds an address that people may open, such as the web UI's, under a name."""
         self.last = replace(self.last, links=self.last.links | {name: address})
 
     def look(self, phase: Phase, jobs: Mapping[str, JobFacts]) -> PipelineStatus:
-        """Returns the state of the pipeline now, with the numbers that could be read last."""
+        """Returns the status of the pipeline now, with the numbers that were read last."""
         now = time.monotonic()
         is_due = now - self._read_at >= _READ_EVERY
         if is_due:
@@ -178,23 +178,23 @@ class Observer:
         self.unread = self._try(self._read(is_due), _READ_WITHIN)
         self.last = self._assemble(phase, jobs)
         if is_due:
-            self._try(self._tell(self.last, now), _SEND_WITHIN)
+            self._try(self._publish(self.last, now), _SEND_WITHIN)
         return self.last
 
     def end(self, ended: Ended) -> PipelineStatus:
-        """Returns the state that the run leaves behind, and has it stored if that is possible.
+        """Returns the final status of the run, and stores it if that is possible.
 
-        Why vertices made no progress is kept as it was before they were stopped.
+        It keeps why vertices made no progress before they were stopped.
         """
-        self._backlogs = self._open_backlogs()  # what is left is counted again, not remembered
+        self._backlogs = self._open_backlogs()  # backlogs are counted again, not remembered
         self.unread = self._try(self._read(within=_END_WITHIN / 2), _END_WITHIN)
         self.last = self._sum_up(ended)
-        self._try(self._sample(self.last), _SEND_WITHIN)
-        self._try(self._publisher.tell_last(self.last), _LAST_WORD_WITHIN)
+        self._try(self._publish_sample(self.last), _SEND_WITHIN)
+        self._try(self._publisher.publish_last(self.last), _STORE_WITHIN)
         return self.last
 
     def _try(self, call: Coroutine[Any, Any, None], within: float) -> str | None:
-        """Has something read or sent that no message depends on; returns why it failed, if so."""
+        """Reads or sends something that no message depends on; returns why it failed, if so."""
         try:
             self._link.run(call, within)
         except Exception as error:
@@ -203,7 +203,7 @@ class Observer:
         return None
 
     async def _read(self, streams: bool = True, within: float = _LETTERS_WITHIN) -> None:
-        """Reads how far the vertices are and, if asked, what the streams hold."""
+        """Reads the positions of the vertices and, if asked, the streams."""
         self._positions = await read_positions(self._link.client, self._names)
         if streams:
             await self._read_streams(within)
@@ -211,7 +211,7 @@ class Observer:
 
     def _sum_up(self, ended: Ended) -> PipelineStatus:
         self.totals = self._count()
-        # Nothing is in flight any more: what was not settled is in its buffer, or at its source.
+        # Nothing is in flight now: unsettled messages are in their buffers, or at their source.
         idle: dict[str, Any] = {"in_flight": None, "drain_seconds": None, "falling_behind": False}
         vertices = [replace(self._with_numbers(v), **idle) for v in self.last.vertices]
         status = replace(
@@ -226,7 +226,7 @@ class Observer:
         return self._with_problems(status)
 
     async def _read_streams(self, within: float) -> None:
-        """Reads what waits, what is parked, the dead letters, and which nodes are there."""
+        """Reads waiting and parked messages, the dead letters, and which nodes are up."""
         backlogs = map(self._read_backlog, self._plans)
         await asyncio.gather(self._letters.look(within), self.nodes.look(), *backlogs)
 
@@ -236,23 +236,23 @@ class Observer:
     def _of(self, plan: VertexPlan) -> list[Position | None]:
         return [self._positions.get((plan.vertex, number)) for number in range(plan.partitions)]
 
-    async def _tell(self, status: PipelineStatus, now: float) -> None:
-        await self._publisher.tell(status)
+    async def _publish(self, status: PipelineStatus, now: float) -> None:
+        await self._publisher.publish(status)
         if now - self._sampled_at >= SAMPLE_EVERY:
             self._sampled_at = now
-            await self._sample(status)
+            await self._publish_sample(status)
 
-    async def _sample(self, status: PipelineStatus) -> None:
-        await self._publisher.sample(status)
+    async def _publish_sample(self, status: PipelineStatus) -> None:
+        await self._publisher.publish_sample(status)
         for plan in self._plans:
-            await self._tell_chunks(plan.vertex)
+            await self._publish_chunks(plan.vertex)
 
-    async def _tell_chunks(self, vertex: str) -> None:
+    async def _publish_chunks(self, vertex: str) -> None:
         chunks = self._listener.chunks(vertex)
-        if chunks and chunks[-1] != self._chunks_told.get(vertex):
-            self._chunks_told[vertex] = chunks[-1]
+        if chunks and chunks[-1] != self._chunks_published.get(vertex):
+            self._chunks_published[vertex] = chunks[-1]
             times = [ChunkTimes(c.at, c.partition, c.rows, **c.seconds) for c in chunks]
-            await self._publisher.tell_chunks(vertex, times)
+            await self._publisher.publish_chunks(vertex, times)
 
     # --- putting it together ----------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class Observer:
         self.totals, at = self._count(), datetime.now(UTC)
         vertices = []
         for plan in self._plans:
-            vertex = self._look_at(plan, jobs.get(plan.vertex, JobFacts()), self._of(plan))
+            vertex = self._describe_vertex(plan, jobs.get(plan.vertex, JobFacts()), self._of(plan))
             vertex = replace(vertex, condition=judge(vertex, at))
             vertices.append(replace(vertex, words=describe_vertex(vertex, at)))
         paused = bool(vertices) and all(vertex.paused for vertex in vertices)
@@ -274,7 +274,7 @@ class Observer:
             at=at,
             numbers_at=self._numbers_at,
             vertices=tuple(vertices),
-            edges=tuple(self._look_at_edges()),
+            edges=tuple(self._describe_edges()),
             ready=bool(jobs) and all(facts.up for facts in jobs.values()),
         )
         return self._with_problems(status)
@@ -286,37 +286,37 @@ class Observer:
             status, problems=(*unread, *list_concerns(status), *down, *self.more_concerns())
         )
 
-    def _look_at(
+    def _describe_vertex(
         self, plan: VertexPlan, job: JobFacts, positions: Sequence[Position | None]
     ) -> VertexStatus:
-        name, heard, now = plan.vertex, self._listener, time.monotonic()
+        name, listener, now = plan.vertex, self._listener, time.monotonic()
         own = [position for position in positions if position is not None]
-        waiting, halted = heard.waiting(name), heard.halted(name)
-        numbers, raised = heard.numbers(name), heard.errors(name)
+        waiting, halted = listener.waiting(name), listener.halted(name)
+        numbers, raised = listener.numbers(name), listener.errors(name)
         groups = [*map(_to_group, raised.newest_first()), *job.errors]
-        in_flight = None if job.failure else heard.in_flight(name)
+        in_flight = None if job.failure else listener.in_flight(name)
         vertex = VertexStatus(
             name,
             kind_of(plan),
             plan.partitions,
-            source_pending=heard.pending(name),
-            in_call=heard.in_call(name),
+            source_pending=listener.pending(name),
+            in_call=listener.in_call(name),
             watermark=min((p.watermark for p in own if p.watermark), default=None),
             restarts=job.restarts,
             failure=job.failure or halted or (waiting.what if waiting else None),
             in_flight=WorkInFlight(*in_flight) if in_flight else None,
             errors=tuple(sorted(groups, key=lambda group: group.last, reverse=True)[:_MOST_ERRORS]),
             error_count=raised.count + job.error_count,
-            nack_reasons=list_causes(heard.reasons(name)),
-            nack_reason=heard.reason(name),
+            nack_reasons=list_causes(listener.reasons(name)),
+            nack_reason=listener.reason(name),
             latency={stage: _latency(spread) for stage, spread in numbers.spreads.items()},
             spreads=numbers.spreads,
             never_opened=not job.opened,
-            partitions_up=plan.partitions if job.up else heard.count_heard(name, _SILENT),
+            partitions_up=plan.partitions if job.up else listener.count_heard(name, _SILENT),
             silent=job.silent,
             silent_because=job.silent_because,
             batched=plan.streams.batched,
-            publishing=heard.tally(name),
+            publishing=listener.tally(name),
             waiting=None if job.failure else waiting,
             halted=halted,
             exhausted=bool(own) and all(position.exhausted for position in own),
@@ -331,7 +331,7 @@ class Observer:
         )
 
     def _with_numbers(self, vertex: VertexStatus) -> VertexStatus:
-        """Returns the vertex with what positions and streams say about it."""
+        """Returns the vertex with its numbers from positions and streams."""
         name, totals = vertex.name, self.totals[vertex.name]
         waits = self._waits.get(name, VertexBacklog())
         own = totals - self.before.get(name, Counts())
@@ -349,10 +349,10 @@ class Observer:
         )
 
     def _with_trend(self, vertex: VertexStatus, now: float) -> VertexStatus:
-        """Returns the vertex with where its backlog is heading, at the source and in its buffer."""
+        """Returns the vertex with the trend of its backlog, at the source and in its buffer."""
         waiting = vertex.pending + (vertex.source_pending or 0)
         oldest = vertex.oldest_waiting_seconds
-        if self.unread is None:  # else the numbers are those of before
+        if self.unread is None:  # else the numbers are old
             self._trends[vertex.name].update(waiting, oldest, now)
         trend = self._trends[vertex.name].last
         return replace(
@@ -363,10 +363,10 @@ class Observer:
         )
 
     def _full_next(self, plan: VertexPlan) -> str | None:
-        """Returns a vertex behind this one whose buffer is full, if there is one."""
+        """Returns a next vertex whose buffer is full, if there is one."""
         return next((e.to for e in plan.edges if self._waits.get(e.to, VertexBacklog()).full), None)
 
-    def _look_at_edges(self) -> Iterator[EdgeStatus]:
+    def _describe_edges(self) -> Iterator[EdgeStatus]:
         now = time.monotonic()
         for plan in self._plans:
             frm, sent = plan.vertex, self._count_by_edge(plan)
@@ -383,7 +383,7 @@ class Observer:
                 )
 
     def _count_by_edge(self, plan: VertexPlan) -> dict[str, int]:
-        """Returns what went along the edges of a vertex in this run; one edge has all of it."""
+        """Returns this run's messages by edge; a single edge has all that the vertex wrote."""
         if len(plan.edges) != 1:
             return self._listener.numbers(plan.vertex).sent
         name = plan.vertex
@@ -403,7 +403,7 @@ def _latency(spread: Histogram) -> Latency:
 
 
 def kind_of(plan: VertexPlan) -> str:
-    """Returns what a vertex is, in a word."""
+    """Returns the kind of a vertex, in a word."""
     role = plan.role
     if isinstance(role, MonoPlan):
         return "mono"
@@ -424,17 +424,17 @@ def describe_tags(edge: Edge) -> str:
     return f"{how} {', '.join(sorted(edge.values))}"
 
 
-# --- from one look to the next ------------------------------------------------------------------
+# --- changes over time --------------------------------------------------------------------------
 
 
 class RateWindow:
-    """The rates of several counters, by name, in counts a second."""
+    """The rates of several counters, by name, per second."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
     def update(self, name: str, count: int, now: float) -> float:
-        """Takes note of a counter at a moment, in seconds that only grow; returns its rate."""
+        """Records a counter at a time, in seconds of a monotonic clock; returns its rate."""
         seen = self._seen.setdefault(name, deque())
         seen.append((now, count))
         while len(seen) > 2 and now - seen[1][0] >= OVER:
@@ -445,9 +445,9 @@ class RateWindow:
 
 @dataclass(frozen=True, slots=True)
 class BacklogTrend:
-    """Where a backlog is heading.
+    """The trend of a backlog.
 
-    ``drain_seconds`` is when it is empty if it keeps shrinking as now, ``None`` if it does not
+    ``drain_seconds`` is the time until it is empty at its present rate, ``None`` if it does not
     shrink; ``growing_seconds`` is for how long it has grown, ``None`` if it does not.
     """
 
@@ -469,7 +469,7 @@ class TrendWatch:
         self._falling = False
 
     def update(self, waiting: int, oldest: float | None, now: float) -> BacklogTrend:
-        """Takes note of a backlog at a moment, and of the age of its oldest message."""
+        """Records a backlog at a time, with the age of its oldest message."""
         self._add(waiting, now)
         if not waiting or oldest is None or oldest < LATE:
             self._falling = False
@@ -490,11 +490,11 @@ class TrendWatch:
         self._step.append(waiting)
 
     def _end_step(self, now: float) -> None:
-        """Compares the average of a step with that of the step before."""
+        """Compares the average of a step with that of the previous step."""
         assert self._step_began is not None
         average, before = sum(self._step) / len(self._step), self._average
         took, self._step, self._step_began, self._average = now - self._step_began, [], now, average
-        # One that neither grows nor shrinks, as a full buffer, is not better than before.
+        # A backlog that neither grows nor shrinks, like a full buffer, has not improved.
         floor = max((before or 0) * (1 - _SHRINKS), self._peak * (1 - _BELOW_PEAK))
         if before is None or average < floor:
             self._growing, self._falling, self._peak = 0.0, False, 0.0
@@ -510,16 +510,16 @@ class TrendWatch:
 
 
 class PressureWatch:
-    """Tells back-pressure from how often publishing met a full buffer."""
+    """Detects back-pressure by how often publishing met a full buffer."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
         self._since: dict[str, BackPressure] = {}
 
     def look(self, vertex: str, full: str | None, refusals: int) -> BackPressure | None:
-        """Returns what a vertex waits for; ``full`` is the next one whose buffer has no room.
+        """Returns what a vertex waits for; ``full`` is the next vertex whose buffer is full.
 
-        ``refusals`` counts how often it was told so in this run.
+        ``refusals`` counts how often a buffer refused its messages in this run.
         """
         before, self._seen[vertex] = self._seen.get(vertex, 0), refusals
         present = self._since.get(vertex)

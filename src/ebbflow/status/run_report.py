@@ -1,7 +1,7 @@
-"""What a run says about itself: its status while it runs, ``Summary`` at its end.
+"""What a run reports about itself: its status while it runs, and a ``Summary`` at its end.
 
-A ``Watcher`` is told while it runs. The run calls it on the driver: ``line`` from the thread of
-the connection to NATS, the other methods from the thread that runs the pipeline.
+The run reports to a ``Watcher`` on the driver. It calls ``line`` from the thread of the connection
+to NATS, and the other methods from the thread that runs the pipeline.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ebbflow.streams.logs import LogEntry
 _LOGGER = logging.getLogger("ebbflow")
 
 PROGRESS = frozenset({"starting NATS", "starting Spark", "running", "stopping"})
-"""The stages of every run. Whatever else a run says is where it listens, or needs attention."""
+"""The stages of every run. All other reports are addresses it listens on, or need attention."""
 
-NOTHING_READ = "Nothing was read: the sources gave all they have in an earlier run."
+NOTHING_READ = "Nothing was read: the sources were exhausted in an earlier run."
 START_OVER = "Start over with fresh=True, which deletes what the pipeline has stored."
 
 
@@ -35,9 +35,9 @@ START_OVER = "Start over with fresh=True, which deletes what the pipeline has st
 class Summary:
     """The result of a run. ``ended`` is ``drained``, ``timeout``, ``stopped`` or ``failed``.
 
-    A run has ``failed`` if there were more dead letters than it was allowed. ``vertices`` has the
+    A run has ``failed`` if there were more dead letters than allowed. ``vertices`` has the
     counts of this run by vertex, ``totals`` those since the pipeline was first started.
-    ``publishing`` counts what the vertices met with when they wrote to NATS in this run.
+    ``publishing`` counts the attempts and problems of writing to NATS in this run, by vertex.
     ``status`` is the last state of the pipeline. In a terminal or a notebook a summary shows how
     the run ended and what is left.
     """
@@ -52,7 +52,7 @@ class Summary:
 
     @property
     def left(self) -> tuple[Leftover, ...]:
-        """What the run has left to the next one: where, how much, until when and why."""
+        """What the run has left for the next run: where, how much, until when and why."""
         return () if self.ended == "drained" else list_leftovers(self.status)
 
     @property
@@ -62,7 +62,7 @@ class Summary:
 
     @property
     def had_nothing_to_do(self) -> bool:
-        """Whether the run read nothing because an earlier one has read everything."""
+        """Whether the run read nothing because an earlier run has read everything."""
         nothing_now = not any(counts.read for counts in self.vertices.values())
         before = any(counts.read for counts in self.totals.values())
         return self.ended == "drained" and nothing_now and before
@@ -70,7 +70,7 @@ class Summary:
     def describe(self, where: str = "") -> list[str]:
         """Returns the end of the run in lines, as ``ebbflow run`` prints it.
 
-        ``where`` are the options that lead a command to the pipeline.
+        ``where`` are the options with which a command finds the pipeline.
         """
         lines = list(describe_end(self.status, self.ended, self.seconds, where))
         return [*lines, NOTHING_READ] if self.had_nothing_to_do else lines
@@ -109,11 +109,11 @@ def _nonzero(counts: Counts) -> str:
 
 
 class Watcher:
-    """Receives what a run reports. Give an instance to ``run(watcher=...)`` or ``start``.
+    """Receives what a run reports. Pass an instance to ``run(watcher=...)`` or ``start``.
 
     A base class: override what you need; every method does nothing here. All are called on the
-    driver, ``line`` and ``log`` from another thread than the rest. An exception in ``look`` or
-    ``stage`` ends the run; the run then raises it.
+    driver, ``line`` and ``log`` from another thread than the others. An exception in ``look`` or
+    ``stage`` ends the run, which raises it.
     """
 
     def stage(self, text: str) -> None:
@@ -134,8 +134,9 @@ class QuietWatcher(Watcher):
 
     What vertices print goes to standard output, as all prints do, and what they log to the loggers
     ``ebbflow.VERTEX``. Stages go to the logger ``ebbflow`` as information, and a vertex that fails,
-    waits or was stopped as a warning. Where the run listens, and what needs attention, is printed
-    to standard error as well, unless the program shows what that logger gets.
+    waits or was stopped as a warning. The addresses that the run listens on, and what needs
+    attention, are also printed to standard error, unless the program shows the output of that
+    logger.
     """
 
     def __init__(self) -> None:
@@ -143,7 +144,7 @@ class QuietWatcher(Watcher):
 
     @override
     def stage(self, text: str) -> None:
-        """Logs it, and prints what people have to see unless the log shows it."""
+        """Logs it, and prints what people must see unless the log shows it."""
         _LOGGER.info("%s", text)
         shown = _LOGGER.isEnabledFor(logging.INFO) and _LOGGER.hasHandlers()
         if text not in PROGRESS and not shown:
@@ -152,7 +153,7 @@ class QuietWatcher(Watcher):
 
     @override
     def line(self, text: str) -> None:
-        """Prints it; a reader that has gone away must not end the thread that calls."""
+        """Prints it; a closed standard output must not end the calling thread."""
         with contextlib.suppress(OSError):
             sys.stdout.write(f"{text}\n")
 

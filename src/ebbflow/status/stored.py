@@ -1,13 +1,13 @@
 """The status of a run in NATS: published by the run, read by any process that reaches the server.
 
-The latest state replaces the one before; the last one stays when the run has ended. Samples for
-charts are kept for an hour. The chunks of each vertex are told apart from the state, because few
-look at them. Nothing waits for any of this but the last state of a run.
+The latest status replaces the previous one, and the last one stays when the run has ended. Samples
+for charts are kept for an hour. The chunks of each vertex are published separately, because they
+are rarely read. A run waits only for its last status to be stored.
 
-``read_status`` gives one state, ``follow_status`` one after another as the run publishes them,
-``read_history`` the samples of the last hour and ``read_chunks`` the last chunks of a vertex. Of a
-pipeline that does not run, what its last run has left is brought up to date from its positions and
-streams: dead letters may have been replayed since, and messages sent.
+``read_status`` returns one status, ``follow_status`` yields each as the run publishes it,
+``read_history`` returns the samples of the last hour and ``read_chunks`` the last chunks of a
+vertex. The last status of a pipeline that does not run is updated from its positions and streams:
+dead letters may have been replayed since, and messages sent.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from ebbflow.streams.positions import read_positions
 from ebbflow.streams.provision import find_unknown
 
 NOW, SAMPLE, CHUNKS = "now", "sample", "chunks"
-"""The kinds of state, as their subjects end."""
+"""What is published; the ends of the subjects."""
 
 KEPT_FOR = 3600
 """Seconds that samples are kept."""
 
 SAMPLE_EVERY = 2.0
 _ROLLUP = {"Nats-Rollup": "sub"}
-_LAST_WORD = PublishRetry(attempts=3, ack_wait=5.0)
-# Of the server's limit for a message, for the state; headers need some of the rest.
+_LAST_STATUS = PublishRetry(attempts=3, ack_wait=5.0)
+# The share of the server's message limit for the status; headers need some of the rest.
 _SHARE = 0.9
 _MOST_BYTES = 512 * 1024
 
 SILENCE = 5.0
-"""Seconds after which a run that has told nothing counts as lost."""
+"""Seconds without a report after which a run counts as lost."""
 
 # Seconds for the causes of dead letters; ebbflow dlq list --count reads all of them.
 _LETTERS_WITHIN = 1.0
@@ -66,34 +66,34 @@ _LETTERS_WITHIN = 1.0
 
 
 class StatusPublisher:
-    """Publishes what an observer has seen. Everything here runs on the loop of the client."""
+    """Publishes an observer's status. Everything here runs on the loop of the client."""
 
     def __init__(self, client: SecuredClient, names: Names) -> None:
         self._client = client
         self._names = names
 
-    async def tell(self, status: PipelineStatus) -> None:
-        """Publishes the state, and does not wait for it to be stored."""
+    async def publish(self, status: PipelineStatus) -> None:
+        """Publishes the status without waiting for it to be stored."""
         await self._send(NOW, self._pack(status), _ROLLUP)
 
-    async def sample(self, status: PipelineStatus) -> None:
-        """Publishes a sample of the state."""
+    async def publish_sample(self, status: PipelineStatus) -> None:
+        """Publishes a sample of the status."""
         await self._send(SAMPLE, to_json(make_sample(status)), {"Nats-TTL": f"{KEPT_FOR}s"})
 
-    async def tell_chunks(self, vertex: str, chunks: Sequence[ChunkTimes]) -> None:
+    async def publish_chunks(self, vertex: str, chunks: Sequence[ChunkTimes]) -> None:
         """Publishes the last chunks of a vertex."""
         await self._send(f"{CHUNKS}.{vertex}", to_json([*chunks]), _ROLLUP)
 
-    async def tell_last(self, status: PipelineStatus) -> None:
-        """Publishes the state that the run leaves behind; returns when it is stored."""
+    async def publish_last(self, status: PipelineStatus) -> None:
+        """Publishes the final status of the run; returns when it is stored."""
         subject = self._names.status_subject(NOW)
-        await publish(self._client, subject, self._pack(status), _ROLLUP, retry=_LAST_WORD)
+        await publish(self._client, subject, self._pack(status), _ROLLUP, retry=_LAST_STATUS)
 
     async def _send(self, kind: str, payload: bytes, headers: dict[str, str]) -> None:
         await self._client.publish(self._names.status_subject(kind), payload, headers=headers)
 
     def _pack(self, status: PipelineStatus) -> bytes:
-        """Returns the state, without what helps least if it is too large to be told each second."""
+        """Returns the status, without its least useful parts if it is too large for each second."""
         limit = int(min(_MOST_BYTES, self._client.max_payload * _SHARE))
         packed = status.to_bytes()
         for traces, errors in ((3, 20), (1, 20), (0, 20), (0, 1)):
@@ -104,7 +104,7 @@ class StatusPublisher:
 
 
 def _shorten(status: PipelineStatus, traces: int, errors: int) -> PipelineStatus:
-    """Returns the state with that many errors of each vertex, and the tracebacks of that many."""
+    """Returns the status with so few errors of each vertex, and so few tracebacks."""
 
     def shorten(vertex: VertexStatus) -> VertexStatus:
         kept = [
@@ -117,7 +117,7 @@ def _shorten(status: PipelineStatus, traces: int, errors: int) -> PipelineStatus
 
 
 def make_sample(status: PipelineStatus) -> StatusSample:
-    """Returns the numbers of a state that charts need."""
+    """Returns the numbers of a status that charts need."""
     assert status.at is not None
     return StatusSample(
         status.at,
@@ -142,7 +142,7 @@ def make_sample(status: PipelineStatus) -> StatusSample:
 
 
 def read_status(link: Link, names: Names) -> PipelineStatus:
-    """Returns the state of a pipeline; ``SetupError`` if it has never run here."""
+    """Returns the status of a pipeline; ``SetupError`` if it has never run here."""
     return link.run(_load_status(link.client, names))
 
 
@@ -201,8 +201,8 @@ async def _bring_up_to_date(
 
 def _lost(status: PipelineStatus) -> tuple[Concern, ...]:
     since = f" since {status.at:%H:%M:%S} UTC" if status.at else ""
-    what = f"nothing has been heard of the run on {status.host} (process {status.pid}){since}"
-    step = "See whether it is still there; if it is not, start it again with ebbflow run."
+    what = f"the run on {status.host} (process {status.pid}) has not reported{since}"
+    step = "See whether it still runs; if it does not, start it again with ebbflow run."
     return (Concern("error", None, what, step),)
 
 
@@ -215,7 +215,7 @@ async def _refresh(
     letters: LetterCauses,
     streams: set[str],
 ) -> VertexStatus:
-    """Returns a vertex that no one runs, with what is stored of it now."""
+    """Returns a vertex that does not run, with the numbers that are stored now."""
     partitions = max(vertex.partitions, len(positions))
     name, has_buffer = vertex.name, names.buffer(vertex.name, 0) in streams
     backlog = Backlog(client, names, VertexStreams(name, partitions, has_buffer))
@@ -246,9 +246,9 @@ async def _refresh(
 async def follow_status(
     client: SecuredClient, names: Names
 ) -> AsyncGenerator[PipelineStatus, None]:
-    """Yields the state now and whenever the run tells another; without end.
+    """Yields the status now and whenever the run publishes another; without end.
 
-    While no one tells anything, it yields every few seconds what is stored.
+    While nothing is published, it yields the stored status every few seconds.
     """
     inbox = await client.subscribe(names.status_subject(NOW))
     try:

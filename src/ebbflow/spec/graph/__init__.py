@@ -1,7 +1,7 @@
-"""The graph of a pipeline as people see it: what leads where, laid out and drawn.
+"""The graph of a pipeline for people: its vertices and edges, laid out and drawn.
 
-``PipelineShape`` is the vertices and edges, with the few words that a drawing has of each. It is
-pure data, without anything of a run, and without secrets: it may be stored and shown.
+``PipelineShape`` has the vertices and edges, with a few words about each. It is pure data, without
+facts about a run and without secrets: it may be stored and shown.
 ``runtime`` stores it; operations, the web UI and the command line show it. Start with ``layout``.
 """
 
@@ -14,7 +14,7 @@ from ebbflow.domain.records import stored_as
 
 @dataclass(frozen=True, slots=True)
 class ShapeVertex:
-    """A vertex: ``kind`` is source, map, sink or mono, ``detail`` what it is in a few words.
+    """A vertex: ``kind`` is source, map, sink or mono, ``detail`` describes it in a few words.
 
     ``has_buffer`` if messages for it wait in a buffer, ``ordered`` if it keeps their
     order by keys, ``batched`` if Spark works on batches of them, ``serves`` if it answers requests.

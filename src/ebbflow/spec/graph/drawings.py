@@ -1,12 +1,11 @@
 """The graph of a pipeline as a drawing: for a terminal, as an SVG picture, in Mermaid's language.
 
-A terminal gets boxes and lines where they fit, else a tree. Boxes stand as ``layout`` has placed
-them. Between two layers each vertex has its own column in which its edges change rows, chosen
-so that no line can be taken for another one's. Where there is no such order, and where the boxes
-are too wide, the tree shows the same.
+A terminal gets boxes and lines where they fit, else a tree. ``layout`` places the boxes. Between
+two layers each vertex has its own column in which its edges change rows, chosen so that lines
+cannot be confused. If there is no such order, or if the boxes are too wide, a tree shows the same.
 
-The SVG picture is for light and dark pages. It needs nothing else: no script, no font, no style
-from elsewhere.
+The SVG picture is for light and dark pages. It is self-contained: it needs no script, no font and
+no external style.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ebbflow.spec.graph.layout import GraphLayout, GridSpot, lay_out
 
 _PITCH = 5
 _WHOLE = 1_000
-# Details are cut before the boxes are given up.
+# Details are cut before boxes are replaced with a tree.
 _LONGEST_DETAILS = (_WHOLE, 24, 14)
 _UP, _DOWN, _LEFT, _RIGHT = 1, 2, 4, 8
 _LINES = {
@@ -51,7 +50,7 @@ def draw_terminal(shape: PipelineShape, width: int = 80) -> str:
 
 
 def _describe_edges(shape: PipelineShape, layout: GraphLayout) -> list[str]:
-    """Returns a line for each edge of which the boxes cannot show everything."""
+    """Returns a line for each edge that the boxes cannot show completely."""
     lines = []
     for edge in shape.edges:
         backward = (edge.frm, edge.to) in layout.backward
@@ -70,7 +69,7 @@ def _words(vertex: ShapeVertex, longest: int = _WHOLE) -> tuple[str, str]:
 
 
 def _draw_boxes(shape: PipelineShape, layout: GraphLayout, longest: int) -> list[str] | None:
-    """Returns the lines of the drawing; ``None`` if lines would be taken for one another's."""
+    """Returns the lines of the drawing; ``None`` if edges could be confused."""
     widths = [0] * layout.layers
     for vertex in shape.vertices:
         layer = layout.spots[vertex.name].layer
@@ -107,17 +106,17 @@ class _Gap:
 
     @classmethod
     def of(cls, layout: GraphLayout, layer: int) -> _Gap | None:
-        """Returns the gap behind a layer; ``None`` if its columns have no order that is clear."""
+        """Returns the gap after a layer; ``None`` if no order of its columns is unambiguous."""
         edges = []
-        for ends, way in layout.routes.items():
-            way = way[::-1] if ends in layout.backward else way
-            steps = [(a, b) for a, b in pairwise(way) if a.layer == layer]
+        for ends, route in layout.routes.items():
+            route = route[::-1] if ends in layout.backward else route
+            steps = [(a, b) for a, b in pairwise(route) if a.layer == layer]
             edges += [] if ends in layout.backward else [(a.row, b.row) for a, b in steps]
         turning = sorted({frm for frm, to in edges if frm != to})
         order = TopologicalSorter({frm: set[int]() for frm in turning})
         for frm, to in edges:
             if to in turning and frm != to:
-                # Whoever leaves from a row turns off it before another one's line comes in there.
+                # The line that leaves a row must turn before another line enters that row.
                 order.add(frm, to)
         try:
             columns = {row: n for n, row in enumerate(order.static_order())}
@@ -148,8 +147,8 @@ class _Canvas:
 
     def pass_by(self, layout: GraphLayout, layer: int, left: int, width: int) -> None:
         """Draws the edges that pass a layer without ending there."""
-        for ends, way in layout.routes.items():
-            for spot in way[1:-1]:
+        for ends, route in layout.routes.items():
+            for spot in route[1:-1]:
                 if spot.layer == layer and ends not in layout.backward:
                     self._across(spot.row * _PITCH + 1, left, left + width - 1, f"{ends}")
 
@@ -192,7 +191,7 @@ class _Canvas:
         groups[group] = groups.get(group, 0) | bits
 
     def _letter(self, groups: dict[str, int]) -> str:
-        # Two lines that only cross: the upright one passes over the other, and nothing joins.
+        # Two lines that only cross: the vertical one is drawn over the other, without a joint.
         if _UP | _DOWN in groups.values() and _LEFT | _RIGHT in groups.values():
             return "│"
         together = 0
@@ -217,19 +216,19 @@ def _join(letters: dict[int, str]) -> str:
 
 
 def draw_tree(shape: PipelineShape) -> str:
-    """Returns the graph as a tree: what a vertex leads to stands below it.
+    """Returns the graph as a tree, with the next vertices below each vertex.
 
-    What several vertices lead to stands in full once, and by its name elsewhere.
+    A vertex with several incoming edges is drawn in full once, and only named elsewhere.
     """
     nexts = defaultdict(list)
     for edge in shape.edges:
         nexts[edge.frm].append(edge)
     led_to = {edge.to for edge in shape.edges}
-    # Those that nothing leads to, then those of circles that nothing leads into.
+    # First the vertices without incoming edges, then those of cycles that no edge enters.
     starts = sorted(shape.vertices, key=lambda vertex: vertex.name in led_to)
     lines: list[str] = []
     seen: set[str] = set()
-    # What is left to draw, the next one last; without recursion, as graphs may be deep.
+    # The vertices left to draw, the next one last; without recursion, as graphs may be deep.
     rest = [(vertex.name, "", "", "") for vertex in reversed(starts)]
     while rest:
         name, indent, mark, condition = rest.pop()
@@ -347,26 +346,26 @@ class _Page:
     def draw_edges(self) -> list[str]:
         """Returns the edges, each as a curve through its spots, with their conditions."""
         drawn = []
-        for (frm, to), way in self._layout.routes.items():
+        for (frm, to), route in self._layout.routes.items():
             backward = (frm, to) in self._layout.backward
-            path = self._loop(way) if backward else self._curve(way)
+            path = self._loop(route) if backward else self._curve(route)
             kind = "edge backward" if backward else "edge"
             drawn.append(f'<path class="{kind}" d="{path}" marker-end="url(#head)"/>')
             if condition := self._conditions.get((frm, to)):
-                x, y = self._label(way, backward)
+                x, y = self._label(route, backward)
                 drawn.append(
                     f'<text class="condition" text-anchor="end" x="{x:g}" y="{y:g}">'
                     f"{escape(condition)}</text>"
                 )
         return drawn
 
-    def _label(self, way: tuple[GridSpot, ...], backward: bool) -> tuple[float, float]:
-        end = way[1] if len(way) > 1 and not backward else way[-1]
+    def _label(self, route: tuple[GridSpot, ...], backward: bool) -> tuple[float, float]:
+        end = route[1] if len(route) > 1 and not backward else route[-1]
         return self._lefts[end.layer] - 14, self._middle(end.row) - 6
 
-    def _curve(self, way: tuple[GridSpot, ...]) -> str:
+    def _curve(self, route: tuple[GridSpot, ...]) -> str:
         path = ""
-        for here, there in pairwise(way):
+        for here, there in pairwise(route):
             x1, y1 = self._lefts[here.layer] + self._widths[here.layer], self._middle(here.row)
             x2, y2 = self._lefts[there.layer], self._middle(there.row)
             bend = (x1 + x2) / 2
@@ -374,9 +373,9 @@ class _Page:
             path += f"{passed} C{bend:g} {y1:g} {bend:g} {y2:g} {x2:g} {y2:g}"
         return path
 
-    def _loop(self, way: tuple[GridSpot, ...]) -> str:
-        """Returns the way of an edge that leads back: below everything."""
-        first, last = way[0], way[-1]
+    def _loop(self, route: tuple[GridSpot, ...]) -> str:
+        """Returns the path of an edge that leads back: below everything."""
+        first, last = route[0], route[-1]
         x1 = self._lefts[first.layer] + self._widths[first.layer] * 0.6
         x2 = self._lefts[last.layer] + self._widths[last.layer] * 0.4
         low = self.height - 8

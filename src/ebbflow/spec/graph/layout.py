@@ -1,9 +1,9 @@
-"""Where each vertex of a drawing stands: in which layer, and in which row.
+"""The place of each vertex in a drawing: its layer and its row.
 
-A layer holds vertices that no edge leads between; edges lead from left to right. Within a layer
-vertices are ordered so that few edges cross, and placed next to those they are joined to. An edge
-that passes a layer has its own place there, so that it runs around vertices. Edges that close
-a circle are turned round for all this. The outcome depends on the shape alone.
+No edge connects vertices of one layer; edges lead from left to right. Within a layer vertices are
+ordered so that few edges cross, and placed near the vertices they are connected to. An edge that
+passes a layer has its own place there, so that it runs around vertices. Edges that close a cycle
+are reversed for all this. The layout depends on the shape alone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class GridSpot:
 class GraphLayout:
     """The place of every vertex, and of every edge the spots that it runs through.
 
-    ``routes`` begin at one end and stop at the other; those in ``backward`` lead against the
-    direction of all others, because they close a circle.
+    ``routes`` run from one end to the other; those in ``backward`` run against the direction of all
+    others, because they close a cycle.
     """
 
     spots: dict[str, GridSpot]
@@ -53,7 +53,7 @@ class GraphLayout:
     @property
     def rows(self) -> int:
         """The number of rows."""
-        everything = [*self.spots.values(), *(s for way in self.routes.values() for s in way)]
+        everything = [*self.spots.values(), *(s for route in self.routes.values() for s in route)]
         return 1 + max((spot.row for spot in everything), default=-1)
 
     def to_json(self) -> dict[str, Any]:
@@ -67,15 +67,15 @@ class GraphLayout:
                     "from": frm,
                     "to": to,
                     "backward": (frm, to) in self.backward,
-                    "through": [*map(to_plain, way)],
+                    "through": [*map(to_plain, route)],
                 }
-                for (frm, to), way in self.routes.items()
+                for (frm, to), route in self.routes.items()
             ],
         }
 
 
 def lay_out(shape: PipelineShape) -> GraphLayout:
-    """Returns where everything of a pipeline stands."""
+    """Returns the layout of a pipeline."""
     names = [vertex.name for vertex in shape.vertices]
     edges = list(dict.fromkeys((e.frm, e.to) for e in shape.edges if e.frm != e.to))
     backward = _find_backward(names, edges)
@@ -91,7 +91,7 @@ def lay_out(shape: PipelineShape) -> GraphLayout:
 
 
 def _find_backward(names: Sequence[str], edges: Iterable[Ends]) -> set[Ends]:
-    """Returns the edges that close circles, seen from the vertices that are named first."""
+    """Returns the edges that close cycles, searching from the vertices that are named first."""
     nexts: dict[str, list[str]] = defaultdict(list)
     for frm, to in edges:
         nexts[frm].append(to)
@@ -99,22 +99,22 @@ def _find_backward(names: Sequence[str], edges: Iterable[Ends]) -> set[Ends]:
     done: set[str] = set()
     for start in names:
         # Without recursion: a pipeline may be longer than Python's stack is deep.
-        path, ways = [start], [iter(nexts[start])]
+        path, unvisited = [start], [iter(nexts[start])]
         while path and start not in done:
-            following = next(ways[-1], None)
+            following = next(unvisited[-1], None)
             if following is None:
                 done.add(path.pop())
-                ways.pop()
+                unvisited.pop()
             elif following in path:
                 backward.add((path[-1], following))
             elif following not in done:
                 path.append(following)
-                ways.append(iter(nexts[following]))
+                unvisited.append(iter(nexts[following]))
     return backward
 
 
 def _assign_layers(names: Sequence[str], edges: Iterable[Ends]) -> dict[str, int]:
-    """Returns for each vertex the length of the longest way to it."""
+    """Returns for each vertex the length of the longest path to it."""
     nexts: dict[str, list[str]] = defaultdict(list)
     missing = dict.fromkeys(names, 0)
     for frm, to in edges:
@@ -134,17 +134,17 @@ def _assign_layers(names: Sequence[str], edges: Iterable[Ends]) -> dict[str, int
 def _route(
     ends: Ends, backward: set[Ends], grid: _Grid, rows: dict[str, int]
 ) -> tuple[GridSpot, ...]:
-    way = tuple(GridSpot(grid.layer_of[cell], rows[cell]) for cell in grid.ways[ends])
-    return way[::-1] if ends in backward else way
+    route = tuple(GridSpot(grid.layer_of[cell], rows[cell]) for cell in grid.paths[ends])
+    return route[::-1] if ends in backward else route
 
 
 @dataclass
 class _Grid:
-    """Cells by layer: vertices, and the places of edges that pass. ``ways`` join them."""
+    """Cells by layer: vertices, and the places of edges that pass. ``paths`` connect them."""
 
     layers: list[list[str]]
     layer_of: dict[str, int]
-    ways: dict[Ends, list[str]]
+    paths: dict[Ends, list[str]]
     before: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     after: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -159,14 +159,14 @@ class _Grid:
             for layer, cell in enumerate(passed, layers[frm] + 1):
                 grid.layers[layer].append(cell)
                 grid.layer_of[cell] = layer
-            way = grid.ways[written] = [frm, *passed, to]
-            for left, right in pairwise(way):
+            path = grid.paths[written] = [frm, *passed, to]
+            for left, right in pairwise(path):
                 grid.after[left].append(right)
                 grid.before[right].append(left)
         return grid
 
     def order(self) -> None:
-        """Orders cells by the middle of their neighbours, to and fro; keeps the best order seen."""
+        """Orders cells by the middle of their neighbours, back and forth; keeps the best order."""
         best, fewest = [list(layer) for layer in self.layers], self._count_crossings()
         for sweep in range(_SWEEPS):
             rightward = sweep % 2 == 0
@@ -197,7 +197,7 @@ class _Grid:
         return crossings
 
     def assign_rows(self) -> dict[str, int]:
-        """Returns rows that keep the order and bring joined cells to the same height."""
+        """Returns rows that keep the order and bring connected cells to the same height."""
         heights = {c: float(n) for layer in self.layers for n, c in enumerate(layer)}
         for sweep in range(_SWEEPS):
             rightward = sweep % 2 == 0
@@ -222,7 +222,7 @@ class _Grid:
 
 
 def _rank(neighbours: dict[str, list[str]], place: dict[str, int], cell: str) -> tuple[float, int]:
-    """Returns what a cell is ordered by: the middle of its neighbours, else its own place."""
+    """Returns the sort key of a cell: the middle of its neighbours, else its own place."""
     near = [place[other] for other in neighbours[cell]]
     return (sum(near) / len(near) if near else place[cell]), place[cell]
 

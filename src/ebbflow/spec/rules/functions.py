@@ -1,4 +1,4 @@
-"""Rules about functions: that there is code for each section, and something for each container."""
+"""Rules about functions: each section has code, and each container has a function bound to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ebbflow.usercode.targets import is_class
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One way in which Ebbflow calls user code: itself, or a method of it.
+    """A call that Ebbflow makes to user code: to the code itself, or to one of its methods.
 
     A method that is not ``needed`` may be left out.
     """
@@ -32,14 +32,14 @@ class Call:
     needed: bool = True
 
     def written(self, name: str, bound: bool = False) -> str:
-        """Returns it as people write it down."""
+        """Returns it as the first line of a function."""
         parameters = (*(("self",) if bound else ()), *self.parameters)
         return f"def {name}({', '.join(parameters)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something wrong with user code: what, with what to write in its place."""
+    """Something wrong with user code, and what to write instead."""
 
     what: str
     code: str = "EB403"
@@ -88,9 +88,9 @@ _BY_SURFACE: Mapping[Surface, tuple[Call, ...]] = {
 
 
 def find_faults(code: Any, place: Place, mode: str) -> Iterator[Fault]:
-    """Yields why Ebbflow cannot make the code or call it, and what to write in its place.
+    """Yields why Ebbflow cannot instantiate or call the code, and what to write instead.
 
-    ``mode`` is the one of the spec, which is ``unary`` or ``batch`` if it says none.
+    ``mode`` is the one of the spec, by default ``unary`` or ``batch``.
     """
     recognised = recognise(code, place)
     if recognised is not None and (misplaced := _find_misplaced(recognised, place, mode)):
@@ -129,8 +129,8 @@ def _find_in_making(code: Any) -> Iterator[Fault]:
         for missing in sorted(getattr(kind, "__abstractmethods__", ())):
             yield Fault(f"it has no method {missing!r}", "EB402")
     elif (misfit := _misfit(code, ())) is not None:
-        way = "give its parameters defaults, or name an object of it"
-        yield Fault(f"it cannot be made without arguments: {misfit}; {way}")
+        advice = "give its parameters defaults, or name an object of it"
+        yield Fault(f"it cannot be made without arguments: {misfit}; {advice}")
 
 
 def _find_in_call(code: Any, call: Call, surface: Surface | None, made: bool) -> Iterator[Fault]:
@@ -143,16 +143,16 @@ def _find_in_call(code: Any, call: Call, surface: Surface | None, made: bool) ->
         yield from _find_in_method(kind, call, "handler" if handles else "__call__")
     elif (misfit := _misfit(code, call.parameters)) is not None:
         name = getattr(kind, "__name__", "<lambda>").replace("<lambda>", "handler")
-        way = call.written(name)
+        correct = call.written(name)
         if surface is None and call == _DATUM[0]:
-            way += f", or {_KEYS_AND_DATUM[0].written(name)} for pynumaflow"
-        yield Fault(f"{_as_called(call)}: {misfit}; write {way}")
+            correct += f", or {_KEYS_AND_DATUM[0].written(name)} for pynumaflow"
+        yield Fault(f"{_as_called(call)}: {misfit}; write {correct}")
 
 
 def _as_called(call: Call, method: str | None = None) -> str:
     what = "it" if method is None else f"its method {method!r}"
-    given = f"({', '.join(call.parameters)})" if call.parameters else "no arguments"
-    return f"{what} cannot be called with {given}"
+    passed = f"({', '.join(call.parameters)})" if call.parameters else "no arguments"
+    return f"{what} cannot be called with {passed}"
 
 
 def _find_in_method(owner: Any, call: Call, method: str) -> Iterator[Fault]:
@@ -163,11 +163,11 @@ def _find_in_method(owner: Any, call: Call, method: str) -> Iterator[Fault]:
     kind = owner if inspect.isclass(owner) else type(owner)
     function = next((k.__dict__[method] for k in kind.__mro__ if method in k.__dict__), None)
     if function is None and method == "__call__":
-        way = call.written(method, bound=True)
-        yield Fault(f"an object of it cannot be called; write {way}")
+        correct = call.written(method, bound=True)
+        yield Fault(f"an object of it cannot be called; write {correct}")
     elif (misfit := _misfit_of_method(function, call.parameters)) is not None:
-        way = call.written(method, bound=not isinstance(function, staticmethod))
-        yield Fault(f"{_as_called(call, method)}: {misfit}; write {way}")
+        correct = call.written(method, bound=not isinstance(function, staticmethod))
+        yield Fault(f"{_as_called(call, method)}: {misfit}; write {correct}")
 
 
 def _misfit_of_method(function: Any, parameters: tuple[str, ...]) -> str | None:
@@ -182,11 +182,11 @@ def _is_function(code: Any) -> bool:
 
 
 def _misfit(code: Any, parameters: tuple[str, ...]) -> str | None:
-    """Returns why the parameters do not fit, if it is known that they do not."""
+    """Returns why the parameters do not fit; ``None`` if they fit or that is not known."""
     try:
-        # Not that of a function behind a wrapper: the wrapper is what is called.
+        # Not the signature of a wrapped function, because its wrapper is called.
         signature = inspect.signature(code, follow_wrapped=False)
-    except (TypeError, ValueError):  # a builtin that does not say what it takes
+    except (TypeError, ValueError):  # a builtin without a signature
         return None
     try:
         signature.bind(*parameters)
@@ -198,7 +198,7 @@ def _misfit(code: Any, parameters: tuple[str, ...]) -> str | None:
 def check_code(
     code: CodeSection, path: FieldPath, vertex: str, search: Path | None
 ) -> Iterator[Finding]:
-    """Reports a section that nothing runs for, or whose Python code cannot be used."""
+    """Reports a section without code, or whose Python code cannot be used."""
     if code.python is not None:
         yield from check_target(code.python, (*path, "python"), search, code.PLACE, code.call_mode)
     elif code.python is None and code.container is None:
@@ -215,7 +215,7 @@ def check_code(
 def check_target(
     target: Code, path: FieldPath, search: Path | None, place: Place, mode: str = "unary"
 ) -> Iterator[Finding]:
-    """Reports code that cannot be imported, made, or called with what its place gives."""
+    """Reports code that cannot be imported, instantiated, or called as its place requires."""
     code: Any = target
     if isinstance(target, str):
         if not targets.is_well_formed(target):

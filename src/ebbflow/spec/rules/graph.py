@@ -2,8 +2,8 @@
 
 Maps may send messages back, to themselves or to an earlier map, as long as a source leads there.
 
-An edge whose end is misspelt counts as leading where it was probably meant to, so that one
-mistake is reported once and not as a broken graph as well.
+An edge with a misspelt vertex counts as leading to the vertex that was probably meant, so that one
+mistake is not also reported as a broken graph.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_bypass(body: MonoVertexBody) -> Iterator[Finding]:
     yield from _condition(bypass.fallback, (*path, "fallback"))
     yield from _condition(bypass.on_success, (*path, "onSuccess"))
     if sink is None:
-        return  # has been reported, and may come with what is missing here
+        return  # this has been reported, and the missing sink may have the target
     if bypass.fallback is not None and sink.fallback is None:
         yield _leads_nowhere("fallback")
     if bypass.on_success is not None and sink.on_success is None:
@@ -83,7 +83,7 @@ def check_graph(spec: PipelineSpec) -> Iterator[Finding]:
 
 def _edge(spec: PipelineSpec, index: int, edge: EdgeSpec) -> Iterator[Finding]:
     path: FieldPath = ("spec", "edges", index)
-    # Without the empty names that stand in for missing ones.
+    # Without the empty names that replace missing names.
     names = list(dict.fromkeys(vertex.name for vertex in spec.vertices if vertex.name))
     for end, name in (("from", edge.from_), ("to", edge.to)):
         if name not in names:
@@ -127,7 +127,7 @@ def _shape(spec: PipelineSpec) -> Iterator[Finding]:
 
 
 def _swapped(spec: PipelineSpec, sink: str) -> str:
-    """Returns the order that was meant if a map is behind the sink and leads nowhere."""
+    """Returns the order that was probably meant, if a map after the sink leads nowhere."""
     before = [edge.from_ for edge in spec.edges if edge.to == sink]
     behind = [edge.to for edge in spec.edges if edge.from_ == sink]
     if len(before) != 1 or len(behind) != 1 or before == behind:
@@ -137,7 +137,7 @@ def _swapped(spec: PipelineSpec, sink: str) -> str:
 
 
 def _unreachable(spec: PipelineSpec, links: set[Link]) -> Iterator[Finding]:
-    # What lacks an incoming edge has been reported; what follows from it is not its fault.
+    # A vertex that lacks an incoming edge has been reported; the vertices after it are correct.
     entered = {to for _, to in links}
     starts = {v.name for v in spec.vertices if v.kind is VertexKind.SOURCE or v.name not in entered}
     reached = _reachable_from(starts, links)

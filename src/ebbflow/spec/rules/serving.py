@@ -1,7 +1,7 @@
 """Rules about answers: a sink that serves has a store, and every request gets an answer.
 
 A caller gets the outcome of a request because every vertex records the outcomes of its messages.
-What drops messages silently, or decides about whole batches, cannot do that.
+A step that drops messages silently, or decides about whole batches, cannot do that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ebbflow.spec.validate import FieldPath, Finding
 
 
 def check_serving(spec: Spec) -> Iterator[Finding]:
-    """Reports what a pipeline with a serving source lacks, and what it cannot have."""
+    """Reports parts that a pipeline with a serving source lacks, or cannot have."""
     places = list(_serving_sources(spec))
     if not places:
         return
@@ -35,7 +35,7 @@ def check_serving(spec: Spec) -> Iterator[Finding]:
 
 
 def check_serving_pipeline(spec: ServingPipelineSpec) -> Iterator[Finding]:
-    """Reports what a ServingPipeline lacks beyond its pipeline, and what it says twice."""
+    """Reports fields that a ServingPipeline lacks beyond its pipeline, or has twice."""
     path: FieldPath = ("spec", "pipeline")
     body = spec.spec.pipeline
     sources = list(_serving_sources(spec.as_pipeline))
@@ -62,19 +62,19 @@ def _serving_sources(spec: Spec) -> Iterator[FieldPath]:
 
 
 def _may_answer(sink: SinkSpec) -> bool:
-    # One that says no kind, or one that is not there, has been reported.
+    # A sink without a kind, or of an unknown kind, has been reported.
     return not sink.kinds or any(kind not in SINKS or SINKS[kind].answers for kind in sink.kinds)
 
 
 def _unanswered(spec: PipelineSpec) -> Iterator[Finding]:
-    """Reports what would end messages without a word to whoever waits for their answers."""
+    """Reports steps that would end messages without an answer to their callers."""
     for index, edge in enumerate(spec.edges):
         if edge.on_full == "discardLatest":
-            message = "callers would never hear of what a full buffer drops; use retryUntilSuccess"
+            message = "callers of dropped messages would get no answer; use retryUntilSuccess"
             yield Finding("EB603", message, ("spec", "edges", index, "onFull"))
     for index, vertex in enumerate(spec.vertices):
         if (where := _batched(vertex)) is not None:
-            message = f"{vertex.name!r} works on batches, and callers would wait for them in vain"
+            message = f"{vertex.name!r} works on batches, so callers would get no answer"
             path = ("spec", "vertices", index, *where)
             yield Finding("EB603", f"{message}; use code for messages", path, at_key=True)
 

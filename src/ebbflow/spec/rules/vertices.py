@@ -1,11 +1,11 @@
-"""Rules about vertices: their names and roles, and what each step is made of.
+"""Rules about vertices: their names and roles, and the parts of each step.
 
 A step has a source, a udf or a sink, with user code and retries. The rules about it are the same
 for a vertex of a pipeline and for a MonoVertex, which has all of them at once.
 
 A vertex may work on whole batches with Spark, which also writes the audit table. A batch has no
-order, is not decided about message by message, and is planned by the driver: what needs one of
-these cannot be combined with it.
+order, no outcome for each message, and is planned by the driver. Features that need an order,
+single outcomes or no driver cannot be combined with it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_vertices(spec: PipelineSpec, search: Path | None) -> Iterator[Finding]
 
 def _ends(spec: PipelineSpec) -> Iterator[Finding]:
     if any(len(vertex.roles) != 1 for vertex in spec.vertices):
-        return  # one of those may be what is missing
+        return  # one of those may be the missing source or sink
     kinds = {vertex.kind for vertex in spec.vertices}
     for code, kind in (("EB203", VertexKind.SOURCE), ("EB204", VertexKind.SINK)):
         if kind not in kinds:
@@ -96,7 +96,7 @@ _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 def check_step(
     step: Vertex | MonoVertexBody, name: str, path: FieldPath, search: Path | None
 ) -> Iterator[Finding]:
-    """Reports what is wrong with the parts that are there."""
+    """Reports what is wrong with the parts that are set."""
     if step.source is not None:
         yield from _source(step.source, name, (*path, "source"), search)
     if step.udf is not None:
@@ -130,7 +130,7 @@ def check_store(store: ServingStoreSpec | None, search: Path | None) -> Iterator
 
 
 def join_names(names: tuple[str, ...]) -> str:
-    """Returns the names as a sentence lists them."""
+    """Returns the names as they are listed in a sentence."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
@@ -147,11 +147,11 @@ def _source(
 
 def _udf(udf: Udf, name: str, path: FieldPath, search: Path | None) -> Iterator[Finding]:
     names = ("python", "container", "sql", "dataframe")
-    ways = tuple(name for name in names if getattr(udf, name) is not None)
+    chosen = tuple(name for name in names if getattr(udf, name) is not None)
     if udf.query is None:
         yield from check_code(udf, path, name, search)
-    elif len(ways) > 1:
-        yield Finding("EB207", f"'udf' can be only one of {join_names(ways)}", path)
+    elif len(chosen) > 1:
+        yield Finding("EB207", f"'udf' can be only one of {join_names(chosen)}", path)
     elif udf.dataframe is not None:
         yield from check_target(udf.dataframe, (*path, "dataframe"), search, "query")
 
@@ -168,7 +168,7 @@ def _sink(sink: SinkSpec, name: str, path: FieldPath, search: Path | None) -> It
 
 
 def _writes_alone(sink: SinkSpec, tasks: int, path: FieldPath) -> Iterator[Finding]:
-    """Reports sinks that have to be the only one of a vertex with one partition, and are not."""
+    """Reports sinks that must be alone in a vertex with one partition, and are not."""
     extra = {"fallback": sink.fallback, "onSuccess": sink.on_success}
     others = {place: target for place, target in extra.items() if target is not None}
     for place, target in {"": sink, **others}.items():
@@ -195,7 +195,7 @@ def _sink_target(
 def _code_of(
     section: SourceSpec | SinkTarget, name: str, path: FieldPath, search: Path | None
 ) -> Iterator[Finding]:
-    """Looks at the user's code, if that is what is given."""
+    """Checks the user's code, if there is any."""
     for kind in section.kinds:
         part = getattr(section, kind)
         if isinstance(part, CodeSection):
@@ -216,7 +216,7 @@ def _retry_without_fallback(
     code: Udf | Transformer, path: FieldPath, who: str
 ) -> Iterator[Finding]:
     yield from _retry(code.retry_strategy, path)
-    # Not even in a MonoVertex: its fallback sink is for what its sink could not write.
+    # Not even in a MonoVertex: its fallback sink is for messages that its sink could not write.
     why = f"{who} has no fallback sink: use retry or drop"
     yield from _no_fallback(code.retry_strategy, path, why)
 
@@ -233,7 +233,7 @@ def _no_fallback(strategy: RetrySpec | None, path: FieldPath, why: str) -> Itera
 
 
 def _backoff(backoff: WaitsSpec, path: FieldPath) -> Iterator[Finding]:
-    # A cap alone is compared with the shortest wait there is.
+    # A cap alone is compared with the shortest possible interval.
     interval = 1 if backoff.interval is None else backoff.interval
     if backoff.cap is not None and backoff.cap < interval:
         message = f"'cap' ({backoff.cap} ms) is below 'interval' ({interval} ms)"
@@ -242,14 +242,14 @@ def _backoff(backoff: WaitsSpec, path: FieldPath) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A feature that is not there: its name, and what to do instead."""
+    """A feature that Ebbflow does not have: its name, and what to do instead."""
 
     name: str
     instead: str
 
     @property
     def message(self) -> str:
-        """The sentence that lint says."""
+        """The message of lint."""
         return f"{self.name} is not supported; {self.instead}"
 
 
@@ -261,7 +261,7 @@ _STEP: dict[str, Missing] = {
         "groupBy", "aggregate in a Spark job that reads what a jetstream sink writes"
     ),
 }
-"""What a vertex of a pipeline and a MonoVertex have in common."""
+"""The features that both a vertex of a pipeline and a MonoVertex lack."""
 
 _SIDE_INPUTS = Missing("sideInputs", "have user code read such values itself, in its open()")
 
@@ -275,7 +275,7 @@ NOT_YET: dict[str, Missing] = {
 
 
 def check_support(spec: Spec) -> Iterator[Finding]:
-    """Reports each use of a feature that is not there."""
+    """Reports each use of a feature that Ebbflow does not have."""
     data = spec.model_dump(by_alias=True, exclude_none=True)
     for pattern, missing in NOT_YET.items():
         for path in _find(data, pattern.replace("[]", ".[]").split("."), ()):
@@ -301,7 +301,7 @@ _NAMES = {"sql": "SQL", "dataframe": "a DataFrame function"}
 
 
 def check_batches(spec: PipelineSpec) -> Iterator[Finding]:
-    """Reports what a pipeline's batch vertices cannot have."""
+    """Reports settings that a pipeline's batch vertices cannot have."""
     for index, vertex in enumerate(spec.vertices):
         path: FieldPath = ("spec", "vertices", index)
         if vertex.udf is not None and vertex.udf.query is not None:
@@ -312,7 +312,7 @@ def check_batches(spec: PipelineSpec) -> Iterator[Finding]:
 
 
 def check_no_batches(spec: MonoVertexSpec) -> Iterator[Finding]:
-    """Reports batches in a MonoVertex: it does everything in one task, which has no planner."""
+    """Reports batches in a MonoVertex: it runs as one task, but the driver plans batches."""
     body = spec.spec
     if body.udf is not None and (query := body.udf.query) is not None:
         message = f"a MonoVertex cannot have {_NAMES[query]}; write a Pipeline"
@@ -372,7 +372,7 @@ _NOT_OURS = ("mode", "partitionBy", "maxRecordsPerFile")
 
 
 def check_audit(spec: Spec) -> Iterator[Finding]:
-    """Reports an audit table without a place, and options that would take it apart."""
+    """Reports an audit table without a place, and options that would break it."""
     audit = spec.audit
     path: FieldPath = ("spec", "audit")
     if audit is None:

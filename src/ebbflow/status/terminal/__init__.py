@@ -1,9 +1,9 @@
 """The display of a run while it lasts, and of its end.
 
-A live table on a terminal, plain lines elsewhere, JSON lines for those who ask for them: all of
-them views of one ``PipelineStatus``. Vertices print through the NATS thread and the run speaks from
-the main thread; both may call at any time. A terminal that is closed meanwhile does not keep a run
-from ending in good order. Builders and the command line import it. Start with ``lines``.
+A live table on a terminal, plain lines elsewhere, JSON lines on request: all are views of one
+``PipelineStatus``. The NATS thread prints the output of vertices, and the main thread the reports
+of the run; both may call at any time. Closing the terminal does not keep a run from ending in good
+order. Builders and the command line import it. Start with ``lines``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LogFormat = Literal["plain", "json"]
 def open_display(log: LogFormat | None = None, draining: bool = False) -> Iterator[Display]:
     """Shows a run for as long as the context lasts: as a table, or in lines of a format.
 
-    Without a format the table is for a terminal, and plain lines for everything else.
+    Without a format, a terminal shows the table, and everything else plain lines.
     """
     display: Display
     if log == "json":

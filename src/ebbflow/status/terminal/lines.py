@@ -1,11 +1,11 @@
 """Lines for files, pipes and logs: news of a run, from one status to the next.
 
-Nothing is redrawn, nothing is repeated that has not changed, and what stays bad is reported ever
+Nothing is redrawn or repeated while it stays the same, except problems, which are reported less and
 less often.
 
 What sinks and user code print goes to standard output, everything else to standard error, so that
-``ebbflow run … | grep …`` sees messages and nothing else. ``PlainLines`` are for people: time,
-level, vertex, text. ``JsonLines`` are for programs: an object a line, on both streams.
+``ebbflow run … | grep …`` sees only messages. ``PlainLines`` are for people: time, level, vertex,
+text. ``JsonLines`` are for programs: an object per line, on both streams.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ebbflow.status.terminal.terminal import (
 from ebbflow.streams.logs import LogEntry
 
 _FIRST, _EVERY = 2.0, 10.0
-# Seconds after which something that is still bad is told again, at first.
+# Seconds until a problem that persists is reported for the second time.
 _AGAIN = 10.0
 _MOST_PATIENT = 600.0
 # Seconds without progress after which a drain says what it waits for.
@@ -68,7 +68,7 @@ def _now() -> datetime:
 
 
 class PlainLines(Display):
-    """A display of lines that people read. ``draining`` if the run ends when all is done."""
+    """A display of lines for people. ``draining`` if the run ends when all is done."""
 
     def __init__(
         self,
@@ -91,11 +91,11 @@ class PlainLines(Display):
     @override
     def stage(self, text: str) -> None:
         """Prints a line at once."""
-        self.tell(NewsItem("info", "stage", "", one_line(text)))
+        self.report(NewsItem("info", "stage", "", one_line(text)))
 
     @override
     def line(self, text: str) -> None:
-        """Writes to standard output; stops the run in good order when no one reads any more."""
+        """Writes to standard output; stops the run in good order if its reader has closed it."""
         with self._lock:
             if self._reader_gone:
                 return
@@ -121,15 +121,15 @@ class PlainLines(Display):
 
     @override
     def look(self, status: PipelineStatus) -> None:
-        """Prints what is new: troubles at once, and changed counts now and then."""
+        """Prints what is new: problems at once, and changed counts now and then."""
         for item in self._news.look(status, self._clock()):
-            self.tell(item)
+            self.report(item)
 
     @override
     def close(self) -> None:
         """Does nothing: nothing is open."""
 
-    def tell(self, item: NewsItem) -> None:
+    def report(self, item: NewsItem) -> None:
         """Prints one line about the run."""
         self._write(_plain(self._now(), item.level, item.vertex, item.text))
 
@@ -145,7 +145,7 @@ def _plain(at: datetime, level: str, vertex: str, text: str) -> str:
 
 
 class JsonLines(PlainLines):
-    """A display of JSON objects, one a line, for those who collect logs."""
+    """A display of JSON objects, one per line, for log collectors."""
 
     @override
     def line(self, text: str) -> None:
@@ -163,7 +163,7 @@ class JsonLines(PlainLines):
             self._write(text)
 
     @override
-    def tell(self, item: NewsItem) -> None:
+    def report(self, item: NewsItem) -> None:
         """Prints one object about the run."""
         facts = item.facts
         self._write(_json(self._now(), item.level, item.event, item.vertex, item.text, **facts))
@@ -176,19 +176,19 @@ def _json(at: datetime, level: str, event: str, vertex: str, text: str, **facts:
     return json.dumps(named | whose | {"message": text} | facts, ensure_ascii=False, default=str)
 
 
-# --- what is news -------------------------------------------------------------------------------
+# --- news ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Reminder:
-    """When something that stays as it is was told last, and when it is due again."""
+    """When a problem that persists is to be reported again."""
 
     what: str = ""
     due: float = 0.0
     wait: float = _AGAIN
 
     def is_due(self, what: str, now: float) -> bool:
-        """Returns whether to tell it now: it is new, or it has been so for twice as long."""
+        """Returns whether to report it now: it is new, or its waiting time is over."""
         if what != self.what:
             self.what, self.wait = what, _AGAIN
         elif now < self.due:
@@ -197,7 +197,7 @@ class _Reminder:
         return True
 
     def is_over(self) -> bool:
-        """Forgets it; returns whether there was anything to forget."""
+        """Forgets the problem; returns whether there was one."""
         was, self.what = bool(self.what), ""
         return was
 
@@ -214,7 +214,7 @@ class _VertexMemory:
 
 
 class RunNews:
-    """Remembers what was told. ``now`` is any clock's seconds, always the same one's."""
+    """Remembers what was reported. ``now`` is in seconds, always of the same clock."""
 
     def __init__(self, began: float, draining: bool = False) -> None:
         self._memories: dict[str, _VertexMemory] = {}
@@ -224,24 +224,24 @@ class RunNews:
         self._moved: tuple[object, float] = (None, began)
 
     def look(self, status: PipelineStatus, now: float) -> Iterator[NewsItem]:
-        """Yields what is new since the last status; when the run stops, its end says the rest."""
+        """Yields what is new since the last status; once the run stops, its end has the rest."""
         if status.phase in ("stopping", "ended"):
             return
         for vertex in status.vertices:
             memory = self._memories.setdefault(vertex.name, _VertexMemory())
-            yield from _tell_condition(vertex, memory, status, now)
-            yield from _tell_errors(vertex, memory)
-            yield from _tell_call(vertex, memory)
-            yield from _tell_pressure(vertex, memory)
+            yield from _report_condition(vertex, memory, status, now)
+            yield from _report_errors(vertex, memory)
+            yield from _report_call(vertex, memory)
+            yield from _report_pressure(vertex, memory)
         if now >= self._next_numbers:
             self._next_numbers = now + _EVERY
             for vertex in status.vertices:
-                yield from _tell_numbers(vertex, self._memories[vertex.name])
+                yield from _report_numbers(vertex, self._memories[vertex.name])
         if self._draining:
-            yield from self._tell_drain(status, now)
+            yield from self._report_drain(status, now)
 
-    def _tell_drain(self, status: PipelineStatus, now: float) -> Iterator[NewsItem]:
-        """Tells what a drain waits for, when nothing has moved for a while."""
+    def _report_drain(self, status: PipelineStatus, now: float) -> Iterator[NewsItem]:
+        """Reports what a drain waits for, if no count has changed for a while."""
         counted = tuple(vertex.counts for vertex in status.vertices)
         if counted != self._moved[0]:
             self._moved = (counted, now)
@@ -256,7 +256,7 @@ class RunNews:
             yield NewsItem("info", "drain", "", f"--drain waits for {words}", facts)
 
 
-def _tell_condition(
+def _report_condition(
     vertex: VertexStatus, memory: _VertexMemory, status: PipelineStatus, now: float
 ) -> Iterator[NewsItem]:
     again = vertex.restarts > memory.restarts
@@ -265,7 +265,7 @@ def _tell_condition(
         if memory.bad.is_over():
             yield NewsItem("info", "condition", vertex.name, "running again", _facts_of(vertex))
         return
-    # The words may count seconds; what counts here is why it is so.
+    # Not the words, which may count seconds: only the reason makes it new.
     why = f"{vertex.condition} {vertex.failure or vertex.halted or ''}"
     if memory.bad.is_due(why, now) or again:
         concern = next((c for c in status.problems if c.vertex == vertex.name), None)
@@ -284,21 +284,21 @@ def _facts_of(vertex: VertexStatus) -> dict[str, Any]:
     return facts | ({"failure": vertex.failure} if vertex.failure else {})
 
 
-def _tell_errors(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
-    """Tells new errors and nack reasons at once, and again when there are ten times as many."""
+def _report_errors(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
+    """Reports new errors and nack reasons at once, and again when there are ten times as many."""
     for key, groups in _by_place(vertex.errors).items():
         group, count = groups[0], sum(group.count for group in groups)
         if count >= 10 * memory.errors.get(key, 0.1):
             memory.errors[key] = count
             group = replace(group, count=count)
-            if group.text not in (vertex.failure or ""):  # which the condition has told
+            if group.text not in (vertex.failure or ""):  # which the condition has reported
                 facts = _error_facts(group)
                 yield NewsItem("warning", "error", vertex.name, describe_error_group(group), facts)
-    yield from _tell_reasons(vertex, memory)
+    yield from _report_reasons(vertex, memory)
 
 
-def _tell_reasons(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
-    """Tells why messages are redelivered: reasons alike once, and again at ten times as many."""
+def _report_reasons(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
+    """Reports why messages are redelivered: similar reasons once, then at ten times as many."""
     counts: Counter[str] = Counter()
     for cause in vertex.nack_reasons:
         if not cause.rest:
@@ -331,8 +331,8 @@ def _error_facts(group: ErrorGroup) -> dict[str, Any]:
     }
 
 
-def _tell_call(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
-    """Tells of a long call when it is first seen, and each time that it is twice as long."""
+def _report_call(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
+    """Reports a long call when it is first seen, and each time that it is twice as long."""
     if vertex.in_call is None:
         memory.call = 0.0
     elif vertex.in_call >= 2 * memory.call:
@@ -341,7 +341,7 @@ def _tell_call(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem
         yield NewsItem("warning", "call", vertex.name, text, {"seconds": vertex.in_call})
 
 
-def _tell_pressure(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
+def _report_pressure(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
     pressure = vertex.back_pressure
     if pressure is not None and not memory.is_pressed:
         text = f"the buffer of {pressure.to} is full; waits for room"
@@ -349,8 +349,8 @@ def _tell_pressure(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[News
     memory.is_pressed = pressure is not None
 
 
-def _tell_numbers(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
-    """Tells the numbers of a vertex, if they have changed since they were told."""
+def _report_numbers(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
+    """Reports the numbers of a vertex if they have changed since the last report."""
     waiting = max(vertex.pending, vertex.in_flight.messages if vertex.in_flight else 0)
     numbers = {"waiting": waiting, "parked": vertex.parked.messages}
     now: tuple[object, ...] = (vertex.counts, *numbers.values())

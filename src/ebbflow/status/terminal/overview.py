@@ -1,7 +1,7 @@
 """The state of a pipeline as ``ebbflow status`` shows it, and the end of a run.
 
-The pipeline in a line, its vertices in a table, what a person should know below it; or all that is
-known of one vertex. The end of a run is its counts, what is left, and what to do next.
+The pipeline in a line, its vertices in a table, what needs attention below it; or all facts about
+one vertex. The end of a run is its counts, what is left, and what to do next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def draw_overview(status: PipelineStatus, console: Console) -> RenderableType:
-    """Returns everything about a pipeline, cut to what the console has room for."""
+    """Returns everything about a pipeline, cut to fit the console."""
     runs = status.phase != "ended" and status.answers
     now = status if runs else replace(status, at=datetime.now(UTC), links={})
     return draw_status(now, console, describe_pipeline(status))
@@ -50,7 +50,7 @@ def describe_pipeline(status: PipelineStatus) -> str:
 
 
 def describe_details(status: PipelineStatus, vertex: VertexStatus) -> Iterator[str]:
-    """Yields all that is known of one vertex, line by line, with the tracebacks of its errors."""
+    """Yields all facts about one vertex, line by line, with the tracebacks of its errors."""
     for name, text in _facts(status, vertex).items():
         yield f"{name + ':':14} {one_line(text)}"
     for group in vertex.errors:
@@ -106,11 +106,11 @@ def _dead_letters(vertex: VertexStatus) -> str:
 
 
 def show_end(display: Display, summary: Summary, where: str = "") -> None:
-    """Shows how a run has ended. ``where`` are options that lead a command to the pipeline."""
+    """Shows how a run ended. ``where`` are the options with which a command finds the pipeline."""
     lines = [one_line(line) for line in summary.describe(where)]
     if isinstance(display, JsonLines):
         level = "info" if summary.ended in ("drained", "stopped") else "error"
-        display.tell(NewsItem(level, "end", "", " ".join(lines), summary.facts()))
+        display.report(NewsItem(level, "end", "", " ".join(lines), summary.facts()))
         return
     console = display.console
     console.print(result_table(summary.vertices, console.width))

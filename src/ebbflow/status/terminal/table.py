@@ -1,9 +1,8 @@
-"""Tables that fit a terminal; the live table of a run, with what a person should know below it.
+"""Tables that fit a terminal; the live table of a run, with what needs attention below it.
 
-Names and numbers are shown whole at 80 columns. Of what does not fit, the least telling column is
-left out first; the text of errors is never in a table, but below it, errors first.
-``draw_status`` is pure: it fits a status into a screen of any size. What vertices print appears
-above the table.
+Names and numbers are shown whole at 80 columns. On narrower terminals the least important column is
+left out first. Texts of errors are never in the table, but below it, errors first. ``draw_status``
+is pure: it fits a status into a screen of any size. What vertices print appears above the table.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _CALM = ("running", "busy", "exhausted", "ended")
 
 @dataclass(frozen=True, slots=True)
 class VertexColumn:
-    """A column: its title, its cells, and how much it tells; those that tell least go first."""
+    """A column: its title, its cells, and its ``worth``; the least are left out first."""
 
     title: str
     cell: Callable[[VertexStatus], Text]
@@ -126,7 +125,7 @@ def _counters(counted: Iterable[Counts]) -> list[str]:
 
 
 def result_table(counted: dict[str, Counts], width: int) -> Table:
-    """Returns the table of a run's result, one row a vertex, every counter that is not zero."""
+    """Returns the table of a run's result: a row per vertex, every counter that is not zero."""
     vertices = [VertexStatus(name, counts=counts) for name, counts in counted.items()]
     columns = [VertexColumn("vertex", lambda v: Text(v.name), 10, is_number=False)]
     worth = {"read": 9, "dead_lettered": 8, "redelivered": 7, "done": 6, "written": 5}
@@ -137,7 +136,7 @@ def result_table(counted: dict[str, Counts], width: int) -> Table:
 
 
 def draw(vertices: Sequence[VertexStatus], columns: list[VertexColumn], width: int) -> Table:
-    """Returns a table no wider than this, without the columns that there is no room for."""
+    """Returns a table no wider than ``width``, without the columns that do not fit."""
     cells = {column.title: [column.cell(vertex) for vertex in vertices] for column in columns}
     widths = {t: max(len(t), *(len(cell) for cell in column)) for t, column in cells.items()}
     while len(columns) > 2 and sum(widths[c.title] + _GAP for c in columns) > width:
@@ -152,11 +151,11 @@ def draw(vertices: Sequence[VertexStatus], columns: list[VertexColumn], width: i
     return table
 
 
-# --- what a person should know ------------------------------------------------------------------
+# --- remarks ------------------------------------------------------------------------------------
 
 
 def list_remarks(status: PipelineStatus) -> list[Concern]:
-    """Returns what there is to know, errors first, in the order of the vertices otherwise."""
+    """Returns everything worth knowing, errors first, otherwise in the order of the vertices."""
     details = [detail for vertex in status.vertices for detail in _details(vertex, status)]
     everything = [*status.problems, *details]
     return sorted(everything, key=lambda concern: [*_STYLES].index(concern.level))
@@ -165,7 +164,7 @@ def list_remarks(status: PipelineStatus) -> list[Concern]:
 def _details(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Concern]:
     name, at = vertex.name, status.at
     for group in vertex.errors[:_MOST_ERRORS]:
-        if group.text not in (vertex.failure or ""):  # which a concern has told
+        if group.text not in (vertex.failure or ""):  # which a concern shows
             step = f"See its traceback: ebbflow status {status.pipeline} {name}."
             shown = step if group.traceback else ""
             yield Concern("warning", name, describe_error_group(group), shown)
@@ -176,7 +175,7 @@ def _details(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Concern]:
 
 
 def describe_error_group(group: ErrorGroup) -> str:
-    """Returns an error on one line: the line of code, how often it came, and the last message."""
+    """Returns an error on one line: the line of code, how often it occurred, the last message."""
     first = group.text.partition("\n")[0]
     where = f" ({group.where})" if group.where else ""
     times = f", {group.count:,} times" if group.count > 1 else ""
@@ -231,7 +230,7 @@ class LiveTable(Display):
 
     @override
     def close(self) -> None:
-        """Takes the table away; the result of the run takes its place."""
+        """Removes the table; the result of the run replaces it."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -240,7 +239,7 @@ class LiveTable(Display):
 def draw_status(
     status: PipelineStatus, console: Console, title: str = "", draining: bool = False
 ) -> RenderableType:
-    """Returns the table with everything below it, cut to what the console has room for."""
+    """Returns the table with everything below it, cut to fit the console."""
     width = console.width
     concerns = [_concern_line(concern, width) for concern in list_remarks(status)]
     waits = _drain_line(status, width) if draining else None
@@ -257,7 +256,7 @@ def draw_status(
 
 
 def _fitting(vertices: Sequence[VertexStatus], most: int) -> list[VertexStatus]:
-    """Returns as many vertices as there is room for; those in trouble first, in their order."""
+    """Returns as many vertices as fit, in their order; those in trouble take precedence."""
     if len(vertices) <= most:
         return list(vertices)
     calm_last = sorted(vertices, key=lambda vertex: vertex.condition in _CALM)[: most - 1]
@@ -265,7 +264,7 @@ def _fitting(vertices: Sequence[VertexStatus], most: int) -> list[VertexStatus]:
 
 
 def _cut_lines(lines: list[Text], room: int, width: int) -> list[Text]:
-    """Returns the first lines that there is room for, some of them several lines high."""
+    """Returns the first lines that fit, some of them several lines high."""
     kept: list[Text] = []
     for place, line in enumerate(lines):
         height = -(-len(line) // width)
@@ -283,7 +282,7 @@ def _concern_line(concern: Concern, width: int) -> Text:
     advice = Text(f" → {step}" if step else "", "default")
     # A word that does not fit moves to the next line: less than three whole lines stay three.
     room = width * _LINES_EACH - _BROKEN
-    # Half of the room is the description's at least; the advice loses its end only beyond that.
+    # The description gets at least half of the room; only a longer advice is cut.
     line.truncate(max(room - len(advice), room // 2), overflow="ellipsis")
     line.append_text(advice)
     line.truncate(room, overflow="ellipsis")
@@ -291,7 +290,7 @@ def _concern_line(concern: Concern, width: int) -> Text:
 
 
 def _drain_line(status: PipelineStatus, width: int) -> Text | None:
-    """Returns where a drain has something to wait for; why, the lines below say."""
+    """Returns the vertices that a drain waits for; the lines below say why."""
     left = list_leftovers(status, draining=True)
     if not left:
         return None

@@ -1,6 +1,6 @@
-"""Standard output and error as a run uses them, and words and numbers as people read them there.
+"""Standard output and error as a run uses them, and words and numbers as they are shown there.
 
-A reader that leaves breaks nothing, and no text can move the cursor or change the terminal.
+A reader that closes them does no harm, and no text can move the cursor or change the terminal.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ebbflow.domain.outcome import COUNTERS, Counts
 from ebbflow.status.run_report import Watcher
 
 COUNTER_TITLES = {"dead_lettered": "dead letters", "on_success": "on success"}
-"""The titles of counters whose names are not those that people use."""
+"""The titles of counters whose names are not plain words."""
 _COMPACT_FROM = 10_000_000
 _UNKNOWN_WIDTH = 160
 # A pipe without a reader, and a terminal that was closed.
-_NOBODY_READS = (errno.EPIPE, errno.EIO)
+_NO_READER = (errno.EPIPE, errno.EIO)
 
 
 class Display(Watcher):
@@ -34,13 +34,13 @@ class Display(Watcher):
 
 
 def console_for(file: TextIO) -> Console:
-    """Returns a console; without a terminal, it is wide enough to cut nothing off."""
+    """Returns a console; without a terminal, it is wide enough that nothing is cut."""
     return Console(file=file, width=None if file.isatty() else _UNKNOWN_WIDTH, highlight=False)
 
 
 def is_unread(error: OSError) -> bool:
-    """Returns whether a write failed because no one reads any more."""
-    return error.errno in _NOBODY_READS
+    """Returns whether a write failed because the reader is gone."""
+    return error.errno in _NO_READER
 
 
 def outlasting(file: TextIO) -> TextIO:
@@ -49,7 +49,7 @@ def outlasting(file: TextIO) -> TextIO:
 
 
 class Outlasting:
-    """A stream that may lose its reader: then what is written goes nowhere."""
+    """A stream that may lose its reader: later writes are then discarded."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -76,7 +76,7 @@ class Outlasting:
 
 
 def discard(file: TextIO) -> None:
-    """Lets later writes go nowhere, or Python complains about the pipe once more at its end."""
+    """Discards later writes, or Python would report the broken pipe once more when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, file.fileno())
     os.close(nowhere)
@@ -103,7 +103,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def nonzero(counts: Counts) -> dict[str, int]:
-    """Returns the counters that have counted something."""
+    """Returns the counters that are not zero."""
     return {name: getattr(counts, name) for name in COUNTERS if getattr(counts, name)}
 
 
