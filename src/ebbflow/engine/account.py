@@ -163,7 +163,7 @@ class ChunkObserver:
         return nullcontext(rows)
 
     def late(self, account: Account) -> Iterable[Publication]:
-        """Returns publications that follow the chunk's outputs, and are confirmed before it is done.
+        """Returns publications that follow the chunk's outputs, confirmed before it is done.
 
         Called again for an account with a later edition, whose publications then count.
         """

@@ -124,7 +124,7 @@ class Blame:
 
     @property
     def enough(self) -> int:
-        """How many different messages must fail in a row to show an outage without such an error."""
+        """How many different messages must fail in a row to show an outage by themselves."""
         return self._enough * min(self._doubt, _MOST_DOUBT_OF_MESSAGES)
 
     def begin_trial(self) -> None:

@@ -82,7 +82,7 @@ def _list_groups(metadata: Metadata) -> list[Any] | None:
 
 
 def check_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns all columns, cast to their types; ``ValueError`` or ``TypeError`` if one is unusable."""
+    """Returns all columns in their types; ``ValueError`` or ``TypeError`` if one is unusable."""
     for name in _REQUIRED:
         if name not in batch.schema.names:
             raise ValueError(f"read() must give a column {name!r}")

@@ -150,7 +150,7 @@ def _is_refused_request(error: BaseException) -> bool:
 
 
 def named(classes: Iterable[str | type]) -> frozenset[str]:
-    """Returns the names of classes as ``SystemErrors`` takes them; names are returned as they are."""
+    """Returns the names of classes as ``SystemErrors`` takes them; names stay as they are."""
     return frozenset(
         kind if isinstance(kind, str) else f"{kind.__module__}:{kind.__qualname__}"
         for kind in classes

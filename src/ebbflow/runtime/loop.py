@@ -320,9 +320,9 @@ class ChunkLoop:
         settleable = taken.cut(verdict, self._inlet, batch, waiting, now)
         verdict, more = settleable.verdict, settleable.counts
         self._count(verdict)
-        told_beside = held_row(whole, batch, len(verdict.rows)) if more else None
+        held_next = held_row(whole, batch, len(verdict.rows)) if more else None
         first = batch.num_rows - len(offsets)
-        settlement = self._settle(verdict, start, first, more, told_beside)
+        settlement = self._settle(verdict, start, first, more, held_next)
         if taken.parked:
             settlement = settlement.with_parked(self._redeliver(taken.parked, start))
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
@@ -371,7 +371,7 @@ class ChunkLoop:
             settlement = self._inline.settle(self._decider, verdict, facts, self._replayed)
         if len(verdict.rows) or held is not None:
             self._show(settlement)
-        self._tell()
+        self._report()
         return settlement
 
     def _show(self, settlement: Settlement) -> None:
@@ -401,13 +401,13 @@ class ChunkLoop:
         lineage, place = self._settling.position.lineage, self._place
         return chunk_key(lineage, place.vertex, place.partition, start, self._intake.end)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._events.waits(self._gate.waiting or self._inlet.waiting, self._gate.halted)
         self._events.tell_now_and_then()
 
     def _wait(self) -> bool:
         """Reports and lets other loops work while this one waits for the server."""
-        self._tell()
+        self._report()
         return self.others()
 
     # --- resting --------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ class ChunkLoop:
         if not self._settling.is_recorded(self._state):
             self.record()
             return -math.inf
-        self._tell()
+        self._report()
         left = self._epoch.left()
         return self._clock.monotonic() + min(
             self._ready_in(), left if left > 0 else _SOON, _LOOK_EVERY
@@ -465,7 +465,7 @@ class Gathering:
         self._gathers = False
 
     def begin_chunk(self, rows: int, leaves_rows: bool) -> None:
-        """Notes the size of the chunk that begins; if it leaves rows, the next one need not wait."""
+        """Notes the size of the chunk that begins; if it leaves rows, these need not wait."""
         self._began = self.until = self._clock.monotonic()
         self._gathers = rows < SMALL and not leaves_rows
 

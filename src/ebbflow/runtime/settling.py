@@ -272,7 +272,7 @@ class Settling:
         # crash loses messages that exist nowhere else. If it is acknowledged before the record, it
         # does not redeliver them, and they are never counted. Not later either: publications may
         # wait long for room.
-        await self._tell_source(before)
+        await self._notify_source(before)
         # Histories before the chunk is done: if the source redelivers a nacked message whose
         # history is not stored, it counts as a first delivery and never reaches ``max_deliveries``.
         if settlement.histories is not None:
@@ -292,7 +292,7 @@ class Settling:
             settlement, self._journal, done, position.repeated, self._observers
         )
 
-    async def _tell_source(self, recorded: ChunkEnd | None) -> None:
+    async def _notify_source(self, recorded: ChunkEnd | None) -> None:
         """Acknowledges and nacks the rows of a chunk that is recorded as done."""
         if recorded is not None and recorded.back is not None:
             self._intake.inlet.hand_back(recorded.back)
@@ -364,9 +364,9 @@ class Settling:
         return self._unrecorded is None and not is_behind_copies and position == self.position
 
     async def _write_down(self, position: Position, before: ChunkEnd | None) -> None:
-        # In this order, as in ``_carry_out``: a message that is acknowledged first is never counted.
+        # In this order, as in ``_carry_out``: a message acknowledged first is never counted.
         await self._journal.write(position)
-        await self._tell_source(before)
+        await self._notify_source(before)
 
     def _without_copies(self, position: Position) -> Position:
         """Moves the position behind the copies at its end, if there is nothing else there.
