@@ -1,4 +1,4 @@
-"""Decides whether a message caused a failure, or a system that user code needs.
+"""Decides whether a message or a system that user code needs caused a failure.
 
 A failure of a message is counted on it. A failure of a system is counted on no message: each is
 redelivered unchanged, and the vertex waits. An exception on the list of ``system_errors`` means a

@@ -84,7 +84,7 @@ def check_handed_on(message: Message, rules: Rules) -> None:
         raise ContractViolation(
             rules.vertex,
             f"answered ON_SUCCESS with a message to {message.signal.value}",
-            fix="Give Message(value), or no message to hand on the original.",
+            fix="Give Message(value), or no message to pass on the original.",
         )
 
 
@@ -150,7 +150,7 @@ def _check_texts(what: str, texts: Sequence[str], vertex: str) -> int:
         raise ContractViolation(
             vertex,
             f"returned a Message whose {what} are {texts!r:.80}",
-            fix=f"Give {what} as a list of texts.",
+            fix=f"Give {what} as a list of strings.",
         )
     # Encoding raises for text that no frame could hold, while only one message is affected.
     return len("".join(texts).encode())

@@ -159,10 +159,10 @@ def take_rows(batch: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
     if len(chosen) <= FEW:
         return batch.take(chosen)
     # Gathering a column of maps takes as long as all others together, and most are all null.
-    said = [name for name in batch.schema.names if batch.column(name).null_count < batch.num_rows]
-    taken = batch.select(said).take(chosen)
+    used = [name for name in batch.schema.names if batch.column(name).null_count < batch.num_rows]
+    taken = batch.select(used).take(chosen)
     columns = [
-        taken.column(name) if name in said else pa.nulls(len(chosen), batch.schema.field(name).type)
+        taken.column(name) if name in used else pa.nulls(len(chosen), batch.schema.field(name).type)
         for name in batch.schema.names
     ]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
@@ -369,7 +369,7 @@ class RowDatum(Datum):
         self._index = index
         self._value = value
 
-    value = property(attrgetter("_value"), doc="What the message says.")  # without a call in Python
+    value = property(attrgetter("_value"), doc="The payload.")  # without a call in Python
 
     def _get(self, name: str) -> Any:
         return self._rows.column(name)[self._index]

@@ -85,12 +85,12 @@ def check_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Returns all columns in their types; ``ValueError`` or ``TypeError`` if one is unusable."""
     for name in _REQUIRED:
         if name not in batch.schema.names:
-            raise ValueError(f"read() must give a column {name!r}")
+            raise ValueError(f"read() must return a column {name!r}")
     arrays = [_check_column(batch, name, kind) for name, kind in TYPES.items()]
     checked = pa.RecordBatch.from_arrays(arrays, names=list(TYPES))
     for name in _REQUIRED:
         if checked.column(name).null_count:
-            raise ValueError(f"read() must give a column {name!r} without nulls")
+            raise ValueError(f"read() must return a column {name!r} without nulls")
     _check_offsets(checked.column("offset"))
     fewest = pc.min(checked.column("deliveries")).as_py()
     if fewest is not None and fewest < 1:
@@ -109,9 +109,9 @@ def _check_column(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Arr
         exact = not (pa.types.is_timestamp(column.type) and column.type.unit == "ns")
         column = column if column.type == kind else column.cast(kind, safe=exact)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise TypeError(f"read() gave a column {name!r} that cannot be used: {error}") from None
+        raise TypeError(f"read() returned a column {name!r} that cannot be used: {error}") from None
     if _nulls_inside(column):
-        raise ValueError(f"read() must give {name} without nulls in them")
+        raise ValueError(f"read() must return {name} without nulls")
     return column
 
 

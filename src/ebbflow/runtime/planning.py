@@ -152,8 +152,8 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, step: Step, run: RunFacts) -> Ve
 
 def _rows_asked_for(*levels: sections.ReadLimits | None) -> int | None:
     """Returns the rows of one call from the last level of a spec that sets them, if any."""
-    said = (level.read_batch_size for level in reversed(levels) if level is not None)
-    return next((rows for rows in said if rows is not None), None)
+    sizes = (level.read_batch_size for level in reversed(levels) if level is not None)
+    return next((rows for rows in sizes if rows is not None), None)
 
 
 def _mono(spec: MonoVertexSpec, run: RunFacts) -> VertexPlan:

@@ -82,8 +82,8 @@ async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Name
             f"{' '.join(_describe_left(left, partitions))} Pipeline {names.pipeline} would never "
             "process them.",
             "Run the earlier spec once more with lifecycle: {desiredPhase: Paused} in it and with "
-            "--drain: sources rest, and what waits is processed. Or delete all that the "
-            "pipeline has stored, its dead letters too, with --fresh.",
+            "--drain: sources stay paused, and waiting messages are processed. Or delete all that "
+            "the pipeline has stored, its dead letters too, with --fresh.",
         )
 
 

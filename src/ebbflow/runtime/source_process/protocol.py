@@ -179,14 +179,14 @@ class Line:
         """Returns the file descriptor, for polling."""
         return self._end.fileno()
 
-    def send(self, word: object, unless: socket.socket | None = None) -> None:
-        """Returns when the object is in flight.
+    def send(self, item: object, unless: socket.socket | None = None) -> None:
+        """Returns when the item is in flight.
 
         ``OSError`` if the other end is closed, or if a connection arrives at ``unless`` while
         ``send`` has to wait.
         """
         buffers: list[pickle.PickleBuffer] = []
-        pickled = pickle.dumps(word, protocol=5, buffer_callback=buffers.append)
+        pickled = pickle.dumps(item, protocol=5, buffer_callback=buffers.append)
         views = [buffer.raw() for buffer in buffers]
         sizes = struct.pack(f"!{len(views)}Q", *(view.nbytes for view in views))
         parts: list[bytes | memoryview] = [_HEAD.pack(len(pickled), len(views)) + sizes + pickled]
@@ -213,7 +213,7 @@ class Line:
             raise ConnectionAbortedError("another task has connected")
 
     def receive(self) -> Any:
-        """Returns the next object; ``EOFError`` or ``OSError`` when there will be none."""
+        """Returns the next item; ``EOFError`` or ``OSError`` when there will be none."""
         size, count = _HEAD.unpack(self._read(_HEAD.size))
         rest = self._read(8 * count + size)
         sizes = struct.unpack_from(f"!{count}Q", rest)

@@ -272,7 +272,7 @@ def _list_messages(result: Iterable[SourceMessage] | None) -> list[SourceMessage
     for kind in {type(message) for message in messages}:
         if not issubclass(kind, SourceMessage):
             raise TypeError(
-                "read() must give SourceMessage objects or a pyarrow.RecordBatch, "
+                "read() must return SourceMessage objects or a pyarrow.RecordBatch, "
                 f"not {kind.__name__}"
             )
     return messages
