@@ -253,7 +253,7 @@ class Trial:
     def failed(
         self, start: int, end: int, error: BaseException, others_passed: bool = False
     ) -> None:
-        """Decides about a call on the rows from ``start`` to ``end`` that has raised.
+        """Decides about a call that has raised on the rows from ``start`` up to ``end``.
 
         The rows before it are already decided; ``others_passed`` if others of the same call passed.
         """

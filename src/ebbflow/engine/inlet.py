@@ -92,7 +92,7 @@ class Inlet(ABC):
     """A replayable stream of rows. Used on a worker, by the task's own thread only."""
 
     mark: Mark
-    """Behind the last row that was taken."""
+    """The mark behind the last row taken."""
 
     known: Known = NOTHING
     """What was read of each writer's last chunk; empty unless the stream may hold copies."""
@@ -113,7 +113,7 @@ class Inlet(ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing more will ever come."""
+        """Whether no more rows will ever arrive."""
         return False
 
     @property
@@ -364,7 +364,7 @@ class Intake:
 
     @property
     def end(self) -> Span:
-        """Behind the last rows that were taken."""
+        """The span behind the last rows taken."""
         known = {**self.inlet.known, **self.redeliveries.known}
         return Span(self.inlet.mark, self.redeliveries.mark, known)
 

@@ -277,7 +277,7 @@ LINEAGE = "EBBFLOW_LINEAGE"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
-    """Behind all frames up to sequence ``seq``, and ``row`` rows of the next frame."""
+    """All frames up to sequence ``seq``, and the first ``row`` rows of the next frame."""
 
     seq: int = 0
     row: int = 0

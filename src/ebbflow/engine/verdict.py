@@ -82,7 +82,7 @@ class Decisions:
     raised: RaisedErrors | None = None
     """The errors that user code has raised, whatever the outcomes of their messages."""
 
-    # --- ends -----------------------------------------------------------------------------------
+    # --- outcomes -------------------------------------------------------------------------------
 
     def drop(self, index: int, rule: Dropped = EMPTY) -> None:
         """Ends the input without outputs."""
@@ -92,7 +92,7 @@ class Decisions:
         """Records the outcome of the input."""
         self.outcomes[index] = end
 
-    # --- what is still to be done ---------------------------------------------------------------
+    # --- open requests --------------------------------------------------------------------------
 
     def fail(self, index: int, failure: Failure) -> None:
         """Leaves the input to its retry strategy."""
@@ -141,7 +141,7 @@ class Decisions:
                 del requests[index]
                 self.outcomes[index] = rule
 
-    # --- what the chunk leaves behind -----------------------------------------------------------
+    # --- outputs, answers and counts ------------------------------------------------------------
 
     def forward(self, index: int, number: int, message: Message) -> None:
         """Adds an output of the input, its ``number``-th."""

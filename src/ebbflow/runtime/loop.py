@@ -510,7 +510,7 @@ class Turns:
             loop.others = partial(self._help, _all_behind(loop.vertex, behind))
 
     def take(self) -> None:
-        """Gives turns until the epoch is over."""
+        """Lets the loops take turns until the epoch is over."""
         epoch, loops = self._epoch, self._loops
         epoch.begin()
         while not epoch.is_over(may_end_idle=all(loop.may_end_idle for loop in loops)):
@@ -562,7 +562,7 @@ def _all_behind(vertex: str, targets: Mapping[str, Collection[str]]) -> set[str]
 
 
 def with_vertex(vertex: str, step: Callable[[], T]) -> T:
-    """Returns what the step returns; its error gets a note that names the vertex.
+    """Returns the result of the step; its error gets a note that names the vertex.
 
     Vertices that share a task fail together, and the driver sees one error for all of them.
     """

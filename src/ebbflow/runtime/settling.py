@@ -245,7 +245,7 @@ class Settling:
         that the same rows yield again are recognised as copies.
         """
         self._start(part, end)
-        # Wait here: ``begin`` takes what is in flight for the previous chunk, which this is not.
+        # Wait here: ``begin`` assumes that the previous chunk is in flight, and not a part.
         return self._wait()
 
     def _start(self, settlement: Settlement, end: Span, record: ChunkRecord | None = None) -> None:
@@ -327,7 +327,7 @@ class Settling:
                 if not self._in_flight.done():
                     patience = _AT_ONCE if self._help() else _LOOK_EVERY
                     continue
-                confirmed = self._in_flight.result()  # raises what it failed with, if it did
+                confirmed = self._in_flight.result()  # raises the error if it failed
             # Cleared only now: a failed chunk stays in flight, so that nothing is recorded over it
             # even if user code, in whose call a part was published, has swallowed the error.
             self._in_flight = None
