@@ -112,31 +112,34 @@ BINARY = pa.array([b"1"], pa.binary())
     [
         (
             {"value": pa.array([None], pa.binary())},
-            "read() must give a column 'value' without nulls",
+            "read() must return a column 'value' without nulls",
         ),
         (
             {"offset": pa.array([None], pa.binary())},
-            "read() must give a column 'offset' without nulls",
+            "read() must return a column 'offset' without nulls",
         ),
         ({"offset": pa.array([b""])}, "offset must have 1 to 4096 bytes, not 0"),
         ({"offset": pa.array([b"x" * 4_097])}, "offset must have 1 to 4096 bytes, not 4097"),
         ({"event_time": pa.array([NOW.replace(tzinfo=None)])}, "event_time must have a time zone"),
-        ({"keys": pa.array([["a", None]])}, "read() must give keys without nulls in them"),
+        ({"keys": pa.array([["a", None]])}, "read() must return keys without nulls"),
         (
             {"headers": pa.array([[("a", None)]], pa.map_(pa.string(), pa.string()))},
-            "read() must give headers without nulls in them",
+            "read() must return headers without nulls",
         ),
         (
             {"metadata": pa.array([[("g", [("k", None)])]], TYPES["metadata"])},
-            "read() must give metadata without nulls in them",
+            "read() must return metadata without nulls",
         ),
         (
             {"metadata": pa.array([[("g", None)]], TYPES["metadata"])},
-            "read() must give metadata without nulls in them",
+            "read() must return metadata without nulls",
         ),
         ({"deliveries": pa.array([0])}, "deliveries must be 1 or more, not 0"),
-        ({"value": pa.array([1.5])}, "read() gave a column 'value' that cannot be used: "),
-        ({"partition": pa.array([2**40])}, "read() gave a column 'partition' that cannot be used"),
+        ({"value": pa.array([1.5])}, "read() returned a column 'value' that cannot be used: "),
+        (
+            {"partition": pa.array([2**40])},
+            "read() returned a column 'partition' that cannot be used",
+        ),
     ],
     ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
 )
@@ -149,7 +152,7 @@ def test_columns_that_cannot_be_messages_are_refused(columns, problem):
 @pytest.mark.parametrize("missing", ["offset", "value"])
 def test_neither_offset_nor_value_may_be_missing(missing):
     batch = pa.RecordBatch.from_pydict({"offset": BINARY, "value": BINARY}).drop_columns([missing])
-    with pytest.raises(ValueError, match=re.escape(f"read() must give a column '{missing}'")):
+    with pytest.raises(ValueError, match=re.escape(f"read() must return a column '{missing}'")):
         check_columns(batch)
 
 

@@ -89,7 +89,7 @@ def test_publications_before_the_intent_are_there_twice(monkeypatch):
         await self._journal.without_stored(settlement, position.repeated)
         discarded = await self._journal.publish(settlement, position.done.redelivery)
         await self._journal.write(position)
-        await self._tell_source(before)
+        await self._notify_source(before)
         return Confirmed(settlement.all_counts(discarded))
 
     monkeypatch.setattr(Settling, "_carry_out", publish_first)
@@ -125,7 +125,7 @@ def test_a_source_that_is_told_before_the_record_has_messages_that_are_not_count
     """What it has been told of it does not give again, and the begun chunk is replayed without."""
 
     async def tell_first(self, position, before):
-        await self._tell_source(before)
+        await self._notify_source(before)
         await self._journal.write(position)
 
     monkeypatch.setattr(Settling, "_write_down", tell_first)
@@ -135,7 +135,7 @@ def test_a_source_that_is_told_before_the_record_has_messages_that_are_not_count
 def test_without_histories_a_nacked_message_comes_back_for_ever(monkeypatch):
     async def forget_histories(self, position, settlement, before):
         await self._journal.write(position)
-        await self._tell_source(before)
+        await self._notify_source(before)
         await self._journal.without_stored(settlement, position.repeated)
         done = position.done.redelivery
         return Confirmed(settlement.all_counts(await self._journal.publish(settlement, done)))

@@ -62,6 +62,6 @@ def test_messages_for_a_vertex_or_partition_that_is_gone_are_named_and_refused(l
         "900 messages still wait for vertex work, which the spec no longer has. "
         f"Pipeline {names.pipeline} would never process them. "
         "Run the earlier spec once more with lifecycle: {desiredPhase: Paused} in it and with "
-        "--drain: sources rest, and what waits is processed. Or delete all that the "
-        "pipeline has stored, its dead letters too, with --fresh."
+        "--drain: sources stay paused, and waiting messages are processed. Or delete all that "
+        "the pipeline has stored, its dead letters too, with --fresh."
     )

@@ -258,11 +258,11 @@ NO_TEXTS = "ContractViolation: v: returned a Message whose"
             f"{NO_TEXTS} value is str, not bytes. "
             "Encode it first, for example with json.dumps(...).encode().",
         ),
-        (Message(b"", keys="abc"), f"{NO_TEXTS} keys are 'abc'. Give keys as a list of texts."),
-        (Message(b"", keys=[1]), f"{NO_TEXTS} keys are [1]. Give keys as a list of texts."),
-        (Message(b"", keys=5), f"{NO_TEXTS} keys are 5. Give keys as a list of texts."),
-        (Message(b"", tags="abc"), f"{NO_TEXTS} tags are 'abc'. Give tags as a list of texts."),
-        (Message(b"", tags=[b"a"]), f"{NO_TEXTS} tags are [b'a']. Give tags as a list of texts."),
+        (Message(b"", keys="abc"), f"{NO_TEXTS} keys are 'abc'. Give keys as a list of strings."),
+        (Message(b"", keys=[1]), f"{NO_TEXTS} keys are [1]. Give keys as a list of strings."),
+        (Message(b"", keys=5), f"{NO_TEXTS} keys are 5. Give keys as a list of strings."),
+        (Message(b"", tags="abc"), f"{NO_TEXTS} tags are 'abc'. Give tags as a list of strings."),
+        (Message(b"", tags=[b"a"]), f"{NO_TEXTS} tags are [b'a']. Give tags as a list of strings."),
         (
             Message(b"", event_time=5),
             "ContractViolation: v: returned an event_time of type int. "
@@ -303,7 +303,7 @@ def test_a_wrong_answer_fails_its_input_and_says_what_to_do(result, error):
     ids=["keys", "tags"],
 )
 def test_texts_that_can_be_read_only_once_are_refused_not_emptied(message):
-    assert "as a list of texts" in mapped(lambda d: message).outcomes[0].reason
+    assert "as a list of strings" in mapped(lambda d: message).outcomes[0].reason
 
 
 @pytest.mark.parametrize(

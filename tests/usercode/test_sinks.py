@@ -254,17 +254,17 @@ def test_the_on_success_sink_gets_the_message_given_or_the_original():
         (
             Message(b"", keys="abc"),
             "ContractViolation: v: returned a Message whose keys are 'abc'. "
-            "Give keys as a list of texts.",
+            "Give keys as a list of strings.",
         ),
         (
             Message.to_drop(),
             "ContractViolation: v: answered ON_SUCCESS with a message to drop. "
-            "Give Message(value), or no message to hand on the original.",
+            "Give Message(value), or no message to pass on the original.",
         ),
         (
             Message.to_nack(),
             "ContractViolation: v: answered ON_SUCCESS with a message to nack. "
-            "Give Message(value), or no message to hand on the original.",
+            "Give Message(value), or no message to pass on the original.",
         ),
     ],
     ids=["value", "keys", "drop", "nack"],

@@ -1,5 +1,4 @@
 """The rules: what happens to each message, and in which order; pure functions and plain records.
 
-It imports ``domain`` alone and has no Spark, no NATS and no clock. Start with
-``settlement``.
+It imports only ``domain`` and uses neither Spark nor NATS nor a clock. Start with ``settlement``.
 """

@@ -1,11 +1,11 @@
-"""The account of a chunk: what was decided about its rows and where its outputs went, made once.
+"""The account of a chunk: the decisions about its rows and where its outputs went, made once.
 
-An account is made when a chunk is decided about and routed. Whoever only reports on chunks is an
-``ChunkObserver`` of it: the loop knows them as a tuple, and knows none of them by name. No observer
-changes the outcome of a message.
+An account is made when a chunk is decided and routed. Code that only reports on chunks is a
+``ChunkObserver`` of it: the loop has a tuple of observers and knows none of them by name. No
+observer changes the outcome of a message.
 
-The outcome of a row is worked out here, once and when it is first asked for: a chunk on which
-no one reports costs nothing.
+The outcomes of the rows are computed here, once and on first use: a chunk that no observer reports
+on costs nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ebbflow.engine.redelivery import due_time, shorten
 from ebbflow.engine.verdict import Verdict
 
 SENT = "sent"
-"""Outputs of a message were forwarded before its end; another row says how it ended."""
+"""Outputs of a message were forwarded before its end; a later row says how it ended."""
 REDELIVERED = "redelivered"
 DEAD_LETTERED = "dead_lettered"
 OUTCOMES = ("done", "dropped", REDELIVERED, "fallback", "on_success", "served", DEAD_LETTERED)
@@ -51,7 +51,7 @@ _DONE: dict[str, Any] = {"outcome": "done"}
 
 @dataclass(frozen=True, slots=True)
 class HeldRow:
-    """A row that an ordered vertex holds: it was delivered, and is not among those settled."""
+    """A row that an ordered vertex holds: it was delivered and is not settled."""
 
     row: pa.RecordBatch
     outcome: Outcome
@@ -61,7 +61,7 @@ class HeldRow:
 class AccountPart:
     """What one vertex did with the rows of a chunk. Used by the task's thread.
 
-    ``amended`` are the rows that ended otherwise than decided, as not all of it was stored.
+    ``amended`` are the rows whose outcome differs from the decision, as not all was stored.
     """
 
     place: Place
@@ -73,22 +73,22 @@ class AccountPart:
 
     @cached_property
     def rows(self) -> Rows:
-        """The rows as they came, not as user code was shown them and may have changed them."""
+        """The rows as they were read, not as user code has seen and may have changed them."""
         return Rows(self.batch)
 
     @cached_property
     def outcomes(self) -> Mapping[int, Outcome]:
-        """The outcome of each row that is not simply done."""
+        """The outcome of each row that has one besides done."""
         unrouted = dict.fromkeys(self.routed.unrouted, NOT_ROUTED)
         return {**self.verdict.outcomes, **unrouted, **self.amended}
 
     @cached_property
     def ends(self) -> Mapping[int, dict[str, Any]]:
-        """What is said of each row that is not simply done: see ``describe_outcome``."""
+        """The description of each row's outcome besides done: see ``describe_outcome``."""
         return {index: describe_outcome(how, self.at) for index, how in self.outcomes.items()}
 
     def end(self, index: int) -> dict[str, Any]:
-        """Returns what is said of how a row ended."""
+        """Returns the description of a row's outcome."""
         return self.ends.get(index, _DONE)
 
     def count_by_edge(self) -> dict[str, int]:
@@ -98,13 +98,13 @@ class AccountPart:
 
 @dataclass(frozen=True)
 class Account:
-    """A chunk that is decided about and routed, with a part for each vertex that worked on it.
+    """A chunk that is decided and routed, with a part for each vertex that worked on it.
 
-    ``at`` is when it was. ``held`` is the row right behind the chunk that an ordered vertex holds,
-    ``reasons`` says why rows come back, each with its number of rows. ``is_early`` if these are
-    outputs of rows that have not ended, ``is_probe`` if the chunk was taken to find out whether a
-    system is back. An account that was corrected, because not all was stored, has a later
-    ``edition``. ``writer`` is the task that settles the chunk and ``via`` the chain of inline
+    ``at`` is when that happened. ``held`` is the row right behind the chunk that an ordered vertex
+    holds, ``reasons`` are the reasons for redeliveries, each with its number of rows. ``is_early``
+    if these are outputs of rows that have not ended, ``is_probe`` if the chunk was taken to find
+    out whether a system is back. An account that was corrected, because not all was stored, has a
+    later ``edition``. ``writer`` is the task that settles the chunk and ``via`` the chain of inline
     vertices to this one, if another vertex's task ran it.
     """
 
@@ -122,14 +122,14 @@ class Account:
     via: str = ""
 
     def amended(self, ends: Mapping[int, Outcome]) -> Account:
-        """Returns the account when these rows have ended otherwise than decided."""
+        """Returns the account with other outcomes of these rows than were decided."""
         parts = tuple(replace(part, amended=ends) for part in self.parts)
         return replace(self, parts=parts, edition=self.edition + 1)
 
 
 @dataclass(slots=True)
 class ChunkRecord:
-    """One chunk: when it was taken, its rows, and the seconds of each stage so far."""
+    """One chunk: when it was taken, how many rows it has, and the seconds of each stage so far."""
 
     at: datetime
     rows: int
@@ -140,53 +140,53 @@ class ChunkRecord:
     ended: bool = False
 
     def end(self) -> None:
-        """Notes that all of it is confirmed; from any thread."""
+        """Notes that all of it is confirmed. Safe to call from any thread."""
         self.ended = True
 
     def to_json(self) -> list[float]:
-        """Returns it as it is told: time and rows, then microseconds."""
+        """Returns it as it is reported: time and rows, then microseconds."""
         micros = (round(getattr(self, stage) * 1e6) for stage in STAGES)
         return [self.at.timestamp(), self.rows, *micros]
 
 
 class ChunkObserver:
-    """Whoever reports on the chunks of a task. Used by the task's thread; does nothing by itself.
+    """Reports on the chunks of a task. Used by the task's thread; this base class does nothing.
 
-    An observer overrides what it needs, and is not called for the rest. One that is ``idle`` has
-    nothing to see for now.
+    An observer overrides the methods that it needs, and no others are called. An ``idle`` observer
+    needs to see nothing at the moment.
     """
 
     idle = False
 
     def calling(self, rows: Rows) -> AbstractContextManager[Rows]:
-        """Surrounds the calls of user code with a chunk; enters with the rows to call it with."""
+        """Surrounds the calls of user code with a chunk; yields the rows to call it with."""
         return nullcontext(rows)
 
     def late(self, account: Account) -> Iterable[Publication]:
-        """Returns what is published of a chunk after its outputs, and confirmed before it is done.
+        """Returns publications that follow the chunk's outputs, confirmed before it is done.
 
-        It is asked again for an account with a later edition, whose publications then count.
+        Called again for an account with a later edition, whose publications then count.
         """
         return ()
 
     def see(self, account: Account) -> None:
-        """Takes note of a chunk that is about to be settled; nothing waits for what it does."""
+        """Observes a chunk that is about to be settled; settling does not depend on it."""
 
 
 def overriding(observers: Iterable[ChunkObserver], method: str) -> list[ChunkObserver]:
-    """Returns those who do something in a method of theirs: the others need not be called."""
+    """Returns the observers that override a method: the others need not be called."""
     nothing = getattr(ChunkObserver, method)
     return [observer for observer in observers if getattr(type(observer), method) is not nothing]
 
 
 def gather_late(observers: Iterable[ChunkObserver], account: Account) -> Iterator[Publication]:
-    """Yields what all observers publish of a chunk after its outputs."""
+    """Yields the publications of all observers, which follow the chunk's outputs."""
     for observer in observers:
         yield from observer.late(account)
 
 
 def describe_outcome(outcome: Outcome, now: datetime) -> dict[str, Any]:
-    """Returns what is said of an outcome: its name, why, and when the message is redelivered."""
+    """Returns the description of an outcome: its name, the reason, and when a redelivery is due."""
     match outcome:
         case Done():
             return _DONE

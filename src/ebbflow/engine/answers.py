@@ -1,12 +1,12 @@
 """Answers of sinks: the key under which each is stored, and the order of a request's answers.
 
 The key of an answer is ``<request>.<vertex>.<message>.<number>``: the request's id as one part of
-a key, a hash of the id of the message that answered, and the number of the answer among those of
-that message. So several messages of a request can answer, a replay after a crash writes the same
-entry again, and nothing else in a bucket has a key of four parts.
+a key, the sink, a hash of the id of the message that was answered for, and the number of the answer
+among those of that message. So several messages of a request can have answers, a replay after a
+crash writes the same entry again, and nothing else in a bucket has a key of four parts.
 
-The answers to a request are in the order in which maps yielded what they came from, whenever they
-were stored. It follows from the ids of the messages, which an answer carries as a header.
+The answers to a request are in the order in which maps yielded their messages, whenever they were
+stored. The order follows from the message ids, which answers carry as a header.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from json.encoder import encode_basestring_ascii
 from typing import Any
 
 MESSAGE_ID = "Ebbflow-Id"
-"""The header of an answer that has the id of the message that answered, as in a dead letter."""
+"""The header of an answer with the id of the message it answers for, as in a dead letter."""
 
 _LONGEST_KEY = 200
 _SAFE_KEY = re.compile(rf"[-/_=a-zA-Z0-9]{{1,{_LONGEST_KEY}}}")
-# No longer than what every int() takes: an id may be of any length.
+# At most as many digits as every int() accepts: an id may be of any length.
 _DIGITS = re.compile(r"([0-9]{1,18})")
 _STEP = re.compile(r"(.*)\.([0-9]{1,18})", re.DOTALL)
 
 Order = tuple[Any, ...]
-"""The place of an answer among those to its request: lower comes first."""
+"""The sort key of an answer among those to its request: lower comes first."""
 
 
 def answer_key(request: str) -> str:
@@ -41,7 +41,7 @@ def answer_key(request: str) -> str:
     encoded = base64.urlsafe_b64encode(request.encode()).decode()
     if len(encoded) <= _LONGEST_KEY:
         return "=" + encoded
-    # A subject has to stay short; the hash is as good as the id, but for reading it.
+    # A subject must stay short; the hash is as unique as the id, but cannot be read.
     return "==" + hashlib.blake2b(request.encode(), digest_size=32).hexdigest()
 
 
@@ -51,9 +51,9 @@ def key_pattern(request: str | None) -> str:
 
 
 def request_of(token: str) -> str:
-    """Returns the id of the request that ``answer_key`` made this part of a key from.
+    """Returns the id of the request from which ``answer_key`` made this part of a key.
 
-    Of an id that was too long for a key there is only the hash, which is returned as it is.
+    If the id was too long for a key, only its hash is known and is returned.
     """
     if not token.startswith("=") or token.startswith("=="):
         return token
@@ -61,7 +61,7 @@ def request_of(token: str) -> str:
 
 
 def answer_headers(message: str) -> dict[str, str]:
-    """Returns the headers of an answer; ``message`` is the id of the message that answered."""
+    """Returns the headers of an answer; ``message`` is the id of the message it answers for."""
     return {MESSAGE_ID: encode_basestring_ascii(message)}
 
 
@@ -71,8 +71,8 @@ class Answer:
 
     ``token`` is the request's id as a part of a key; ``name`` is the rest of the key, which no
     other answer to the request has. ``message`` is the id of the message that was answered for.
-    ``arrived`` counts up as answers are stored in the bucket, and ``stored`` is when that was. Of
-    an answer in a store of the user's only the payload and its number there are known.
+    ``arrived`` counts up as answers are stored in the bucket, and ``stored`` is when that was. For
+    an answer in your own store, only the payload and its number there are known.
     """
 
     token: str
@@ -99,7 +99,7 @@ class Answer:
 
     @property
     def order(self) -> Order:
-        """The place among the answers to the request: lower comes first."""
+        """The sort key among the answers to the request: lower comes first."""
         return (*way_order(self.message), self.vertex, self.number)
 
 
@@ -112,7 +112,7 @@ def read_answer(
 ) -> Answer | None:
     """Returns the answer that an entry of a bucket holds.
 
-    ``None`` for an entry that is not an answer: a mark that one was deleted, or someone else's.
+    ``None`` for an entry that is not an answer: the mark of a deletion, or another program's entry.
     """
     if MESSAGE_ID not in headers:
         return None
@@ -121,19 +121,19 @@ def read_answer(
 
 
 def own_answers(request: str, payloads: Iterable[bytes]) -> list[Answer]:
-    """Returns the answers that a store of the user's has for a request, in its order."""
+    """Returns the answers that the user's own store has for a request, in its order."""
     token = answer_key(request)
     return [Answer(token, str(n), "", payload, n) for n, payload in enumerate(payloads)]
 
 
 def way_order(message: str) -> Order:
-    """Returns what the ids of messages are sorted by, so that they stand as maps yielded them.
+    """Returns the sort key of a message id, which puts messages in the order maps yielded them.
 
-    An id is the way of the message: its source's id and the steps, ``in-12/split.3/enrich``. Of
-    messages with the same way so far the step decides, by its name and its number, as a number.
+    An id is the path of the message: its source's id and the steps, ``in-12/split.3/enrich``. After
+    a common path the next step decides, by its name and then by its number.
     """
     root, *steps = message.split("/")
-    # Texts and numbers take turns, so that equal places hold what can be compared.
+    # Texts and numbers alternate, so that equal positions hold comparable values.
     parts = [int(p) if n % 2 else p for n, p in enumerate(_DIGITS.split(root))]
     return (tuple(parts), tuple(map(_step_order, steps)))
 

@@ -1,24 +1,24 @@
-"""Decides whose fault a failure is: the message's, or that of a system that user code needs.
+"""Decides whether a message or a system that user code needs caused a failure.
 
 A failure of a message is counted on it. A failure of a system is counted on no message: each is
-redelivered as it was, and the vertex waits. An exception on the list of ``system_errors`` is a
-system's, and so is any other when ``ENOUGH`` different messages have failed one after another and
-user code has answered for none. While a system is unavailable, no exception is counted.
+redelivered unchanged, and the vertex waits. An exception on the list of ``system_errors`` means a
+system's failure. So does any other exception when ``ENOUGH`` different messages have failed one
+after another without a response. While a system is unavailable, no exception is counted.
 
-**Any answer shows that user code and its systems work**: a result, a drop, a nack, each response of
-a sink, FAILURE too. Only an exception, an unusable result and ``Unavailable`` are not answers.
-**Others decide**: a message that fails again although user code has answered for others since is to
-blame, whatever it raised, unless others fail at that time as well; and one that was to blame before
-remains so as long as no other message fails as well.
+**Any response shows that user code and its systems work**: a result, a drop, a nack, each response
+of a sink, even FAILURE. Only an exception, an unusable result and ``Unavailable`` are not
+responses. **Other messages decide**: a message that fails again after other messages got responses
+is to blame, whatever it raised, unless others are failing at that time as well. A message that was
+to blame before remains so as long as no other message fails as well.
 
-**A false alarm raises the bar.** If a vertex was stopped and a probe was answered soon after, its
-messages fail in runs without an outage. ``doubt`` then doubles, and with it how many calls have to
-fail in a row the next time. After many answers in a row it falls again.
+**A false alarm raises the bar.** If a vertex was stopped and a probe got a response soon after, its
+messages fail in runs without an outage. ``doubt`` then doubles, and with it the number of calls
+that must fail in a row the next time. After many responses in a row it falls again.
 
-A ``Blame`` lives on a worker, one for each handler, for as long as the handler does. Forgetting all
-of it, as when a worker dies, costs a message a further try and never more. A ``Trial`` applies it
-to the rows of one chunk: rows whose failure is a system's are redelivered as they were (``Retry``,
-with nothing counted), and so are rows that were not tried because they would have failed, too.
+A ``Blame`` lives on a worker, one for each handler, as long as the handler does. Losing its state,
+as when a worker dies, costs a message one further try and never more. A ``Trial`` applies it to the
+rows of one chunk. Rows that failed because of a system are redelivered unchanged (``Retry``, with
+nothing counted), and so are rows that were not tried because they would have failed, too.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from ebbflow.engine.system_errors import LISTED, SystemErrors, retry_after
 if TYPE_CHECKING:  # limits and errors are part of specs, which are checked without Arrow
     from ebbflow.engine.verdict import Verdict
 
-# SystemExit too: a handler that calls sys.exit() has failed on its message, nothing more. So has
-# one that waits for its own task that was cancelled; no one else cancels anything here.
+# SystemExit too: a handler that calls sys.exit() has failed on its message, nothing more. So has a
+# handler that waits for its own cancelled task; nothing else is cancelled here.
 USER_ERRORS = (Exception, SystemExit, CancelledError)
-"""What user code may raise about a message or a system; anything else ends its worker."""
+"""The exceptions that user code may raise about a message or a system; others end its worker."""
 
 ENOUGH = 10
-"""How many different messages have to fail in a row with errors that do not name a system."""
+"""How many different messages must fail in a row with errors that do not name a system."""
 
 POSTPONED = 500
-"""Milliseconds after which a message is redelivered whose system was unavailable."""
+"""Milliseconds until a message is redelivered whose system was unavailable."""
 
 CALLS_IN_A_ROW = 3
-"""How many calls have to fail before the rest of a chunk is not tried."""
+"""How many calls must fail before the rest of a chunk is not tried."""
 
 SOON = 10
-"""A stopped vertex whose probe is answered within this many probes was stopped by mistake."""
+"""If a stopped vertex gets a response within this many probes, it was stopped by mistake."""
 
 HEALTHY = 1_000
-"""How many messages in a row, times the doubt, have to be answered for the doubt to fall."""
+"""How many messages in a row, times the doubt, must get a response for the doubt to fall."""
 
 _MOST_DOUBT = 64
 _MOST_DOUBT_OF_MESSAGES = 8
@@ -66,8 +66,8 @@ _MOST_SUSPECTS = 50_000
 class SystemOutage:
     """A system is down, or user code fails on everything. ``retry_after`` is in milliseconds.
 
-    ``what`` is the system's name if it is ``named``, or else the error. ``certain`` when an error
-    said so; otherwise messages have only failed alike.
+    ``what`` is the system's name if it is ``named``, or else the error. ``certain`` if the error
+    itself shows an outage; otherwise messages have only failed alike.
     """
 
     what: str
@@ -86,8 +86,8 @@ class SystemOutage:
 class Blame:
     """The record of one handler's calls. ``outage`` is set while its system is unavailable.
 
-    ``streak`` are the messages that have failed one after another, without an answer in between;
-    ``enough`` of them, times the doubt, show an outage.
+    ``streak`` are the messages that have failed one after another, without a response in between;
+    ``enough`` of them show an outage.
     """
 
     def __init__(self, systems: SystemErrors = LISTED, enough: int = ENOUGH) -> None:
@@ -113,27 +113,27 @@ class Blame:
 
     @property
     def stops(self) -> bool:
-        """Whether it is clear enough that further calls would fail, too."""
+        """Whether further calls would almost certainly fail, too."""
         outage = self.outage
         return outage is not None and (not outage.certain or self._calls >= self.calls_in_a_row)
 
     @property
     def calls_in_a_row(self) -> int:
-        """How many calls have to fail before the rest of a chunk is not tried."""
+        """How many calls must fail before the rest of a chunk is not tried."""
         return max(CALLS_IN_A_ROW, self._doubt)
 
     @property
     def enough(self) -> int:
-        """How many different messages have to fail in a row to show an outage by themselves."""
+        """How many different messages must fail in a row to show an outage by themselves."""
         return self._enough * min(self._doubt, _MOST_DOUBT_OF_MESSAGES)
 
     def begin_trial(self) -> None:
-        """Notes that a chunk begins: after an outage it is a probe."""
+        """Notes that a chunk begins: during an outage it is a probe."""
         if self.outage is not None:
             self._probes += 1
 
     def passed(self, messages: int = 1) -> None:
-        """Notes that user code has answered for messages."""
+        """Notes that messages got a response."""
         self._passes += 1
         self._healthy += messages
         if 0 < self._probes <= SOON:
@@ -143,11 +143,11 @@ class Blame:
         self.acquit()
 
     def mistake(self) -> None:
-        """Notes that messages were held back although the system works."""
+        """Notes that messages were not tried although the system works."""
         self._doubt = min(2 * self._doubt, _MOST_DOUBT)
 
     def acquit(self) -> None:
-        """Notes that the system works: user code answered for other messages."""
+        """Notes that the system works: other messages got a response."""
         self._outage = None
         self._calls = self._probes = self._streak_calls = 0
         self._failing.clear()
@@ -158,19 +158,19 @@ class Blame:
     ) -> bool:
         """Returns whether a system is to blame for a call that failed on these messages.
 
-        ``blamed`` if one of them has failed on its own account before, ``others_passed`` if others
+        ``blamed`` if one of them was to blame for a failure before, ``others_passed`` if others
         passed at the same time.
         """
         if isinstance(error, MessageTooLarge):
             return False
         self._healthy = 0
         if isinstance(error, Unavailable) and not error.tried:
-            # Nor does it make a suspect: the messages were not given to user code.
+            # The messages do not become suspects: user code has not seen them.
             self._calls = max(self._calls + 1, self._doubt)
             self._outage = SystemOutage.of(error)
             return True
         down = self.means_down(error)
-        # While others fail as well they decide nothing: this may be another outage.
+        # While other messages fail as well, they decide nothing: this may be another outage.
         if not self._failing.difference(ids) and self._others_decided(ids):
             return False
         if down:
@@ -184,18 +184,18 @@ class Blame:
         return blames_system
 
     def _note_outage(self, error: BaseException, down: bool) -> None:
-        """Keeps what an error has said of the outage; one that says nothing changes nothing."""
+        """Keeps the details of the outage; an error that shows no outage does not replace them."""
         if down:
             self._outage = SystemOutage.of(error)
         elif self._outage is None:
             self._outage = SystemOutage(describe_error(error), certain=False)
 
     def means_down(self, error: BaseException) -> bool:
-        """Returns whether the error itself says that a system is down."""
+        """Returns whether the error itself shows that a system is down."""
         return self._systems.means_down(error)
 
     def _others_decided(self, ids: Sequence[str]) -> bool:
-        """Returns whether one of the messages failed before and others were answered since."""
+        """Returns whether one of the messages failed before and others got a response since."""
         passes = self._passes
         if not any(self._suspects.get(row_id, passes) < passes for row_id in ids):
             return False
@@ -208,7 +208,7 @@ class Blame:
         return others_fail or not blamed
 
     def _fails_in_a_row(self, ids: Sequence[str], blamed: bool, others_passed: bool) -> bool:
-        """Returns whether enough have failed, and in enough calls: one may fail for one message."""
+        """Returns whether enough messages failed in enough calls: one bad message fails a call."""
         if self._outage is not None:
             return True
         if others_passed or blamed:
@@ -228,7 +228,7 @@ class Blame:
 
 
 def is_answer(outcome: Outcome | None) -> bool:
-    """Returns whether user code has answered for a message: it was not stopped by an exception."""
+    """Returns whether a message got a response of user code, and not an exception."""
     match outcome:
         case Redeliver(options=options):
             return options is not None
@@ -236,7 +236,7 @@ def is_answer(outcome: Outcome | None) -> bool:
             return nacked
         case Retry():
             return False
-        case _:  # done, or user code has asked for a sink next to it, or reported a failure
+        case _:  # done, or user code has asked for a further sink, or reported a failure
             return True
 
 
@@ -253,9 +253,9 @@ class Trial:
     def failed(
         self, start: int, end: int, error: BaseException, others_passed: bool = False
     ) -> None:
-        """Decides about a call on the rows from ``start`` to ``end`` that has raised.
+        """Decides about a call that has raised on the rows from ``start`` up to ``end``.
 
-        The rows before it are decided already; ``others_passed`` if some of the same call have.
+        The rows before it are already decided; ``others_passed`` if others of the same call passed.
         """
         if isinstance(error, Nack):
             self._verdict.record_errors(range(start, end), error)
@@ -267,7 +267,7 @@ class Trial:
     def failed_among_others(
         self, failures: Sequence[tuple[int, BaseException]], end: int, cut_short: bool = False
     ) -> None:
-        """Decides about those of the rows up to ``end`` that failed while others were tried.
+        """Decides about the rows before ``end`` that failed while others were tried.
 
         ``cut_short`` if some were not tried because of the failures.
         """
@@ -285,21 +285,21 @@ class Trial:
 
     @property
     def calls_in_a_row(self) -> int:
-        """How many calls have to fail before the rest is not tried."""
+        """How many calls must fail before the rest is not tried."""
         return self._blame.calls_in_a_row
 
     @property
     def enough(self) -> int:
-        """How many single messages have to fail in a row to show that any would."""
+        """How many single messages must fail in a row to show that any would."""
         return self._blame.enough
 
     @property
     def stops(self) -> bool:
-        """Whether the rows that are left would fail, too."""
+        """Whether the remaining rows would almost certainly fail, too."""
         return self._blame.stops
 
     def means_down(self, error: BaseException) -> bool:
-        """Returns whether the error itself says that a system is down."""
+        """Returns whether the error itself shows that a system is down."""
         return self._blame.means_down(error)
 
     def leave(self, start: int, end: int | None = None) -> None:
@@ -308,7 +308,7 @@ class Trial:
         self.postpone(range(start, self._noted))
 
     def postpone(self, rows: Iterable[int]) -> None:
-        """Leaves these rows untried; they come back as they are."""
+        """Leaves these rows untried and redelivers them unchanged."""
         outage = self._blame.outage
         self._postpone(rows, outage.what if outage else "not tried: others failed before it")
 
@@ -331,7 +331,7 @@ class Trial:
             self._streak += rows
 
     def _acquit_streak(self) -> None:
-        """Once enough have failed alike, those before were not to blame either."""
+        """Once enough messages have failed alike, the earlier ones were not to blame either."""
         outage = self._blame.outage
         if outage is not None and not outage.certain:
             self._postpone(self._streak, outage.what)
@@ -342,7 +342,7 @@ class Trial:
             self._verdict.postpone(index, POSTPONED, why)
 
     def _note_passes(self, end: int, without: Collection[int] = ()) -> bool:
-        """Notes for how many rows up to ``end`` that were not noted yet user code has answered."""
+        """Notes the responses to further rows up to ``end``; returns whether there were any."""
         start, self._noted = self._noted, end
         unanswered = {i for i, o in self._verdict.outcomes.items() if not is_answer(o)}
         answered = end - start - sum(start <= i < end for i in unanswered.union(without))

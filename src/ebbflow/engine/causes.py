@@ -1,10 +1,10 @@
 """Causes: why messages fail, counted so that people see what fails most.
 
-Texts differ by what a message has in it: a number, an id, a quoted value. Texts that are otherwise
-the same are alike (``normalise``). A few texts alike are told one by one; when there are more, they
-are one cause, whose text has ``…`` where they differ. All counts together are the total, always:
-what a list has no room for is counted as its rest. ``Raised`` is an error of user code with the
-line of the user's own that it came from.
+Texts differ by the data of a message: a number, an id, a quoted value. Texts that are otherwise the
+same are alike (``normalise``). A few alike texts are listed one by one; when there are more, they
+become one cause, whose text has ``…`` where they differ. The counts always add up to the total:
+causes that a list has no room for are counted together. ``Raised`` is an error of user code with
+the line of user code that raised it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MOST_SHOWN = 20
 """The most causes of a list; its rest is counted together."""
 
 MOST_APART = 3
-"""The most texts alike that are told one by one."""
+"""The most alike texts that are listed one by one."""
 
 _GAP = "…"
 _LONGEST = 200
-# Texts without anything in common would otherwise take memory without end.
+# Texts without anything in common would otherwise take unlimited memory.
 _MOST_GROUPS, _OTHERS = 1_000, "other causes"
-# Quoted values, addresses, and words with a digit in them. A gap is what differed before.
+# Quoted values, addresses, words with a digit in them, and gaps from an earlier merge.
 _VARIES = re.compile(
     r"""((?<!\w)'[^']*'(?!\w)|"[^"]*"|(?<!\S)[^\s@'"]+@[\w.-]+"""
     r"""|(?<![\w-])[\w-]*\d[\w-]*(?:[.,:]\d[\w-]*)*|…)"""
@@ -39,18 +39,18 @@ _VARIES = re.compile(
 
 
 def normalise(text: str) -> str:
-    """Returns the text without what differs from message to message: numbers, ids, quotes."""
+    """Returns the text without the parts that differ by message: numbers, ids, quotes."""
     return _VARIES.sub(_GAP, text)
 
 
 def are_alike(one: str, other: str) -> bool:
-    """Returns whether two texts are those of one cause."""
+    """Returns whether two texts belong to one cause."""
     return normalise(one[:_LONGEST]) == normalise(other[:_LONGEST])
 
 
 @dataclass(frozen=True, slots=True)
 class CauseCount:
-    """A cause and how many messages had it; ``group`` is whose it is, a vertex for example."""
+    """A cause and how many messages had it; ``group`` is its owner, for example a vertex."""
 
     group: Hashable
     text: str
@@ -59,14 +59,14 @@ class CauseCount:
 
 @dataclass(slots=True)
 class _Alike:
-    """Texts alike: the codes of those that are told one by one, and the code of all others."""
+    """Alike texts: the codes of those that are listed one by one, and the code of the rest."""
 
     code: int
     apart: dict[str, int] = field(default_factory=dict)
     pieces: list[str] | None = None
 
     def merge(self, text: str) -> None:
-        """Notes where a text differs from those before it."""
+        """Notes where a text differs from the earlier ones."""
         pieces = _VARIES.split(text)
         for known in [self.pieces, *map(_VARIES.split, self.apart)]:
             if known is not None:
@@ -76,7 +76,7 @@ class _Alike:
 
 
 class CauseGroups:
-    """Gives each text a code: its own, or that of all texts alike."""
+    """Assigns each text a code: its own, or that of all alike texts."""
 
     def __init__(self, most: int = _MOST_GROUPS) -> None:
         self._most = most
@@ -85,7 +85,7 @@ class CauseGroups:
         self._codes = 0
 
     def code(self, group: Hashable, text: str) -> int:
-        """Returns the code to count a text of a group by."""
+        """Returns the code under which to count a text of a group."""
         text = text[:_LONGEST]
         if (known := self._known.get((group, text))) is not None:
             return known
@@ -108,7 +108,7 @@ class CauseGroups:
         return self._codes
 
     def describe(self, counts: Counter[int]) -> list[CauseCount]:
-        """Returns the causes of what was counted by code, the most frequent first."""
+        """Returns the causes for counts by code, the most frequent first."""
         causes = [
             cause
             for (group, _), alike in self._alike.items()
@@ -157,11 +157,11 @@ MOST_GROUPS = 20
 _FOREIGN = ("site-packages", "dist-packages", "/lib/python")
 _FILE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _LONGEST_TRACEBACK = 500
-# The trace of an object that is raised again and again grows each time.
+# The traceback of an object that is raised repeatedly grows each time.
 _MOST_LINES = 200
 
 Key = tuple[str, str | None, str]
-"""What errors alike have in common: their kind, their line, and their text but for what varies."""
+"""What alike errors have in common: their kind, their line, and their normalised text."""
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _TRACES: dict[Key, str | None] = {}
@@ -170,9 +170,9 @@ _MOST_TRACES = 100
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Errors alike. ``where`` is the line of user code as ``file.py:12``, if that is known.
+    """Alike errors. ``where`` is the line of user code as ``file.py:12``, if that is known.
 
-    ``first`` and ``last`` are when they came, where that is kept.
+    ``first`` and ``last`` are the times of the first and the last one, if recorded.
     """
 
     kind: str
@@ -192,7 +192,7 @@ class Raised:
 
     @classmethod
     def of_line(cls, line: str, trace: str = "") -> Raised:
-        """Returns the group of an error of which only texts are known; a line as ``KeyError: 'x'``.
+        """Returns the group of an error known only as text, with a line like ``KeyError: 'x'``.
 
         Without a name in front it is just an ``Error``.
         """
@@ -203,11 +203,11 @@ class Raised:
 
     @property
     def key(self) -> Key:
-        """What it has in common with errors alike."""
+        """What it has in common with alike errors."""
         return self.kind, self.where, normalise(self.text)
 
     def counted(self, other: Raised) -> Raised:
-        """Returns the group with others alike, which came later."""
+        """Returns the group together with later alike errors."""
         return replace(
             self,
             text=other.text,
@@ -237,7 +237,7 @@ class RaisedErrors:
 
     def note(self, error: BaseException, message_id: str | None) -> None:
         """Counts an error of a message."""
-        # The same object again when one call has failed on many messages.
+        # When one call has failed on many messages, this is the same object each time.
         if self._last is not None and self._last[0] is error:
             self.count += 1
             key = self._last[1]
@@ -253,7 +253,7 @@ class RaisedErrors:
         self._last = error, raised.key
 
     def add(self, raised: Raised, at: datetime | None = None) -> None:
-        """Counts errors alike, which came at this moment where that is kept."""
+        """Counts alike errors; ``at`` is when they occurred, if that is recorded."""
         self.count += raised.count
         if at is not None:
             raised = replace(raised, first=at, last=at)
@@ -261,17 +261,17 @@ class RaisedErrors:
         self._groups[raised.key] = raised if before is None else before.counted(raised)
         self._last = None
         if len(self._groups) > MOST_GROUPS:
-            # The first of those that came together: the newest group is never the one to go.
+            # The first of those with the same time: the newest group is never the one to go.
             groups = self._groups
             del groups[min(groups, key=lambda key: groups[key].last or _NEVER)]
 
     def newest_first(self) -> list[Raised]:
-        """Returns the groups, the one that came last first; from any thread."""
+        """Returns the groups, the most recent first. Safe to call from any thread."""
         groups = reversed(self._groups.copy().values())
         return sorted(groups, key=lambda group: group.last or _NEVER, reverse=True)
 
     def merge(self, others: RaisedErrors) -> None:
-        """Counts what was raised in a part of the chunk as well."""
+        """Also counts the errors that were raised in a part of the chunk."""
         for raised in others:
             self.add(raised)
 
@@ -291,9 +291,9 @@ def _split(error: BaseException) -> tuple[str, str]:
 
 
 def _trace_once(key: Key, error: BaseException) -> str | None:
-    """Returns the traceback of the group, made when this process first sees it.
+    """Returns the traceback of the group, formatted once per process.
 
-    It takes a hundred times as long as the rest.
+    Formatting takes a hundred times as long as the rest.
     """
     if key not in _TRACES:
         if len(_TRACES) >= _MOST_TRACES:

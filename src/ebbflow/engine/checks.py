@@ -1,7 +1,8 @@
-"""What a message that user code returns may be: types, sizes, times, and what frames can hold.
+"""Checks messages that user code returns: types, sizes, times, and what frames can hold.
 
-A message that breaks a rule is an error of its input, and of no other. So each is checked before
-anything of its input is forwarded: later, what no frame can hold would fail the whole chunk.
+A message that breaks a rule is an error of its input alone. So all messages are checked before any
+output of the input is forwarded: later, a message that no frame can hold would fail the whole
+chunk.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ NOT_MESSAGES = (str, bytes, bytearray, memoryview, Mapping)
 class Rules:
     """The rules for one chunk of a vertex.
 
-    ``policy`` says how often an input comes back after an exception, ``largest`` is the most bytes
-    of a message. ``allowed`` are the statuses that the sink at hand may answer with besides OK,
-    FAILURE and NACK. With ``has_fallback`` an input that is out of deliveries or retries goes to
-    the fallback sink in place of the dead letters. In an ``ordered`` vertex nothing overtakes an
-    input that has to come back. ``secondary`` names the sink at hand, unless it is the primary.
+    ``policy`` says how often an input is redelivered after an exception, ``largest`` is the most
+    bytes of a message. ``allowed`` are the statuses that the current sink may respond with besides
+    OK, FAILURE and NACK. With ``has_fallback`` an input that is out of deliveries or retries goes
+    to the fallback sink instead of the dead letters. In an ``ordered`` vertex no row overtakes an
+    input that must be redelivered. ``secondary`` names the current sink, unless it is the primary.
     """
 
     vertex: str
@@ -43,7 +44,7 @@ class Rules:
 
 
 def check_message(message: Message, rules: Rules) -> None:
-    """Raises unless this is a message that frames can hold and the vertex may forward."""
+    """Raises unless frames can hold the message and the vertex may forward it."""
     if not isinstance(message, Message):
         raise ContractViolation(
             rules.vertex,
@@ -72,18 +73,18 @@ def check_message(message: Message, rules: Rules) -> None:
 
 
 def check_keys(keys: Sequence[str], rules: Rules) -> int:
-    """Returns the size of the keys; raises unless they are texts that frames can hold."""
+    """Returns the size of the keys; raises unless they are strings that frames can hold."""
     return _check_texts("keys", keys, rules.vertex)
 
 
 def check_handed_on(message: Message, rules: Rules) -> None:
-    """Raises unless the on-success sink can be given this message."""
+    """Raises unless the on-success sink can take this message."""
     check_message(message, rules)
     if message.signal is not None:
         raise ContractViolation(
             rules.vertex,
             f"answered ON_SUCCESS with a message to {message.signal.value}",
-            fix="Give Message(value), or no message to hand on the original.",
+            fix="Give Message(value), or no message to pass on the original.",
         )
 
 
@@ -94,7 +95,7 @@ def _check_time(event_time: datetime, vertex: str) -> None:
             f"returned an event_time of type {type(event_time).__name__}",
             fix="Give a datetime with a time zone.",
         )
-    pa.scalar(event_time, TIME).as_py()  # refuses what is out of range, as for texts below
+    pa.scalar(event_time, TIME).as_py()  # raises for times out of range
 
 
 def _check_metadata(metadata: Metadata, vertex: str) -> int:
@@ -134,13 +135,13 @@ def _check_signal(message: Message, vertex: str) -> None:
 
 
 def _check_texts(what: str, texts: Sequence[str], vertex: str) -> int:
-    """Returns the size of the texts together."""
+    """Returns the total size of the strings."""
     if type(texts) is list or type(texts) is tuple:
         try:
             return len("".join(texts).encode())
         except TypeError:
             pass  # one of them is not text
-    # A collection, because what can be gone through only once would be empty afterwards.
+    # A collection, because an iterator would be exhausted afterwards.
     if (
         isinstance(texts, str)
         or not isinstance(texts, Collection)
@@ -149,7 +150,7 @@ def _check_texts(what: str, texts: Sequence[str], vertex: str) -> int:
         raise ContractViolation(
             vertex,
             f"returned a Message whose {what} are {texts!r:.80}",
-            fix=f"Give {what} as a list of texts.",
+            fix=f"Give {what} as a list of strings.",
         )
-    # Encoding refuses what no frame could hold, while only one message is at stake.
+    # Encoding raises for text that no frame could hold, while only one message is affected.
     return len("".join(texts).encode())

@@ -1,12 +1,12 @@
 """The dead letter: a message that left the pipeline, with all that is known about why.
 
-A letter is a plain JetStream message: the body is the original value and the headers carry the
+A dead letter is a plain JetStream message: the body is the original value and the headers carry the
 facts, so that any NATS tool can read it. ``to_headers`` and ``from_message`` are inverse.
 
-Some rows are dead on arrival: a source could not read them, or no message can hold them. A feed
-stores them in the buffer of its vertex with all others, marked. No user code is given them: they go
-straight to the dead letters, settled and counted with the rows around them. So a row that cannot be
-read ends exactly once and is counted, whatever is killed in between.
+Some rows are dead on arrival: a source could not read them, or they are too large for a message. A
+feed stores them in the buffer of its vertex with all others, marked. User code never sees them:
+they go straight to the dead letters, settled and counted with the rows around them. So a row that
+cannot be read ends exactly once and is counted, whatever is killed in between.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any
 from ebbflow.domain.outcome import DeadLetter
 from ebbflow.domain.records import to_plain
 
-if TYPE_CHECKING:  # letters are read without Arrow
+if TYPE_CHECKING:  # dead letters are read without Arrow
     from ebbflow.engine.frames import Rows
     from ebbflow.engine.verdict import Operator, Verdict
 
 PREFIX = "Ebbflow-"
 REPLAYS = "Ebbflow-Replays"
-"""The header of a message that says how often it was replayed."""
+"""The header of a message with the number of times it was replayed."""
 HISTORY = "Ebbflow-History"
-"""The header of a message that says how it died before it was replayed, at most a few times."""
+"""The header of a replayed message with its last few deaths."""
 _BRIEF = 200
 MAX_HEADERS = 2**16 - 1
-"""The most bytes that the server takes as the headers of a message, however large its body is."""
+"""The most bytes that the server accepts as the headers of a message, whatever its body."""
 _LEAST_FIRST: tuple[tuple[str, Any], ...] = (
     *(("metadata", {}), ("headers", {}), ("keys", []), ("traceback", None)),
 )
@@ -41,7 +41,7 @@ _REMEMBERED = 5
 
 
 def describe_cause(reason: str, error: str | None) -> str:
-    """Returns reason and error of a dead letter in one text, without saying a thing twice."""
+    """Returns reason and error of a dead letter in one text, without repetition."""
     if not error or error == reason:
         return reason
     return error if reason in error else f"{reason}: {error}"
@@ -49,7 +49,7 @@ def describe_cause(reason: str, error: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EarlierDeath:
-    """A dead letter that was replayed: its number, why and when it died, when it was sent back."""
+    """A dead letter that was replayed: its number, why and when it died, when it was replayed."""
 
     number: int
     reason: str
@@ -58,7 +58,7 @@ class EarlierDeath:
     replayed: datetime
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it for headers and for programs."""
+        """Returns it as JSON data."""
         return to_plain(self)
 
 
@@ -66,7 +66,7 @@ class EarlierDeath:
 class Letter:
     """One dead letter. ``size`` is the length of the original value when ``value`` was cut.
 
-    ``unread`` says that the value is what a source could not make a message of.
+    ``unread`` if the value is what a source could not turn into a message.
     """
 
     id: str
@@ -98,7 +98,7 @@ class Letter:
         return () if text is None else _read_history(text)
 
     def headers_for_replay(self, number: int, now: datetime) -> dict[str, str]:
-        """Returns the headers that say of the message, when it is replayed, how it died."""
+        """Returns the headers with which the message is replayed, which say how it died."""
         death = EarlierDeath(number, self.reason[:_BRIEF], self.deliveries, self.last_seen, now)
         deaths = [*self.history, death][-_REMEMBERED:]
         text = json.dumps([one.to_json() for one in deaths])
@@ -107,9 +107,9 @@ class Letter:
     def fitting(self, limit: int) -> Letter:
         """Returns this dead letter, cut if it does not fit into a message of ``limit`` bytes.
 
-        The value is cut first. Where the facts alone are too much, those that help least go; of
-        the id nothing is ever cut, so a letter fits whenever its id leaves room for it. ``size`` is
-        set then, and the error says which facts are left out.
+        The value is cut first. If the facts alone are too large, the least useful ones are left
+        out. The id is never cut, so a dead letter fits whenever its id leaves room for it. ``size``
+        is set then, and the error says which facts are left out.
         """
         room = min(limit, MAX_HEADERS)
         if len(self.value) + self._header_size() <= limit and self._header_size() <= room:
@@ -124,12 +124,12 @@ class Letter:
         return replace(letter, value=self.value[: max(0, limit - letter._header_size())])
 
     def _without(self, name: str, nothing: Any) -> Letter:
-        """Returns the letter without one of its facts, which the error then names."""
+        """Returns the dead letter without one of its facts, which the error then names."""
         text = f"{self.error or self.reason}; the dead letter has no room for its {name}"
         return replace(self, error=text, **{name: nothing})
 
     def _header_size(self) -> int:
-        """Returns the bytes that the headers take, with room for those that publishing adds."""
+        """Returns the bytes of the headers, with room for those that publishing adds."""
         return sum(len(k) + len(v) + 4 for k, v in self.to_headers().items()) + 1024
 
     def to_headers(self) -> dict[str, str]:
@@ -198,14 +198,14 @@ _FACT = re.compile(rb"\r\n" + PREFIX.encode() + rb"([A-Za-z-]+): ([^\r]*)")
 
 
 def _read_facts(block: bytes) -> dict[str, Any]:
-    # Read as one text: to begin a text for each fact takes three times as long.
+    # Parsed as one JSON text: parsing each fact separately takes three times as long.
     texts = [b'"%b":%b' % fact for fact in _FACT.findall(block)]
     facts: dict[str, Any] = json.loads((b"{%b}" % b",".join(texts)).decode())
     return facts
 
 
 def _read_history(text: str) -> tuple[EarlierDeath, ...]:
-    """Returns nothing where the header is not as a replay has written it."""
+    """Returns the earlier deaths; none if a replay did not write the header."""
     try:
         deaths = [EarlierDeath(**facts) for facts in json.loads(text)]
         return tuple(
@@ -231,7 +231,7 @@ def _parse_time(text: str | None) -> datetime | None:
 
 
 MARK = "ebbflow"
-"""The group of metadata that says why a row is dead; only a feed can have written it."""
+"""The metadata group that says why a row is dead; only a feed can write it."""
 _WHY = "dead"
 
 MetadataRow = list[tuple[str, list[tuple[str, bytes]]]]
@@ -243,7 +243,7 @@ def mark_dead(why: DeadLetter) -> MetadataRow:
 
 
 def set_aside_dead(operator: Operator) -> Operator:
-    """Returns an operator that is given only the rows that are not dead on arrival."""
+    """Returns an operator that passes on only rows that are not dead on arrival."""
 
     def decide(verdict: Verdict) -> None:
         dead = _find_dead(verdict.rows)
@@ -265,7 +265,7 @@ def _find_dead(rows: Rows) -> dict[int, DeadLetter]:
     column = rows.batch.column("metadata")
     if column.null_count == len(rows):
         return {}
-    # From the batch: what user code is shown must not lose its mark, nor gain one.
+    # From the batch: user code must neither remove nor add a mark.
     rows_metadata = (dict(row or ()) for row in column.to_pylist())
     return {
         index: DeadLetter(**json.loads(dict(groups[MARK])[_WHY]))

@@ -1,9 +1,9 @@
 """Frames, in which messages travel between vertices.
 
 A frame is one JetStream message that holds an Arrow record batch of up to ``MAX_ROWS`` rows, one
-row a message. Rows keep everything that must survive a redelivery: how often the message was
+row per message. Rows keep everything that must survive a redelivery: how often the message was
 delivered, how often user code failed on it, when it was first seen and why it was last nacked.
-The codec is bit-exact: what is decoded equals what was encoded.
+The codec is bit-exact: a decoded batch equals the encoded one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MAX_ROWS = 2_000
 MAX_BYTES = 256 * 1024
 MAX_VALUE = 2**31 - 2**20
 """The most bytes of a message that a batch can hold: Arrow's offsets have 32 bits."""
-# What a row takes besides its texts and values, at the least: times, counts, and where texts begin.
+# The least bytes of a row besides its texts and values: times, counts, and the offsets of texts.
 _ROW_BYTES = 48
 TRACEPARENT = "traceparent"
 """The header that says which trace a message belongs to."""
 FEW = 32
-"""Up to that many rows Python is faster than a call into Arrow, which costs as much for one row."""
+"""Up to this many rows Python is faster than a call into Arrow, whose fixed cost is high."""
 
 TIME = pa.timestamp("us", tz="UTC")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -56,7 +56,7 @@ SCHEMA = pa.schema(
 # the sixth is 1 if the buffers are compressed.
 _PLAIN = b"EBBF\x01\x00\x00\x00"
 _PACKED = b"EBBF\x01\x01\x00\x00"
-# Without threads: handing the few buffers of a frame to a pool takes longer than the work itself.
+# Without threads: passing the few buffers of a frame to a pool takes longer than the work itself.
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
 _WORTH_COMPRESSING = 4096
@@ -74,14 +74,14 @@ def encode(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA, options=_LZ4) as writer:
         writer.write_batch(batch)
-    # Both sides know the schema, so only the batch message between it and the end mark travels.
+    # Both sides know the schema, so only the batch message between it and the end mark is sent.
     return b"".join((_PACKED, sink.getvalue()[len(_SCHEMA) : -_END_BYTES]))
 
 
 def _stays_large(batch: pa.RecordBatch, size: int) -> bool:
-    """Returns whether compressing is in vain: values that are packed or encrypted already.
+    """Returns whether compression is useless: the values are already compressed or encrypted.
 
-    A sample tells. To compress such a frame takes ten times as long as to send it as it is.
+    A sample decides. Compressing such a frame takes ten times as long as sending it as it is.
     """
     values = join_bytes(batch.column("value"))
     if len(values) < _MOSTLY_VALUES * size:
@@ -99,7 +99,7 @@ def decode(payload: bytes | memoryview) -> pa.RecordBatch:
     try:
         if kind == _PLAIN:
             return pa.ipc.read_record_batch(pa.py_buffer(payload).slice(8), SCHEMA)
-        # Only a stream, which begins with its schema, can be told not to use threads.
+        # Only for a stream, which begins with its schema, can threads be switched off.
         stream = b"".join((_SCHEMA, memoryview(payload)[8:]))
         with pa.ipc.open_stream(stream, options=_READ) as reader:
             return reader.read_next_batch()
@@ -108,8 +108,8 @@ def decode(payload: bytes | memoryview) -> pa.RecordBatch:
 
 
 def size_of(batch: pa.RecordBatch) -> int:
-    """Returns the bytes of the batch as a frame that is not compressed."""
-    # Not ``nbytes``: that takes ten times as long, as it goes through every nested buffer.
+    """Returns the bytes of the batch as an uncompressed frame."""
+    # Not ``nbytes``: that takes ten times as long, as it visits every nested buffer.
     return int(pa.ipc.get_record_batch_size(batch))
 
 
@@ -118,7 +118,7 @@ _ABSENT = {"deliveries": 1, "failures": 0, "retries": 0}
 
 
 def batch_of(columns: dict[str, Any], rows: int) -> pa.RecordBatch:
-    """Returns a batch of columns, Arrow arrays or lists; those left out say a first delivery."""
+    """Returns a batch of columns, Arrow arrays or lists; defaults are those of a first delivery."""
     arrays = [_array(columns.get(name), name, kind, rows) for name, kind in _FIELDS]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
@@ -135,7 +135,7 @@ def _array(column: Any, name: str, kind: pa.DataType, rows: int) -> pa.Array:
 
 @lru_cache(maxsize=256)
 def _make_absent(name: str, rows: int) -> pa.Array:
-    """Returns the column of a first delivery; kept, as small chunks are often of the same size."""
+    """Returns the column of a first delivery; cached, as many small chunks have the same size."""
     kind = SCHEMA.field(name).type
     if name not in _ABSENT:
         return pa.nulls(rows, kind)
@@ -143,7 +143,7 @@ def _make_absent(name: str, rows: int) -> pa.Array:
 
 
 def empty() -> pa.RecordBatch:
-    """Returns a batch of no rows."""
+    """Returns a batch without rows."""
     return batch_of({"id": [], "value": []}, 0)
 
 
@@ -158,11 +158,11 @@ def take_rows(batch: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
     chosen = pa.array(indexes, pa.int64())  # typed: an empty list would have no type
     if len(chosen) <= FEW:
         return batch.take(chosen)
-    # To gather a column of maps takes as long as all others together, and mostly it says nothing.
-    said = [name for name in batch.schema.names if batch.column(name).null_count < batch.num_rows]
-    taken = batch.select(said).take(chosen)
+    # Gathering a column of maps takes as long as all others together, and most are all null.
+    used = [name for name in batch.schema.names if batch.column(name).null_count < batch.num_rows]
+    taken = batch.select(used).take(chosen)
     columns = [
-        taken.column(name) if name in said else pa.nulls(len(chosen), batch.schema.field(name).type)
+        taken.column(name) if name in used else pa.nulls(len(chosen), batch.schema.field(name).type)
         for name in batch.schema.names
     ]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
@@ -177,8 +177,8 @@ def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def split(batch: pa.RecordBatch, most: int = MAX_BYTES) -> Iterator[pa.RecordBatch]:
     """Yields the batch cut into frames of about ``most`` bytes, the same way for the same rows."""
-    # A replay has to cut where the first attempt did. Frames with other rows would have other ids,
-    # and what both attempts published would be there twice.
+    # A replay must cut where the first attempt did. Frames with other rows would have other ids,
+    # and rows that both attempts published would be stored twice.
     if not batch.num_rows:
         return
     size = _measure(batch, most)
@@ -191,7 +191,7 @@ def split(batch: pa.RecordBatch, most: int = MAX_BYTES) -> Iterator[pa.RecordBat
 
 
 def _halve_if_large(frame: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
-    """Yields pieces: the average can hide a few huge rows, and they must not share a frame."""
+    """Yields pieces: the average can hide a few huge rows, which must not share a frame."""
     if frame.num_rows == 1 or _measure(frame, most) <= most:
         yield frame
     else:
@@ -201,10 +201,10 @@ def _halve_if_large(frame: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch
 
 
 def _measure(batch: pa.RecordBatch, limit: int) -> int:
-    """Returns a size that is over the limit or not for the same rows, wherever they come from.
+    """Returns a size that is always on the same side of the limit for the same rows.
 
-    What Arrow keeps of a column besides its content, say of one in which nothing is set, depends on
-    who has made it. So a size over the limit is counted again, by what is in the rows.
+    What Arrow stores for a column besides its content, say for a column of nulls, depends on how it
+    was made. So a size over the limit is computed again, from the content of the rows.
     """
     size = size_of(batch)
     if size <= limit:
@@ -214,7 +214,7 @@ def _measure(batch: pa.RecordBatch, limit: int) -> int:
 
 
 def _count_traces(headers: pa.MapArray) -> int:
-    """Returns the bytes of what tracing adds to headers: a replay may trace other messages."""
+    """Returns the bytes that tracing adds to headers: a replay may trace other messages."""
     if headers.null_count == len(headers):
         return 0
     start, end = headers.offsets.take([0, len(headers)]).to_pylist()
@@ -241,7 +241,7 @@ def count_content(column: pa.Array) -> int:
 
 
 def fingerprint(ids: Sequence[str] | pa.StringArray) -> str:
-    """Returns a hash of row ids: equal for the same messages, different for any others."""
+    """Returns a hash of row ids: equal for the same messages only."""
     if len(ids) <= FEW:
         texts = [text.encode() for text in _to_list(ids)]
         # The lengths make the boundaries part of the hash: ("ab", "c") is not ("a", "bc").
@@ -259,7 +259,7 @@ def _to_list(ids: Sequence[str] | pa.StringArray) -> Sequence[str]:
 
 
 def join_bytes(column: pa.StringArray | pa.BinaryArray) -> memoryview:
-    """Returns the bytes of all values, one value behind the other, without copying them."""
+    """Returns the bytes of all values, concatenated, without copying them."""
     _, offsets, values = column.buffers()
     if values is None or not len(column):
         return memoryview(b"")
@@ -269,14 +269,14 @@ def join_bytes(column: pa.StringArray | pa.BinaryArray) -> memoryview:
 
 FIRST_TIME = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 LAST_TIME = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-"""The times that Python can show, in microseconds: those of the years 1 to 9999."""
+"""The times that Python can represent, in microseconds: the years 1 to 9999."""
 
 
 def to_list(column: pa.Array) -> list[Any]:
-    """Returns the values of a column. A time that Python cannot show is the nearest that it can.
+    """Returns the values of a column; times that Python cannot represent become the nearest.
 
-    One row must not keep the others of its chunk from being read, and a row that is stored has to
-    be read in order to be settled, if only as a dead letter.
+    One row must not keep the others of its chunk from being read, and a stored row must be read in
+    order to be settled, if only as a dead letter.
     """
     if not pa.types.is_timestamp(column.type):
         values: list[Any] = column.to_pylist()
@@ -292,15 +292,15 @@ def to_list(column: pa.Array) -> list[Any]:
 
 
 def to_time(scalar: pa.Scalar) -> datetime | None:
-    """Returns one time, as ``to_list`` shows it."""
+    """Returns one time, as ``to_list`` returns it."""
     times: list[datetime | None] = to_list(pa.array([scalar], scalar.type))
     return times[0]
 
 
 class Rows:
-    """A batch with its columns as Python lists, converted once and only when asked for.
+    """A batch with its columns as Python lists, converted once and only on first use.
 
-    ``values`` are its values, if they are a list already.
+    ``values`` are its values, if they are already a list.
     """
 
     __slots__ = ("_columns", "batch", "watermark")
@@ -335,7 +335,7 @@ class Rows:
         return values
 
     def count_failed(self) -> int:
-        """Returns how many rows user code has raised on before."""
+        """Returns the number of rows on which user code has raised before."""
         if len(self) <= FEW:
             return len(self) - self.column("failures").count(0)
         return int(np.count_nonzero(self.batch.column("failures").to_numpy()))
@@ -357,9 +357,9 @@ class Rows:
 
 
 class RowDatum(Datum):
-    """A ``Datum`` that looks into its row only for what user code asks for.
+    """A ``Datum`` that reads from its row only what user code asks for.
 
-    Nearly all of it asks for the value, so that is at hand.
+    Nearly all user code asks for the value, so that is stored here.
     """
 
     __slots__ = ("_index", "_rows", "_value")
@@ -369,12 +369,12 @@ class RowDatum(Datum):
         self._index = index
         self._value = value
 
-    value = property(attrgetter("_value"), doc="What the message says.")  # without a call in Python
+    value = property(attrgetter("_value"), doc="The payload.")  # without a call in Python
 
     def _get(self, name: str) -> Any:
         return self._rows.column(name)[self._index]
 
-    # Those that user code asks for next, without a detour.
+    # The next most used, without the cost of ``_get``.
     @property
     def id(self) -> str:
         """The id of the message."""
@@ -393,7 +393,7 @@ class RowDatum(Datum):
 
     @property
     def event_time(self) -> datetime:
-        """When it happened; the time of an empty field in Numaflow if the message has none."""
+        """When it happened; if the message has no event time, that of an empty Numaflow field."""
         return self._get("event_time") or _EPOCH
 
     def __reduce__(self) -> Any:
@@ -403,7 +403,7 @@ class RowDatum(Datum):
         return _rebuild, (self.value, state)
 
 
-RowDatum.__name__ = Datum.__name__  # what Python's errors about user code call it
+RowDatum.__name__ = Datum.__name__  # the name in Python's errors about user code
 
 
 def _rebuild(value: bytes, state: dict[str, Any]) -> Datum:
@@ -414,7 +414,7 @@ REQUEST_ID = "x-numaflow-id"
 
 
 def request_id(rows: Rows, index: int) -> str:
-    """Returns the id that an answer is stored under: the request's, or the source message's."""
+    """Returns the id under which an answer is stored: the request's, or the source message's."""
     headers: dict[str, str] = rows.column("headers")[index]
     own = next((value for key, value in headers.items() if key.lower() == REQUEST_ID), None)
     return own or str(rows.column("id")[index]).partition("/")[0]

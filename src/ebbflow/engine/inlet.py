@@ -1,19 +1,19 @@
 """The streams of rows that a vertex task reads, and the intake that takes chunks from them.
 
-An ``Inlet`` is a buffer, a generator or a source; redeliveries are another one.
-Every inlet is complete: the task asks all of them the same questions and never what kind they are.
-A kind that has nothing to say inherits an answer that says nothing. What an inlet promises is that
-its rows can be had again after a crash: by ``take_until``, exactly as they were cut, or from the
-source, which has not been told of them before they were recorded as done.
+An ``Inlet`` is a buffer, a generator or a source; the stream of redeliveries is also one. All
+inlets have the same interface, with defaults that do nothing, and the task never asks for the kind
+of an inlet. An inlet guarantees that its rows can be read again after a crash: by ``take_until``,
+exactly as they were cut, or because the source redelivers rows that were not acknowledged. Rows are
+acknowledged only after they are recorded as done.
 
-``Watermark`` is the time up to which all messages have been read, by what each writer has said.
+``Watermark`` is the time up to which all messages have been read, according to their writers.
 
 An ``Intake`` takes rows from the inlet, from the redeliveries, or from both. In an ordered vertex a
-row that has to come back holds its partition until it is through. Nothing overtakes it, not even
-across a restart: how often it was delivered and when it is due is part of the position, and the
-position is exact to the row. Such a vertex takes one frame at a time, and nothing while a row is
-held. While a system is unavailable, a probe is a single row, a new one and an old one in turns: bad
-messages at the head of one of them cannot hide that the system is back.
+row that must be redelivered blocks its partition until it is processed. No row overtakes it, not
+even across a restart: the position includes how often it was delivered and when it is due, and is
+exact to the row. Such a vertex takes one frame at a time, and nothing while a row is held. While a
+system is unavailable, a probe is a single row, alternately a new row and a redelivered one: bad
+messages at the head of one stream cannot hide that the system is back.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HELD_ROW = Counts(read=1, redelivered=1)
 _STATE = ("deliveries", "failures", "retries", "nack_reason")
 
 NEVER = 3600.0
-"""Seconds until it is worth asking an inlet again that wakes its task by itself."""
+"""Seconds between looks at an inlet that wakes its task by itself."""
 
 
 NACKS = pa.schema(
@@ -65,7 +65,7 @@ NO_NACKS = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in NACKS.types
 
 @dataclass(frozen=True, slots=True)
 class HandedBack:
-    """The ends of a chunk's rows, as the source they came from is told them.
+    """The acks and nacks of a chunk's rows, for the source that they came from.
 
     ``acks`` are offsets, ``nacks`` are rows of ``NACKS``, and ``ids`` are the messages that are
     acknowledged.
@@ -80,7 +80,7 @@ class HandedBack:
 
     @classmethod
     def join(cls, several: Sequence[HandedBack]) -> HandedBack:
-        """Returns the ends of several chunks, to be told at once."""
+        """Returns the acks and nacks of several chunks together."""
         return cls(
             pa.concat_arrays([ends.acks for ends in several]),
             pa.concat_batches([ends.nacks for ends in several]),
@@ -92,19 +92,19 @@ class Inlet(ABC):
     """A replayable stream of rows. Used on a worker, by the task's own thread only."""
 
     mark: Mark
-    """Behind the last row that was taken."""
+    """The mark behind the last row taken."""
 
     known: Known = NOTHING
-    """What was read of each writer's last chunk; nothing, unless the stream may hold copies."""
+    """What was read of each writer's last chunk; empty unless the stream may hold copies."""
 
     passed: Mark | None = None
-    """The mark behind which there were only copies so far, if there were any."""
+    """The mark behind which only copies have been read so far, if any."""
 
     origins: Sequence[Origin] = ()
-    """The writers of the frames that were taken last; no one, unless tasks write the stream."""
+    """The writers of the last frames taken; empty unless tasks write the stream."""
 
     takes_back: bool = False
-    """Whether the source takes nacked rows back and gives them again by itself."""
+    """Whether the source itself redelivers nacked rows."""
 
     @property
     def waiting(self) -> Waiting | None:
@@ -113,56 +113,56 @@ class Inlet(ABC):
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing more will ever come."""
+        """Whether no more rows will ever arrive."""
         return False
 
     @property
     def frames_waiting(self) -> int:
-        """The frames that have arrived and wait to be taken; 0 of an inlet without frames."""
+        """How many frames have arrived and wait to be taken; 0 for an inlet without frames."""
         return 0
 
     def ready_in(self) -> float:
-        """Returns the seconds until it is worth asking again; arrivals wake the task before."""
+        """Returns the seconds until the next look; arrivals wake the task earlier."""
         return NEVER
 
     @abstractmethod
     def take(self, limit: int) -> list[pa.RecordBatch]:
-        """Returns up to ``limit`` rows that are there already, and moves ``mark`` behind them."""
+        """Returns up to ``limit`` rows that have arrived, and moves ``mark`` behind them."""
 
     def take_frame(self, limit: int) -> list[pa.RecordBatch]:
         """Returns up to ``limit`` rows of one frame; ``give_back`` can undo it in part."""
         raise NotImplementedError(f"{type(self).__name__} cannot be read in order")
 
     def give_back(self, piece: pa.RecordBatch, used: int) -> None:
-        """Puts all but the first ``used`` rows of the frame that was taken last back in place."""
-        # No default: an inlet that did nothing here would lose the rows behind the held one.
+        """Puts back all but the first ``used`` rows of the last frame taken."""
+        # No default: an inlet that did nothing here would lose the held row and the rows behind it.
         raise NotImplementedError(f"{type(self).__name__} cannot be read in order")
 
     @abstractmethod
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
         """Returns exactly the rows up to ``end``, with the ids they had before.
 
-        A source returns none: it gives the rows again by itself, as it was not told of them.
+        A source returns none: it redelivers the rows, as they were not acknowledged.
         """
 
     def pick_up(self) -> pa.BinaryArray:
-        """Returns the offsets of the rows taken since the last call, if a source wants them."""
+        """Returns the offsets of the rows taken since the last call, if they have any."""
         return NO_OFFSETS
 
     def hand_back(self, ends: HandedBack) -> None:  # noqa: B027 - nothing to do
-        """Has the source told, soon, the outcomes of rows that are recorded; from any thread."""
+        """Schedules the acks and nacks of recorded rows. Safe to call from any thread."""
 
     def forget(self, done: Mark) -> None:  # noqa: B027 - nothing to do
-        """Has everything up to ``done`` deleted, which is recorded as settled."""
+        """Deletes everything up to ``done``, which is recorded as settled."""
 
     def close(self, for_good: bool = False) -> None:  # noqa: B027 - nothing to do
-        """Ends the reading; ``for_good`` when no other task follows."""
+        """Stops reading; ``for_good`` when no other task follows."""
 
 
 def handed_back(
     offsets: pa.BinaryArray, rows: Rows, returned: Mapping[int, Redeliver | Retry]
 ) -> HandedBack:
-    """Returns what to tell about the last rows of a chunk, which are those that have offsets."""
+    """Returns the acks and nacks for the last rows of a chunk, which are those with offsets."""
     first = len(rows) - len(offsets)
     ids = rows.batch.column("id").slice(first)
     if not returned:
@@ -186,7 +186,7 @@ def _nacks(
 
 
 def asked_for(how: Redeliver | Retry) -> NackOptions:
-    """Returns what user code asked for with its nack, or what back-off makes of a failure."""
+    """Returns the options of user code's nack, or those that back-off makes for a failure."""
     if isinstance(how, Retry):
         return NackOptions(how.delay, reason=how.error)
     return how.options or NackOptions(how.delay, reason=how.reason)
@@ -199,19 +199,19 @@ class Feeder(NamedTuple):
     inline: tuple[Feeder, ...] = ()
 
     def every_task(self) -> Iterator[str]:
-        """Yields all tasks that may write what the vertex makes."""
+        """Yields all tasks that may write the vertex's outputs."""
         yield from self.tasks
         for feeder in self.inline:
             yield from feeder.every_task()
 
-    def watermark(self, heard: Mapping[str, datetime | None]) -> datetime | None:
-        """Returns how far the vertex is, by what its tasks or those that run it have said.
+    def watermark(self, latest: Mapping[str, datetime | None]) -> datetime | None:
+        """Returns the vertex's watermark, from the latest ones of its tasks and those that run it.
 
-        The later of both: rows that pass inline do not move the watermark of the vertex's own
-        tasks, and those that pass through its buffer do not move what is said inline.
+        The later of both: rows that pass inline do not raise the watermark of the vertex's own
+        tasks, and rows that pass through its buffer do not raise that of the inline tasks.
         """
-        own = [heard[task] for task in self.tasks]
-        inline = [feeder.watermark(heard) for feeder in self.inline]
+        own = [latest[task] for task in self.tasks]
+        inline = [feeder.watermark(latest) for feeder in self.inline]
         return max((time for time in map(_earliest, (own, inline)) if time), default=None)
 
 
@@ -228,22 +228,22 @@ class Watermark:
         self.current = start
         self._feeders = tuple(feeders)
         tasks = (task for feeder in self._feeders for task in feeder.every_task())
-        self._heard: dict[str, datetime | None] = dict.fromkeys(tasks)
+        self._latest: dict[str, datetime | None] = dict.fromkeys(tasks)
 
     def hear(self, origins: Iterable[tuple[str | None, datetime | None]]) -> None:
-        """Takes in the frames of a chunk: for each who wrote it, and their watermark then.
+        """Follows the frames of a chunk: the writer of each, and its watermark then.
 
-        Of several frames of one writer the first counts for this chunk, because rows of the first
-        may be older than what the last one promises.
+        Of several frames of one writer the first counts for this chunk, because its rows may be
+        older than the watermark of the last frame.
         """
-        heard: dict[str, datetime] = {}
+        latest: dict[str, datetime] = {}
         for feeder, watermark in origins:
-            if feeder in self._heard and watermark is not None:
-                heard.setdefault(feeder, watermark)
-        if not heard:
+            if feeder in self._latest and watermark is not None:
+                latest.setdefault(feeder, watermark)
+        if not latest:
             return
-        self._heard |= heard
-        if earliest := _earliest([feeder.watermark(self._heard) for feeder in self._feeders]):
+        self._latest |= latest
+        if earliest := _earliest([feeder.watermark(self._latest) for feeder in self._feeders]):
             self._rise(earliest)
 
     def made(self, event_times: Iterable[datetime]) -> None:
@@ -258,7 +258,7 @@ class Watermark:
 
 
 def with_held(batch: pa.RecordBatch, held: Held | None) -> pa.RecordBatch:
-    """Returns the rows, the first of them as it comes back."""
+    """Returns the rows, the first one in the state of the held row."""
     if held is None:
         return batch
     columns = {name: batch.column(name).to_pylist() for name in _STATE}
@@ -273,8 +273,8 @@ def settled_part(
 ) -> tuple[Verdict, Held | None]:
     """Returns the verdict on the rows that can be settled, and the row behind them if it is held.
 
-    The inlet gets back the held row and all behind it: settled with the others, they would be
-    passed on before it, or lost.
+    The inlet gets back the held row and all rows behind it: if these were settled with the others,
+    they would overtake it or be lost.
     """
     end = verdict.first_held()
     if end is None:
@@ -292,13 +292,13 @@ def _held(batch: pa.RecordBatch, index: int, outcome: Redeliver | Retry, now: da
 
 
 def held_row(verdict: Verdict, batch: pa.RecordBatch, index: int) -> HeldRow:
-    """Returns the row that is held, with what was decided about it."""
+    """Returns the row that is held, with its outcome."""
     return HeldRow(batch.slice(index, 1), verdict.outcomes[index])
 
 
 @dataclass(frozen=True, slots=True)
 class Settleable:
-    """The verdict on what can be settled, the row held behind it, and the counts of that row."""
+    """The verdict on the rows to settle, the row held behind them, and the counts of that row."""
 
     verdict: Verdict
     held: Held | None
@@ -307,11 +307,11 @@ class Settleable:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Rows that become one chunk. ``leaves_rows`` if others may wait that it had no room for.
+    """Rows that become one chunk. ``leaves_rows`` if more rows may wait that it had no room for.
 
-    Rows that are ``in_order`` are settled up to the first that is held. All others may overtake
-    each other: all are settled, and each comes back by itself. Frames that are ``parked`` were
-    decided about, and counted, by a task that ran the vertex inline.
+    Rows that are ``in_order`` are settled up to the first that is held. Other rows may overtake
+    each other: all are settled, and each is redelivered separately. Frames that are ``parked`` were
+    decided and counted by a task that ran the vertex inline.
     """
 
     batches: list[pa.RecordBatch]
@@ -321,13 +321,13 @@ class Taken:
 
     @classmethod
     def of(cls, frames_read: list[pa.RecordBatch], **how: bool) -> Taken | None:
-        """Returns what was read as one chunk; ``None`` if that is nothing."""
+        """Returns the frames that were read as one chunk; ``None`` if there are none."""
         parked = [batch for batch in frames_read if due_of(batch) is not None]
         batches = [b for b in frames_read if due_of(b) is None] if parked else frames_read
         return cls(batches, **how, parked=parked) if frames_read else None
 
     def restore(self, held: Held | None) -> pa.RecordBatch:
-        """Returns the rows as user code is to see them, when ``held`` is what the vertex holds."""
+        """Returns the rows as user code must see them, with the state of the ``held`` row."""
         batch = frames.concat(self.batches)
         return with_held(batch, held) if self.in_order else batch
 
@@ -339,18 +339,18 @@ class Taken:
         held: Held | None,
         now: datetime,
     ) -> Settleable:
-        """Returns what can be settled, and gives the rest back to the inlet."""
-        if not self.in_order:  # a replayed letter does not change what the inlet holds
+        """Returns the rows that can be settled, and gives the rest back to the inlet."""
+        if not self.in_order:  # a replayed dead letter does not change the held row
             return Settleable(verdict, held)
         part, held = settled_part(verdict, inlet, batch, now)
         return Settleable(part, held, _HELD_ROW if held else None)
 
 
 class Intake:
-    """Both streams that a task reads, opened where its position is. Used by the task's thread.
+    """Both streams that a task reads, opened at its position. Used by the task's thread.
 
-    A ``paused`` one takes nothing new. That of an ``ordered`` vertex takes one frame at most, or
-    letters that are sent back, which have no order.
+    A ``paused`` one takes nothing new. That of an ``ordered`` vertex takes at most one frame, or
+    replayed dead letters, which have no order.
     """
 
     def __init__(
@@ -364,16 +364,16 @@ class Intake:
 
     @property
     def end(self) -> Span:
-        """Behind the last rows that were taken."""
+        """The span behind the last rows taken."""
         known = {**self.inlet.known, **self.redeliveries.known}
         return Span(self.inlet.mark, self.redeliveries.mark, known)
 
     def await_redeliveries(self, lineage: str, chunk: int, tokens: Sequence[str]) -> None:
-        """Notes that a chunk sends frames back."""
+        """Notes the frames that a chunk redelivers."""
         self.redeliveries.known = with_awaited(self.redeliveries.known, lineage, chunk, tokens)
 
     def stop_awaiting(self, tokens: Sequence[str]) -> None:
-        """Notes that some of these frames are not stored after all."""
+        """Notes that some of these frames were not stored after all."""
         self.redeliveries.known = without_awaited(self.redeliveries.known, tokens)
 
     def take_again(self, intent: Span) -> Taken | None:
@@ -383,7 +383,7 @@ class Intake:
         return Taken.of(batches, in_order=self._ordered and not redelivered)
 
     def take(self, limit: int, held: bool) -> Taken | None:
-        """Returns up to ``limit`` rows that are here. ``held`` if a row holds up an order."""
+        """Returns up to ``limit`` rows that have arrived. ``held`` if a held row is not due yet."""
         if self._ordered:
             return self._take_in_order(limit, held)
         share = max(1, limit // 2)
@@ -396,15 +396,15 @@ class Intake:
     def _take_in_order(self, limit: int, held: bool) -> Taken | None:
         if redelivered := self.redeliveries.take(limit):
             return Taken(redelivered, leaves_rows=True)
-        if held:  # whatever was taken now would overtake the held row
+        if held:  # any row taken now would overtake the held one
             return None
         fresh = self.inlet.take_frame(limit)
         return Taken.of(fresh, in_order=True, leaves_rows=True)
 
     def take_probe(self, held: bool) -> Taken | None:
-        """Returns a single row, with which to find out whether a system is back.
+        """Returns a single row, to find out whether a system is back.
 
-        In an ordered vertex the held one comes first here, too.
+        In an ordered vertex the held row comes first here, too.
         """
         if self._ordered:
             return self.take(1, held)
@@ -419,16 +419,16 @@ class Intake:
         return [] if self._paused else self.inlet.take(limit)
 
     def ready_in(self) -> float:
-        """Returns the seconds until there may be something without anything arriving."""
+        """Returns the seconds until there may be rows even if nothing arrives."""
         return _PAUSED_FOR if self._paused else self.inlet.ready_in()
 
     def forget(self, done: Span) -> None:
-        """Has everything up to ``done`` deleted, which is recorded as settled."""
+        """Deletes everything up to ``done``, which is recorded as settled."""
         self.inlet.forget(done.inlet)
         self.redeliveries.forget(done.redelivery)
 
     def close(self, for_good: bool) -> None:
-        """Ends the reading; ``for_good`` when no other task follows."""
+        """Stops reading; ``for_good`` when no other task follows."""
         self.inlet.close(for_good=for_good)
         self.redeliveries.close()
 

@@ -1,12 +1,12 @@
 """Finds the rows that make a batch fail: tries the batch again in ever smaller pieces.
 
 Some work is done for many rows in one call, which succeeds or fails as a whole: a query, a write to
-a table. Pieces are tried from the first row to the last, so what is decided is always a run of rows
-from the start on, and nothing that has succeeded is tried a second time.
+a table. Pieces are tried from the first row to the last, so the decided rows are always consecutive
+from the start, and no piece that has succeeded is tried a second time.
 
 Guarantees: a row is blamed only after it has failed alone, and only if the error itself says that
-it is about the data, or if the same work on no rows at all succeeds right after. If that fails as
-well, the rows are not to blame, and none of them is.
+it is about the data, or if the same work without any rows succeeds right after. If that fails as
+well, no row is blamed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """The error of an attempt: what it is called, and what it says.
+    """The error of an attempt: its name and its text.
 
-    ``of_data`` if it says so itself that a value is to blame. ``suspects`` are the rows that it
-    speaks of, counted from the first of the attempt: where to look first, whether right or not.
+    ``of_data`` if the error itself says that a value is to blame. ``suspects`` are the rows that it
+    names, counted from the first row of the attempt. The search tries them first; they may be
+    wrong.
     """
 
     kind: str
@@ -39,7 +40,7 @@ class Trouble:
 class Isolated:
     """The rows before ``end`` are decided: those in ``blamed`` failed, all others are done.
 
-    ``general`` is why nothing works at the moment, if that is so.
+    ``general`` is the error if the work fails even without rows.
     """
 
     end: int
@@ -48,13 +49,13 @@ class Isolated:
 
 
 Attempt = Callable[[int, int], Trouble | None]
-"""Does the work for the rows from the first index up to the second; ``None`` if that succeeded."""
+"""Does the work for the rows from the first index up to the second; ``None`` if it succeeded."""
 
 
 def isolate(start: int, end: int, attempt: Attempt, enough: Callable[[], bool]) -> Isolated:
-    """Does the work for the rows from ``start`` up to ``end``; returns what is decided.
+    """Does the work for the rows from ``start`` up to ``end``; returns the decisions.
 
-    Once ``enough`` says so, it returns as soon as anything is decided.
+    Once ``enough`` returns true, it returns as soon as any row is decided.
     """
     return _Search(start, attempt).run(start, end, enough)
 
@@ -92,7 +93,7 @@ class _Search:
             self._misled = True
 
     def _cut(self, low: int, high: int, trouble: Trouble) -> list[tuple[int, int]]:
-        """Returns what to try next: around the rows that the error names, or else halves."""
+        """Returns the next pieces: cut around the rows that the error names, or else halves."""
         named = {low + suspect for suspect in trouble.suspects if low <= low + suspect < high}
         if not named or self._misled:
             middle = (low + high) // 2

@@ -1,9 +1,9 @@
 """What stops a vertex: a system that is unavailable (``Patience``), or a flood of dead letters.
 
 A vertex waits for an unavailable system, longer each time and visibly, until a call succeeds. Its
-``Breaker`` stops it when too large a share of its messages ends as dead letters: that is a bug in
-the code or its settings, and no message is to pay for it. The ``OutageGate`` is what both close,
-and where user code is opened, and opened again after an outage.
+``Breaker`` stops it when too large a share of its messages become dead letters: that is a bug in
+the code or its settings, and messages must not be lost to it. Both close the ``OutageGate``, which
+also opens user code, and opens it again after an outage.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from ebbflow.engine.verdict import Operator, Verdict
 
 DEFAULT_ON_UNAVAILABLE = Backoff("100ms", factor=2.0, cap="1s")
-"""Soon there again when the system is: the longest wait is a second."""
+"""Resumes soon after the system is back: the longest wait is a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The wait for a system: for what, how many seconds already, and until the next try.
+    """The wait for a system: for what, for how many seconds so far, and until the next try.
 
     ``certain`` and ``named`` are those of the ``SystemOutage``.
     """
@@ -42,7 +42,7 @@ class Waiting:
 
 
 class Patience:
-    """Decides whether to wait, and for how long, at one place that may meet with outages."""
+    """Decides whether to wait and for how long, in one place that may encounter outages."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class Patience:
 
     @property
     def down(self) -> bool:
-        """Whether there is an outage, as far as the last try has shown."""
+        """Whether the last try showed an outage."""
         return self._outage is not None
 
     def meet(self, outage: SystemOutage) -> None:
-        """Notes that a try has met with an outage; the next is due after a longer wait."""
+        """Notes that a try has encountered an outage; the next is due after a longer wait."""
         now = self._clock()
         if self._outage is None:
             self._since, self._tries = now, 0
@@ -71,7 +71,7 @@ class Patience:
         self._next = now + wait / 1000
 
     def end(self) -> None:
-        """Notes that a try has gone well."""
+        """Notes that a try has succeeded."""
         self._outage = None
 
     def ready_in(self) -> float:
@@ -80,7 +80,7 @@ class Patience:
 
     @property
     def waiting(self) -> Waiting | None:
-        """The wait as people are told of it; ``None`` if there is no outage."""
+        """The wait as it is shown to people; ``None`` if there is no outage."""
         if self._outage is None:
             return None
         seconds = self._clock() - self._since
@@ -92,7 +92,7 @@ class Patience:
 class BreakerLimit:
     """The share of the last ``window`` messages that may be dead letters.
 
-    Fewer letters than the share of a whole window never trip it; a share of 1 switches it off.
+    Fewer dead letters than the share of a whole window never trip it; a share of 1 disables it.
     """
 
     share: float = 0.5
@@ -112,7 +112,7 @@ def _is_unanswered(outcome: Outcome) -> bool:
 
 
 class Breaker:
-    """Counts the ends of a vertex's messages on one worker. ``tripped`` says why it stopped."""
+    """Counts the outcomes of a vertex's messages on one worker. ``tripped`` says why it stopped."""
 
     def __init__(self, limit: BreakerLimit) -> None:
         self.tripped: str | None = None
@@ -121,7 +121,7 @@ class Breaker:
         self._letters: deque[int] = deque()
 
     def check(self, verdict: Verdict) -> None:
-        """Counts what was decided; letters over the limit trip it and come back as they were."""
+        """Counts outcomes; dead letters over the limit trip it and are redelivered unchanged."""
         outcomes = verdict.outcomes
         counted = verdict.rows.nacked_before()
         if not outcomes:
@@ -137,21 +137,21 @@ class Breaker:
         self.note_answered(len(verdict.rows) - len(uncounted))
 
     def note_answered(self, count: int) -> None:
-        """Counts messages that user code has answered for, none of them a new dead letter."""
+        """Counts messages that got a response and did not become dead letters."""
         self._counted += count
 
     @property
     def state(self) -> dict[str, Any]:
-        """What it has counted, as JSON has it."""
+        """Its counts, as JSON data."""
         return {"tripped": self.tripped, "counted": self._counted, "letters": list(self._letters)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes over what another one of the same vertex has counted."""
+        """Takes over the counts of another breaker of the same vertex."""
         self.tripped, self._counted = state["tripped"], state["counted"]
         self._letters = deque(state["letters"])
 
     def _admits(self, letter: DeadLetter, place: int) -> bool:
-        """Returns whether the message that is counted at that place may be a dead letter."""
+        """Returns whether the message counted at that place may become a dead letter."""
         while self._letters and self._letters[0] <= place - self._limit.window:
             self._letters.popleft()
         if self.tripped is None and len(self._letters) >= self._limit.letters < self._limit.window:
@@ -167,7 +167,7 @@ class Breaker:
         )
 
     def reset(self) -> None:
-        """Begins again: people have resumed the vertex."""
+        """Starts over: people have resumed the vertex."""
         self.tripped = None
         self._letters.clear()
 
@@ -176,23 +176,23 @@ _LOOK_AGAIN = 1.0
 
 
 class MeetsOutages(Protocol):
-    """Whoever calls user code, and learns from its errors whether a system is unavailable."""
+    """Calls user code, and learns from its errors whether a system is unavailable."""
 
     @property
     def outage(self) -> SystemOutage | None:
-        """The system that is unavailable, as far as the last call has shown."""
+        """The outage that the last call showed, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenCode:
-    """User code that is open: how it decides about a chunk, and who learns of outages then."""
+    """User code that is open: its operator, and the callers that learn of outages."""
 
     operator: Operator
     callers: Sequence[MeetsOutages]
 
     @property
     def outage(self) -> SystemOutage | None:
-        """The system that is unavailable, as far as the last call has shown."""
+        """The outage that the last call showed, if any."""
         for caller in self.callers:
             if (outage := caller.outage) is not None:
                 return outage
@@ -203,16 +203,16 @@ class VertexCode(Protocol):
     """The user code of a vertex, as the gate opens it."""
 
     def open(self) -> OpenCode:
-        """Has it ready, again after an outage; raises what user code raises when it opens."""
+        """Opens it, also again after an outage; raises what user code raises when it opens."""
 
 
 class OutageGate:
-    """The way to the user code of one vertex on one worker.
+    """Guards the user code of one vertex on one worker.
 
     It is closed until user code is open, while a system is unavailable, in a flood of dead letters,
     and while people have paused the vertex. Between two waits for a system it is open for a single
-    message, a probe; the first that passes opens it for good. ``patience`` and ``breaker`` outlast
-    epochs, and with them what the gate has seen.
+    message, a probe; the first probe that passes opens it fully. ``patience`` and ``breaker``
+    outlive epochs, and so does the state of the gate.
     """
 
     def __init__(self, code: VertexCode, patience: Patience, breaker: Breaker) -> None:
@@ -225,13 +225,13 @@ class OutageGate:
         """Whether people have paused the vertex."""
 
     def restore(self, halted: str | None, paused: bool = False) -> None:
-        """Takes over from the position what keeps the vertex from continuing."""
+        """Takes over from the position why the vertex must not continue, if it must not."""
         self._breaker.tripped = halted
         self.paused = paused
 
     @property
     def opened(self) -> bool:
-        """Whether user code has been open."""
+        """Whether user code has been opened."""
         return self._open is not None
 
     @property
@@ -241,12 +241,12 @@ class OutageGate:
 
     @property
     def waiting(self) -> Waiting | None:
-        """The system that is waited for, if one is down."""
+        """The wait for a system, if one is down."""
         return self._patience.waiting
 
     @property
     def outage(self) -> SystemOutage | None:
-        """The outage that the last call met, if it met one."""
+        """The outage that the last call encountered, if any."""
         return self._open.outage if self._open is not None else None
 
     @property
@@ -255,12 +255,12 @@ class OutageGate:
         return self._breaker.tripped
 
     def ready_in(self) -> float:
-        """Returns the seconds until it is worth trying; 0 when messages may be taken now."""
+        """Returns the seconds until the next try; 0 when messages may be taken now."""
         closed = self.paused or self.halted is not None
         return _LOOK_AGAIN if closed else self._patience.ready_in()
 
     def open(self) -> bool:
-        """Has user code ready; ``False`` when nothing may be given to it now."""
+        """Opens user code if needed; ``False`` if it may not get messages now."""
         if self.ready_in() > 0:
             return False
         if self.opened and not self.probing:
@@ -274,12 +274,12 @@ class OutageGate:
         return True
 
     def take_raised(self) -> RaisedErrors:
-        """Returns the errors that user code has raised when it was opened, and forgets them."""
+        """Removes and returns the errors that user code has raised when it was opened."""
         raised, self._raised = self._raised, RaisedErrors()
         return raised
 
     def decide(self, verdict: Verdict) -> None:
-        """Has user code decide about a chunk, and learns from it what is down."""
+        """Lets user code decide a chunk, and learns from it whether a system is down."""
         if self.probing:
             verdict.disregard_time()
         assert self._open is not None

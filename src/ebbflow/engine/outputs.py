@@ -1,9 +1,9 @@
 """Outputs: the messages that user code returned for a chunk, and the rows they become.
 
-Outputs come message by message (``Outputs``) or as whole columns (``ColumnOutputs``); what can be
-done with them, ``AnyOutputs`` says once. Either way a row's id is the way the message took, so ids
-stay unique where branches meet again, and whatever the user did not set is inherited from the
-input. Which edges an output follows is decided by ``routing``.
+Outputs are single messages (``Outputs``) or whole columns (``ColumnOutputs``); ``AnyOutputs`` is
+their common interface. Either way a row's id is the path of the message, so ids stay unique where
+branches meet again, and everything that the user did not set is inherited from the input.
+``routing`` decides which edges an output follows.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ INHERITED = ("event_time", "headers", "metadata")
 GIVEN = ("value", "keys", "event_time", "headers", "metadata")
 """The columns that a columnar map may set for its outputs."""
 DELIVERY = ("deliveries", "failures", "retries", "nack_reason", "first_seen")
-"""The columns that a row inherits as well when it stays in the vertex of its input."""
+"""The columns that a row also inherits if it stays in the vertex of its input."""
 
 NOBODY = -1
 """The parent of an output that comes from the chunk as a whole."""
 
-# In a cycle the way would grow with every round; from here on its start is only a hash.
+# In a cycle the path would grow with every round; beyond this length its start becomes a hash.
 LONGEST_ID = 240
 _BEHIND = 2**31 - 1
 
 
 class AnyOutputs(ABC):
-    """The outputs of a chunk; ``parents`` are indexes of inputs, ``indexes`` number those of one.
+    """The outputs of a chunk.
 
-    What a kind of outputs keeps besides these two is its own affair: it can pick some of its rows,
-    and fill in columns.
+    ``parents`` are the indexes of their inputs, ``indexes`` number the outputs of one input.
+    Subclasses add the content: they can pick some of the rows, and fill in columns.
     """
 
     __slots__ = ("indexes", "parents")
@@ -60,28 +60,28 @@ class AnyOutputs(ABC):
 
     @property
     def value_list(self) -> list[bytes] | None:
-        """The values as a list, if they are one."""
+        """The values, if they are already a list."""
         return None
 
     @abstractmethod
     def earliest_times(self) -> list[datetime | None]:
-        """Returns event times, the earliest among them; one is None if an output has none."""
+        """Returns event times, including the earliest; one is None if an output has none."""
 
     @abstractmethod
     def extend(self, at: Sequence[int], others: Any) -> None:
-        """Appends outputs of the same kind, of some of the inputs: those at the indexes ``at``."""
+        """Appends outputs of the same kind, whose inputs are those at the indexes ``at``."""
 
     @abstractmethod
     def _pick(self, rows: Sequence[int]) -> AnyOutputs:
-        """Returns the outputs of these numbers, in this order."""
+        """Returns the outputs with these numbers, in this order."""
 
     @abstractmethod
     def _fill_in(self, columns: dict[str, Any]) -> None:
-        """Puts what user code has set in the place of what is inherited."""
+        """Replaces inherited values by those that user code has set."""
 
     def cut(self, end: int, start: int = NOBODY) -> AnyOutputs:
-        """Returns the outputs of the inputs before ``end``, or of those from ``start`` on."""
-        # Each is looked at: those of retried inputs may come behind those of later ones.
+        """Returns the outputs of the inputs from ``start`` up to ``end``."""
+        # Every output is checked: those of retried inputs may come behind those of later ones.
         return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])
 
     def without(self, parent: int) -> AnyOutputs:
@@ -95,7 +95,7 @@ class AnyOutputs(ABC):
         return self._pick(sorted(range(len(self)), key=self.parents.__getitem__))
 
     def shifted(self, by: int) -> AnyOutputs:
-        """Returns the outputs of inputs that are counted from another one on."""
+        """Returns the outputs with all input indexes reduced by a number."""
         moved = self._pick(range(len(self)))
         moved.parents = [parent - by for parent in self.parents]
         return moved
@@ -103,9 +103,9 @@ class AnyOutputs(ABC):
     def batch(
         self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
     ) -> pa.RecordBatch:
-        """Returns the outputs as rows; ``name`` is the step they came from.
+        """Returns the outputs as rows; ``name`` is the step that made them.
 
-        ``now`` is when they are first seen, or ``None`` if that is inherited.
+        ``now`` becomes their ``first_seen``; ``None`` if that is inherited.
         """
         columns = _inherit(self, rows, name, now, inherited)
         self._fill_in(columns)
@@ -113,10 +113,10 @@ class AnyOutputs(ABC):
 
 
 class Outputs(AnyOutputs):
-    """Messages one by one, as columns.
+    """Single messages, stored as columns.
 
-    Most messages say nothing but their values. What others say is kept by the number of the
-    output, as copies: the lists are the user's, who may continue with them.
+    Most messages have only a value. Other fields are stored by the number of the output, as copies:
+    user code may continue to use its lists.
     """
 
     __slots__ = ("_event_times", "_keys", "_metadata", "_tags", "values")
@@ -142,33 +142,33 @@ class Outputs(AnyOutputs):
 
     @property
     def event_times(self) -> list[datetime | None]:
-        """The event time of each output that was given one."""
+        """The event time of each output for which one was set."""
         return self._column(self._event_times)
 
     def earliest_times(self) -> list[datetime | None]:
-        """Returns event times, the earliest among them; one is None if an output has none."""
+        """Returns event times, including the earliest; one is None if an output has none."""
         return self.event_times
 
     @property
     def keys(self) -> list[Sequence[str] | None]:
-        """The keys of each output that was given some, or was given none on purpose."""
+        """The keys of each output for which they were set, perhaps to none."""
         return self._column(self._keys)
 
     @property
     def metadata(self) -> list[Metadata | None]:
-        """The metadata of each output that was given some, or was given none on purpose."""
+        """The metadata of each output for which it was set, perhaps to none."""
         return self._column(self._metadata)
 
     def _column(self, facts: Mapping[int, Any], absent: Any = None) -> list[Any]:
-        """Returns the fact for each output."""
+        """Returns one field of each output."""
         if len(facts) == len(self):
-            return list(facts.values())  # outputs are only ever appended, so these are in order
+            return list(facts.values())  # outputs are only appended, so these are in order
         if not facts:
             return [absent] * len(self)
         return [facts.get(row, absent) for row in range(len(self))]
 
     def add(self, parent: int, index: int, message: Message) -> None:
-        """Appends one output; the parent's other outputs have been checked before."""
+        """Appends one output, after all outputs of its parent have been checked."""
         row = len(self.values)
         if message.tags:
             self._tags[row] = tuple(message.tags)
@@ -182,7 +182,7 @@ class Outputs(AnyOutputs):
     def add_plain(
         self, parent: int, value: bytes, keys: Sequence[str] | None = None, index: int = 0
     ) -> None:
-        """Appends one output that says nothing but its value and its keys."""
+        """Appends one output that has only a value and perhaps keys."""
         if keys is not None:
             self._keys[len(self.values)] = list(keys)
         self.parents.append(parent)
@@ -190,13 +190,13 @@ class Outputs(AnyOutputs):
         self.values.append(value)
 
     def add_run(self, start: int, values: list[bytes]) -> None:
-        """Appends the only outputs of inputs in a row, which say nothing but their values."""
+        """Appends the only outputs of consecutive inputs, which have only values."""
         self.parents += range(start, start + len(values))
         self.indexes += [0] * len(values)
         self.values += values
 
     def extend(self, at: Sequence[int], others: Outputs) -> None:
-        """Appends outputs of some of the inputs; the first of them is the input at ``at[0]``."""
+        """Appends outputs whose inputs are those at the indexes ``at``."""
         first = len(self)
         for own, facts in zip(self._all_facts, others._all_facts, strict=True):
             own.update({first + row: fact for row, fact in facts.items()})
@@ -225,7 +225,7 @@ class Outputs(AnyOutputs):
                 columns[column] = self._join(facts, columns[column])
 
     def _join(self, facts: Any, inherited: pa.Array) -> list[Any]:
-        """Returns a column of what outputs were given, and of what the others have inherited."""
+        """Returns a column of the values that were set, and of inherited ones for the rest."""
         own = self._column(facts)
         if len(facts) == len(own):
             return own
@@ -234,7 +234,7 @@ class Outputs(AnyOutputs):
 
 
 class ColumnOutputs(AnyOutputs):
-    """Messages as whole columns: ``value`` and those of ``GIVEN`` that there are."""
+    """Messages as whole columns: ``value``, and the others of ``GIVEN`` that were set."""
 
     __slots__ = ("_tags", "pieces")
 
@@ -263,14 +263,14 @@ class ColumnOutputs(AnyOutputs):
         self.pieces.append(columns)
 
     def earliest_times(self) -> list[datetime | None]:
-        """Returns event times, the earliest among them; one is None if an output has none."""
+        """Returns event times, including the earliest; one is None if an output has none."""
         columns = [piece["event_time"] for piece in self.pieces if "event_time" in piece]
         complete = len(columns) == len(self.pieces) and not any(c.null_count for c in columns)
         earliest = [frames.to_time(pc.min(column)) for column in columns if len(column)]
         return earliest if complete else [*earliest, None]
 
     def extend(self, at: Sequence[int], others: ColumnOutputs) -> None:
-        """Appends outputs of some of the inputs; the first of them is the input at ``at[0]``."""
+        """Appends outputs whose inputs are those at the indexes ``at``."""
         self.parents += [at[parent] for parent in others.parents]
         self.indexes += others.indexes
         self._tags += others.tags
@@ -311,7 +311,7 @@ class ColumnOutputs(AnyOutputs):
 def _inherit(
     outputs: AnyOutputs, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the columns that the outputs have from their inputs, before what user code set."""
+    """Returns the columns that the outputs inherit from their inputs, and their ids."""
     batch, columns = rows.batch, {}
     if outputs.parents != list(range(len(rows))):
         batch = frames.take_rows(batch.select([*inherited, "keys", "id"]), outputs.parents)
@@ -324,7 +324,7 @@ def _inherit(
 
 
 def event_times(outputs: AnyOutputs | None, rows: Rows) -> list[datetime]:
-    """Returns event times, set or inherited, among which is the earliest of the outputs."""
+    """Returns event times, set or inherited, that include the earliest of the outputs."""
     own = [] if outputs is None else outputs.earliest_times()
     times = [time for time in own if time is not None]
     if not own or len(times) < len(own):
@@ -334,16 +334,16 @@ def event_times(outputs: AnyOutputs | None, rows: Rows) -> list[datetime]:
 
 
 def output_ids(parents: pa.Array, indexes: Sequence[int], name: str) -> pa.Array:
-    """Returns the ids of outputs: the parent's way and this step, numbered from the second on.
+    """Returns the ids of outputs: the parent's path and this step, numbered from the second on.
 
-    Nothing random is in them: a replay makes the same ids, which is how copies are known.
+    They contain nothing random: a replay makes the same ids, by which copies are recognised.
     """
     if len(parents) <= frames.FEW:
-        ways = zip(map(_shorten_way, parents.to_pylist()), indexes, strict=True)
-        return pa.array([f"{way}/{_step(name, index)}" for way, index in ways], pa.string())
+        paths = zip(map(_shorten_path, parents.to_pylist()), indexes, strict=True)
+        return pa.array([f"{path}/{_step(name, index)}" for path, index in paths], pa.string())
     if pc.max(pc.binary_length(parents)).as_py() > LONGEST_ID:
-        parents = pa.array([_shorten_way(parent) for parent in parents.to_pylist()], pa.string())
-    if not any(indexes):  # a third of what joining takes
+        parents = pa.array([_shorten_path(parent) for parent in parents.to_pylist()], pa.string())
+    if not any(indexes):  # takes a third of the time of joining
         return pc.binary_replace_slice(parents, _BEHIND, _BEHIND, f"/{name}")
     names = pa.array([_step(name, index) for index in indexes], pa.string())
     return pc.binary_join_element_wise(parents, names, "/")
@@ -353,9 +353,9 @@ def _step(name: str, index: int) -> str:
     return f"{name}.{index}" if index else name
 
 
-def _shorten_way(way: str) -> str:
-    if len(way) * 4 <= LONGEST_ID or len(way.encode()) <= LONGEST_ID:
-        return way
-    # What the message came from stays readable; the way since then is told by its hash.
-    digest = hashlib.blake2b(way.encode(), digest_size=12).hexdigest()
-    return f"{way.partition('/')[0][:LONGEST_ID]}/~{digest}"
+def _shorten_path(path: str) -> str:
+    if len(path) * 4 <= LONGEST_ID or len(path.encode()) <= LONGEST_ID:
+        return path
+    # The id of the source's message stays readable; the rest of the path becomes a hash.
+    digest = hashlib.blake2b(path.encode(), digest_size=12).hexdigest()
+    return f"{path.partition('/')[0][:LONGEST_ID]}/~{digest}"

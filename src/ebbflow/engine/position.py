@@ -3,11 +3,11 @@
 A vertex reads two streams: its inlet (the buffer, or the source) and its redeliveries. Each has a
 ``Mark`` up to which everything is settled (``done``) and one up to which publishing may have begun
 (``intent``). After a crash the rows between the two are replayed as exactly one chunk, so that
-outputs carry the ids they had and copies are dropped: by JetStream while it knows the ids, and by
-their reader, whose record says what it has read of each writer's last chunk. The counts are part of
-the record: they change in the same write as ``done``, so they are exact across crashes.
+outputs get the same ids and copies are dropped: by JetStream while it remembers the ids, and by
+their reader, which records the frames that it has read of each writer's last chunk. The counts are
+part of the record: they change in the same write as ``done``, so they are exact across crashes.
 
-A reader knows copies by the ids of messages (``Stamp``): they are made of ``chunk_key`` and a hash.
+A reader recognises copies by message ids (``Stamp``), which consist of ``chunk_key`` and a hash.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from typing import Any
 from ebbflow.domain.outcome import Counts
 
 MOST = 256
-"""This many frames of a chunk are known; of a larger one the last that many."""
+"""The most frames that are remembered of a chunk: its last ones."""
 
 MOVED = "due"
-"""The writer of redeliveries that were parked: the server, which moves them when they are due."""
+"""The writer of parked redeliveries: the server, which moves them when they are due."""
 
 MOST_MOVED = 2_048
-"""The most moved frames that are known of each span of ``_MOVED_SPAN`` seconds."""
+"""The most moved frames that are remembered of each span of ``_MOVED_SPAN`` seconds."""
 
-# A server that is killed may have forgotten what it deleted last, and moves that again when it is
-# back. Seen up to 10 seconds after the first time; time stands still for a server that is down.
+# A server that was killed may have forgotten its last deletes, and moves these frames again when it
+# is back: up to 10 seconds after the first time, as measured, not counting the time it was down.
 _MOVED_SPAN, _MOVED_SPANS = 15, 4
 
 AWAITED = "awaited"
 """The redeliveries that the vertex has published and not read, by the number of their chunk."""
 
 MOST_AWAITED = 4_096
-"""This many of those are known at most; copies of older ones are known by when they were moved."""
+"""The most of these that are remembered; older ones are recognised as copies like moved frames."""
 
 _LENGTH = 16
 _MARK = r"(\d+)(?:\.(\d+))?"
-# As ``chunk_key`` and the publication of an output have made it.
+# As made by ``chunk_key`` and the publication of an output.
 _ID = re.compile(rf"([^:]+):([^:]+):(\d+):{_MARK}-[\d.]+:{_MARK}-[\d.]+:[^:]+:([0-9a-f]+)")
 
 
@@ -50,7 +50,7 @@ _ID = re.compile(rf"([^:]+):([^:]+):(\d+):{_MARK}-[\d.]+:{_MARK}-[\d.]+:[^:]+:([
 class Stamp:
     """A frame's identity: its writer, where its chunk begins, and a hash of its rows.
 
-    ``lineage`` is another one when the writer was started over, and ``begins`` counts from 0 again.
+    When the writer was started over, ``lineage`` differs, and ``begins`` counts from 0 again.
     """
 
     writer: str
@@ -69,11 +69,11 @@ class Stamp:
 
     @classmethod
     def of_redelivery(cls, token: str | None, stored: float, sent_by: str | None) -> Stamp | None:
-        """Returns the stamp of a redelivery: by the token of its id, or the subject that ends so.
+        """Returns the stamp of a redelivery, from the token of its id or a subject that ends in it.
 
-        A server that is killed may move a parked frame again when it is back. What it moves is
-        without an id, but the subject on which it was parked ends with the token. ``stored`` is
-        when the server stored it, in seconds since 1970; ``sent_by`` names the chunk it comes from
+        A server that was killed may move a parked frame again when it is back. A moved frame has no
+        id, but the subject on which it was parked ends with the token. ``stored`` is when the
+        server stored it, in seconds since 1970; ``sent_by`` names the chunk it comes from
         (``name_sender``).
         """
         if not token:
@@ -85,19 +85,19 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class LastChunk:
-    """The part of a writer's last chunk that was read: hashes of the rows of its frames."""
+    """The part of a writer's last chunk that was read: a hash of the rows of each frame."""
 
     lineage: str
     begins: tuple[int, ...]
     rows: tuple[str, ...] = ()
 
     def is_of(self, stamp: Stamp) -> bool:
-        """Whether a frame is of this chunk."""
+        """Whether a frame belongs to this chunk."""
         return (self.lineage, self.begins) == (stamp.lineage, stamp.begins)
 
 
 Known = Mapping[str, LastChunk]
-"""The last chunk of each writer. It is never changed, only replaced."""
+"""What was read of the last chunk of each writer. It is never changed, only replaced."""
 
 NOTHING: Known = {}
 
@@ -109,17 +109,17 @@ def is_copy(known: Known, stamp: Stamp) -> bool:
     if stamp.writer == MOVED:
         return any(stamp.rows in known[writer].rows for writer in known if _is_span(writer))
     last = known.get(stamp.writer)
-    # A writer of another lineage counts its marks from 0 again: nothing of it is older, and taking
-    # it for a copy would lose it.
+    # A writer of another lineage counts its marks from 0 again: none of its frames is older, and
+    # taking one for a copy would lose it.
     if last is None or last.lineage != stamp.lineage:
         return False
     return stamp.begins < last.begins or (stamp.begins == last.begins and stamp.rows in last.rows)
 
 
 def with_frame(known: Known, stamp: Stamp) -> Known:
-    """Returns what is known when the last row of a frame is read, too.
+    """Returns ``known`` with a frame whose last row has been read.
 
-    Not before the last row: a frame of which some rows are unread is no longer a copy when read
+    Not before the last row: a frame with unread rows must not pass for a copy when it is read
     again.
     """
     if stamp.writer == MOVED and _is_tracked(known, stamp):
@@ -134,7 +134,7 @@ def with_frame(known: Known, stamp: Stamp) -> Known:
 
 
 def _with_moved(known: Known, stamp: Stamp) -> Known:
-    """Returns what is known with a moved frame, and without those of long ago."""
+    """Returns ``known`` with a moved frame, and without those of long ago."""
     span = stamp.begins[1]
     oldest = span - _MOVED_SPANS
     kept = {
@@ -149,20 +149,20 @@ def _with_moved(known: Known, stamp: Stamp) -> Known:
 
 
 def _is_span(writer: str) -> bool:
-    # Tasks have a dot in their names, and no space.
+    # The names of tasks contain no space.
     return writer.startswith(f"{MOVED} ")
 
 
 def name_sender(lineage: str, chunk: int) -> str:
-    """Returns what a redelivery says of the chunk that it comes from."""
+    """Returns the name of a chunk in the headers of its redeliveries."""
     return f"{lineage}:{chunk}"
 
 
 def with_awaited(known: Known, lineage: str, chunk: int, rows: Iterable[str]) -> Known:
-    """Returns what is known when a chunk has sent frames back, told apart by their tokens.
+    """Returns ``known`` with the redeliveries of a chunk, identified by their tokens.
 
-    A frame is taken off when its last row is read. So one that comes again, however much later, is
-    a copy because it is not awaited; and so is one of an attempt that a replay has not repeated.
+    A frame is removed when its last row is read. So if it appears again, however much later, it is
+    a copy because it is not awaited; so is a frame of an attempt that the replay did not repeat.
     """
     own = tuple(row[:_LENGTH] for row in rows)
     before = known.get(AWAITED)
@@ -175,7 +175,7 @@ def with_awaited(known: Known, lineage: str, chunk: int, rows: Iterable[str]) ->
 
 
 def without_awaited(known: Known, tokens: Iterable[str]) -> Known:
-    """Returns what is known when some frames that were to be sent back are not stored."""
+    """Returns ``known`` without redeliveries that were not stored."""
     gone = {token[:_LENGTH] for token in tokens}
     chunks = _list_awaited(known)
     left = {chunk: tuple(row for row in known[chunk].rows if row not in gone) for chunk in chunks}
@@ -192,7 +192,7 @@ def _list_awaited(known: Known) -> list[str]:
 
 
 def _without_oldest(known: Known) -> Known:
-    """Returns what is known of as many frames as a record may hold, of the newest chunks."""
+    """Returns ``known`` with as many awaited frames as a record may hold, of the newest chunks."""
     chunks = _list_awaited(known)
     most = sum(len(known[chunk].rows) for chunk in chunks)
     if most <= MOST_AWAITED:
@@ -208,10 +208,10 @@ def _without_oldest(known: Known) -> Known:
 
 
 def _is_tracked(known: Known, stamp: Stamp) -> bool:
-    """Returns whether it would be known if the frame was still awaited.
+    """Returns whether ``known`` would list the frame if it were still awaited.
 
-    Not that of an earlier life of the pipeline, and not those that were too many: ``begins`` says
-    up to which chunk these are.
+    Not if the frame is from before the pipeline was started over, and not if its chunk was dropped
+    because there were too many frames: ``begins`` is the last such chunk.
     """
     since = known.get(AWAITED)
     if since is None or since.lineage != stamp.lineage:
@@ -220,15 +220,15 @@ def _is_tracked(known: Known, stamp: Stamp) -> bool:
 
 
 def _find_awaited(known: Known, stamp: Stamp) -> str | None:
-    """Returns what an awaited frame is listed with; ``None`` if it is not awaited."""
+    """Returns the key under which an awaited frame is listed; ``None`` if it is not awaited."""
     own = f"{AWAITED} {stamp.begins[0]}"
-    # With its own chunk, as a rule. To look at the others as well can only save it.
+    # Usually under its own chunk. Looking at the other chunks as well can only save it.
     chunks = (own, *_list_awaited(known)) if own in known else _list_awaited(known)
     return next((chunk for chunk in chunks if stamp.rows in known[chunk].rows), None)
 
 
 def _without_read(known: Known, stamp: Stamp) -> Known:
-    """Returns what is known when an awaited frame is read."""
+    """Returns ``known`` without an awaited frame that has been read."""
     chunk = _find_awaited(known, stamp)
     if chunk is None:
         return known
@@ -238,29 +238,29 @@ def _without_read(known: Known, stamp: Stamp) -> Known:
 
 
 def known_of_redeliveries(known: Known) -> Known:
-    """Returns what is known of redeliveries."""
+    """Returns the part of ``known`` about redeliveries."""
     return {writer: last for writer, last in known.items() if _is_of_redeliveries(writer)}
 
 
 def known_of_writers(known: Known) -> Known:
-    """Returns what is known of those who write to the inlet."""
+    """Returns the part of ``known`` about the tasks that write to the inlet."""
     return {writer: last for writer, last in known.items() if not _is_of_redeliveries(writer)}
 
 
 def _is_of_redeliveries(writer: str) -> bool:
-    # The names of tasks have no space.
+    # The names of tasks contain no space.
     return " " in writer or writer == AWAITED
 
 
 def dump_known(known: Known) -> dict[str, list[Any]]:
-    """Returns what is stored with a position: small, for it is written with every chunk."""
+    """Returns ``known`` as it is stored with a position: small, as every chunk writes it."""
     return {
         writer: [last.lineage, [*last.begins], "".join(last.rows)] for writer, last in known.items()
     }
 
 
 def load_known(stored: Mapping[str, Any]) -> Known:
-    """Returns what is known from what was stored."""
+    """Returns ``known`` from its stored form."""
     return {
         writer: LastChunk(lineage, tuple(begins), _cut(rows))
         for writer, (lineage, begins, rows) in stored.items()
@@ -272,12 +272,12 @@ def _cut(rows: str) -> tuple[str, ...]:
 
 
 LINEAGE = "EBBFLOW_LINEAGE"
-"""The variable that tells sinks which life of a pipeline this is: another one after --fresh."""
+"""The environment variable with a pipeline's lineage, for sinks: it changes after --fresh."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
-    """All frames up to sequence ``seq``, and ``row`` rows of the frame that follows it."""
+    """All frames up to sequence ``seq``, and the first ``row`` rows of the next frame."""
 
     seq: int = 0
     row: int = 0
@@ -287,7 +287,7 @@ class Mark:
 class Span:
     """A mark in each of the two streams.
 
-    ``known`` is what the reader knows there of those who write to its inlet (see ``copies``).
+    ``known`` lists the frames by which the reader recognises copies at that point.
     """
 
     inlet: Mark = Mark()
@@ -300,7 +300,7 @@ NO_COUNTS: Mapping[str, Counts] = {}
 
 @dataclass(frozen=True, slots=True)
 class ChunkCounts:
-    """The counts of one or more chunks: of the vertex itself, and of those that it ran inline."""
+    """The counts of one or more chunks: of the vertex itself, and of vertices run inline."""
 
     own: Counts = field(default_factory=Counts)
     inline: Mapping[str, Counts] = field(default_factory=dict)
@@ -318,7 +318,7 @@ def add_counts(one: Mapping[str, Counts], other: Mapping[str, Counts]) -> Mappin
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The row right behind ``done`` of an ordered vertex, which has to come back before others."""
+    """The row right behind ``done`` of an ordered vertex, which must be redelivered first."""
 
     due: int
     deliveries: int
@@ -329,21 +329,21 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The record of one partition. ``lineage`` tells apart pipelines that were started again.
+    """The record of one partition. ``lineage`` changes when a pipeline is started over.
 
     ``halted`` says why the breaker has stopped it, if it has. ``paused`` says that people have
     paused it: its task has settled what it had in flight, and takes nothing more. ``chunks`` is how
-    many chunks are done: each has a number, by which what is told of it is known (``audit``).
-    ``owner`` is the task that claimed it, ``attempts`` counts the tasks that have taken up the
-    present intent, and ``exhausted`` is set when a source has nothing more to give, for good.
-    ``inline`` are the chains of vertices that the chunk of the present intent was given to inline:
-    a replay takes the same ones, so that it makes the same publications. ``inline_counts`` are the
-    counts of those vertices, as far as this task ran them. ``runs_inline`` are the vertices that
-    the task may run: one that people have paused is not among them.
+    many chunks are done: their numbers identify audit rows (``audit``). ``owner`` is the task that
+    claimed it, ``attempts`` counts the tasks that have attempted the current intent, and
+    ``exhausted`` is set when a source will never have more messages. ``inline`` are the chains of
+    vertices that ran inline for the chunk of the current intent: a replay takes the same ones, so
+    that it makes the same publications. ``inline_counts`` are the counts of inline vertices, as far
+    as this task ran them. ``runs_inline`` are the vertices that the task may run: without those
+    that people have paused.
 
     A position is never changed, only replaced. ``done`` may move only when all publications of the
-    chunk are confirmed, and ``intent`` has to be written before the first of them: whatever is
-    between the two is replayed, and nothing else is.
+    chunk are confirmed, and ``intent`` must be written before the first of them: the rows between
+    the two are replayed, and no others.
     """
 
     lineage: str
@@ -364,10 +364,10 @@ class Position:
     runs_inline: tuple[str, ...] = ()
 
     def claimed(self, owner: str, run: str = "") -> Position:
-        """Returns the position as a new task of ``run`` takes it; the old one's next write fails.
+        """Returns the position for a new task of ``run``; the old task's next write fails.
 
-        Whether the source is exhausted is for the new task to say: more may have come since. A new
-        run resumes what was halted.
+        The new task finds out again whether the source is exhausted: there may be more messages. A
+        new run resumes a halted vertex.
         """
         return replace(
             self,
@@ -379,7 +379,7 @@ class Position:
         )
 
     def intending(self, end: Span, inline: tuple[str, ...] = ()) -> Position:
-        """Returns the position to write before anything of the chunk up to ``end`` is published."""
+        """Returns the position to write before the chunk up to ``end`` is published."""
         # A replay may take fewer edges than the first attempt, whose choice still holds.
         inline = tuple(sorted({*self.inline, *inline}))
         return replace(self, intent=end, attempts=max(1, self.attempts), inline=inline)
@@ -398,8 +398,8 @@ class Position:
         ``chunks`` is how many chunks that is; none where only copies were passed over. ``inline``
         are the counts of vertices that ran inline.
         """
-        # The counts change in the same write as ``done``: a crash before it counts nothing, and the
-        # replay counts the chunk once.
+        # The counts change in the same write as ``done``: after a crash before that write, only the
+        # replay counts the chunk.
         return replace(
             self,
             done=end,
@@ -420,9 +420,9 @@ class Position:
 
     @property
     def repeated(self) -> Mark | None:
-        """The mark up to which redeliveries are read, if the chunk at hand was begun before.
+        """The mark up to which redeliveries are read, if the current chunk was begun before.
 
-        Whoever replays looks there for what the earlier attempt has stored already.
+        A replay looks from there on for redeliveries that the earlier attempt has stored.
         """
         return self.done.redelivery if self.attempts > 1 else None
 
@@ -456,7 +456,7 @@ class Position:
 
     @classmethod
     def from_json(cls, raw: bytes) -> Position:
-        """Returns the record from what was stored, also by earlier versions."""
+        """Returns the record from its stored form, also that of earlier versions."""
         stored: dict[str, Any] = json.loads(raw)
         return cls(
             lineage=stored["lineage"],
@@ -498,10 +498,10 @@ def _dump(mark: Mark) -> list[int]:
 
 
 def chunk_key(lineage: str, vertex: str, partition: int, start: Span, end: Span) -> str:
-    """Returns a name for the rows between two spans that no other rows of any run will have.
+    """Returns a unique name for the rows between two spans.
 
-    It has to be the same in a replay, so it is made of marks alone; and another one after a fresh
-    start, whose marks begin at 0 again, so the lineage is in it.
+    It must be the same in a replay, so it consists of marks. It must differ after the pipeline is
+    started over, when marks begin at 0 again, so it includes the lineage.
     """
     inlet = f"{_text(start.inlet)}-{_text(end.inlet)}"
     redelivery = f"{_text(start.redelivery)}-{_text(end.redelivery)}"

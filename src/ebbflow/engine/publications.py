@@ -1,15 +1,16 @@
-"""The publications of a chunk, each kind by itself: redeliveries, dead letters, answers, outputs.
+"""Builds the publications of a chunk by kind: redeliveries, dead letters, answers, outputs.
 
-What is published last comes from the observers of a chunk (``account``).
+The observers of the chunk add the last ones (``account``).
 
-All are functions of the chunk, the verdict and the time alone. A replay that decides the same
-makes the same publications with the same ids, to the same partitions: the time is in no id, and
-decides neither which rows share a frame nor where frames are cut. Every dead letter of a
-pipeline is built here, also that of a row which its source could not read.
+All are functions of the chunk, the verdict and the time alone. A replay that makes the same
+decisions makes the same publications with the same ids, to the same partitions: the time is in no
+id, and decides neither which rows share a frame nor where frames are cut. Every dead letter of a
+pipeline is built here, even if its source could not read the row.
 
-The id of a publication is the key of its chunk and a hash of the rows in it. It must depend on
-nothing else. With less (the chunk alone) what a replay decides differently is dropped as a copy,
-and its messages are lost; with more (a time, a number of tries) the same messages are stored twice.
+The id of a publication consists of the key of its chunk and a hash of its rows. It must depend on
+nothing else. With less (the chunk alone), a replay that decides differently is dropped as a copy,
+and its messages are lost. With more (a time, a number of tries), the same messages are stored
+twice.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ FROM = "Ebbflow-From"
 MOVED_FROM = "Nats-Scheduler"
 """The header in which the server names the subject that a due frame was parked on."""
 PARKED_ON = "Ebbflow-Parked-On"
-"""The same of a frame that a task has moved in place of the server, which keeps its header."""
+"""The same for a frame that a task has moved; ``MOVED_FROM`` is left to the server."""
 DUE = "Ebbflow-Due"
-"""The header of a frame in a buffer that its reader is to park: until when, in ms since 1970."""
+"""The header of a frame in a buffer that its reader must park until this time, in ms since 1970."""
 REDELIVERED_BY = "Ebbflow-Redelivered-By"
 """The header that names the chunk that a redelivery comes from (``position.name_sender``)."""
 WATERMARK = "Ebbflow-Watermark"
 ROWS = "Ebbflow-Rows"
-"""The header that says how many rows a frame holds, for those who only count them."""
+"""The header with the number of rows in a frame, for readers that only count."""
 REASONS = "Ebbflow-Reasons"
-"""The header with the reasons of a frame's redeliveries: texts and how many rows had them."""
+"""The header with the reasons of a frame's redeliveries, each with its number of rows."""
 
 # Room for the headers of a message; those of frames have a known length.
 _HEADERS = 32 * 1024
@@ -69,9 +70,9 @@ _UNKNOWN: dict[str, Any] = {"value": b"", "event_time": None, "first_seen": None
 class Stage(IntEnum):
     """The order of publishing: everything of a stage is confirmed before the next one begins.
 
-    Redeliveries come before outputs as a second safeguard besides the hash in the ids, for those
-    that are not listed as awaited: user code that only improves from one try to the next would lose
-    nothing of these even without the hash.
+    Redeliveries come before outputs as a second safeguard besides the hash in the ids. It protects
+    redeliveries that are not listed as awaited: even without the hash, none of them is lost if user
+    code only improves from one try to the next.
     """
 
     REDELIVER = 1
@@ -81,24 +82,24 @@ class Stage(IntEnum):
     ANSWER = 4
     OUTPUT = 5
     TRAIL = 6
-    """The outcomes of the rows: late, so that all it names is stored."""
+    """The outcomes of the rows: late, so that everything they name is already stored."""
     AUDIT = 7
-    """The same for the audit table; counts when the chunk is recorded as done."""
+    """The same for the audit table; valid once the chunk is recorded as done."""
 
 
 LATE = frozenset({Stage.TRAIL, Stage.AUDIT})
-"""What observers publish of a chunk, when all that became of it is stored."""
+"""The stages that observers publish, when everything else of the chunk is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One message to publish. ``target`` is a vertex, or the bucket of an answer.
 
-    ``due`` is for redeliveries and ``key`` for answers. An output that ``discards`` is given up
-    when its buffer is full. ``parents`` are the inputs that it came from, one entry a row.
-    ``ordered`` outputs reach a partition one after another. ``via`` is the chain of inline vertices
-    that it comes from (see ``Chunk``). ``refusal`` says why the server refused it for good; if it
-    was stored in pieces then, it has no ``parents``.
+    ``due`` is for redeliveries and ``key`` for answers. An output that ``discards`` is dropped when
+    its buffer is full. ``parents`` are the inputs that it came from, one entry per row. ``ordered``
+    outputs reach a partition one after another. ``via`` is the chain of inline vertices that it
+    comes from (see ``Chunk``). ``refusal`` says why the server refused it permanently; if its
+    pieces were stored then, it has no ``parents``.
     """
 
     stage: Stage
@@ -117,11 +118,11 @@ class Publication:
 
     @property
     def token(self) -> str:
-        """What tells it apart from all others, and is part of the subject that it is parked on."""
+        """A unique token, which is part of the subject that it is parked on."""
         return token_of(self.msg_id)
 
     def check_size(self, max_payload: int) -> None:
-        """Raises ``MessageTooLarge`` if the server would not take it; letters are cut to fit."""
+        """Raises ``MessageTooLarge`` if the server would refuse it; dead letters are cut to fit."""
         if self.stage is not Stage.DEAD_LETTER:
             _check_payload(self.payload, max_payload)
 
@@ -133,7 +134,7 @@ def _check_payload(payload: bytes, max_payload: int) -> None:
 
 
 def redelivery_token(headers: Mapping[str, str]) -> str | None:
-    """Returns what a redelivery is known by: where it was parked, or the token of its id."""
+    """Returns what identifies a redelivery: where it was parked, or the token of its id."""
     if parked_on := headers.get(MOVED_FROM) or headers.get(PARKED_ON):
         return parked_on
     own = headers.get("Nats-Msg-Id") if REDELIVERED_BY in headers else None
@@ -146,9 +147,9 @@ def token_of(msg_id: str) -> str:
 
 
 class ChunkNumber(NamedTuple):
-    """The place of a chunk among those of its partition, and the claim of the task that tells it.
+    """The number of a chunk within its partition, and the claim of the task that settles it.
 
-    A chunk that is replayed has the same number under a later claim.
+    A replayed chunk has the same number under a later claim.
     """
 
     number: int
@@ -162,10 +163,10 @@ UNNUMBERED = ChunkNumber(0, 0)
 class Chunk:
     """Rows that are settled together, under a key that only these rows have.
 
-    ``number`` is its place among the chunks of its partition. ``is_probe`` if it was taken to find
-    out whether a system is back. A vertex that another vertex's task runs inline settles its rows
-    under that task's key: ``writer`` is that task, and ``via`` names the inline vertices from there
-    to this one, as in ``enrich>score``.
+    ``number`` counts the chunks of its partition. ``is_probe`` if it was taken to find out whether
+    a system is back. A vertex that another vertex's task runs inline settles its rows under that
+    task's key: ``writer`` is that task, and ``via`` names the inline vertices from there to this
+    one, as in ``enrich>score``.
     """
 
     key: str
@@ -181,7 +182,7 @@ class Chunk:
         return f"{self.key}:{self.via}>{what}" if self.via else f"{self.key}:{what}"
 
     def mark(self, frame: pa.RecordBatch) -> str:
-        """Returns the hash of a frame's rows, which a reader knows copies by."""
+        """Returns the hash of a frame's rows, by which a reader recognises copies."""
         return mark_frame(frame, self.via)
 
 
@@ -195,7 +196,7 @@ def mark_frame(frame: pa.RecordBatch, via: str) -> str:
 class Place:
     """A partition of a vertex with its edges. ``max_payload`` is the server's limit of a message.
 
-    ``bucket`` holds the answers, unless a store of the user's does.
+    ``bucket`` holds the answers, unless the user's own store does.
     """
 
     vertex: str
@@ -209,7 +210,7 @@ class Place:
 class EdgeRows:
     """The outputs that one edge has taken, and the inputs that they came from.
 
-    ``values`` are their values, if they are at hand as a list.
+    ``values`` are their values, if there is already a list of them.
     """
 
     to: str
@@ -237,10 +238,10 @@ class Finished(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """The outputs of a chunk. ``unrouted`` are the inputs of whose outputs no edge took any.
+    """The outputs of a chunk. ``unrouted`` are the inputs whose outputs no edge took.
 
-    ``batch`` are all outputs, each with the input it came from and its tags; none if the vertex has
-    no edges.
+    ``batch``, ``parents`` and ``tags`` are all outputs, each with its input and its tags; empty if
+    the vertex has no edges.
     """
 
     publications: list[Publication]
@@ -255,10 +256,10 @@ class Routed:
 def build_redeliveries(
     chunk: Chunk, again: Mapping[int, Redeliver | Retry], place: Place, now: datetime
 ) -> Iterator[Publication]:
-    """Yields frames for the vertex itself, one or more for each delay that rows are to wait."""
+    """Yields frames for the vertex itself, one or more for each delay."""
     groups: dict[int, list[int]] = defaultdict(list)
     for index in sorted(again):
-        # By the delay, never by the due time: a replay comes later and would group other rows.
+        # By the delay, never by the due time: a replay happens later and would group other rows.
         delay = again[index].delay
         groups[round_delay(delay) if delay else 0].append(index)
     now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
@@ -280,9 +281,9 @@ def _build_redelivery(
 ) -> Publication:
     """Returns a frame for the vertex itself.
 
-    That of a vertex which another vertex's task ran inline goes through the vertex's buffer:
-    readers of buffers know copies by their writer, and only the vertex's own task may write to its
-    redelivery stream.
+    If another vertex's task ran the vertex inline, the frame goes through the vertex's buffer:
+    readers of buffers recognise copies by their writer, and only the vertex's own task may write to
+    its redelivery stream.
     """
     if chunk.via:
         stage, headers = Stage.HAND_OVER, {FROM: chunk.writer, DUE: str(due or 0)}
@@ -292,7 +293,7 @@ def _build_redelivery(
         stage,
         place.vertex,
         place.partition,
-        # Without the due time: a replay comes later, and would store the rows twice.
+        # Without the due time: a replay happens later, and would store the rows twice.
         f"{chunk.name('again')}:{chunk.mark(frame)}",
         frames.encode(frame),
         headers | {ROWS: str(frame.num_rows)},
@@ -305,28 +306,28 @@ def _build_redelivery(
 def build_parked(
     chunk: Chunk, parked: Iterable[pa.RecordBatch], place: Place, now: datetime
 ) -> Iterator[Publication]:
-    """Yields a redelivery for each frame that was decided about before it was read."""
+    """Yields a redelivery for each frame that was decided before it was read."""
     for frame in parked:
         due = due_of(frame)
         assert due is not None
-        rows, nobody = frame.replace_schema_metadata(None), [NOBODY] * frame.num_rows
+        rows, orphans = frame.replace_schema_metadata(None), [NOBODY] * frame.num_rows
         later = due if due > now.timestamp() * 1000 else None
-        yield _build_redelivery(chunk, rows, place, later, nobody)
+        yield _build_redelivery(chunk, rows, place, later, orphans)
 
 
 def with_due(frame: pa.RecordBatch, due: int) -> pa.RecordBatch:
-    """Returns the rows of a frame that its reader is to park until ``due``."""
+    """Returns the rows of a frame, marked for its reader to park until ``due``."""
     return frame.replace_schema_metadata({DUE: str(due)})
 
 
 def due_of(frame: pa.RecordBatch) -> int | None:
-    """Returns the time until which the rows are to be parked; ``None`` for rows as they come."""
+    """Returns the time until which the rows must be parked; ``None`` for ordinary rows."""
     metadata = frame.schema.metadata
     return int(metadata[DUE.encode()]) if metadata else None
 
 
 def _sender_headers(chunk: Chunk) -> dict[str, str]:
-    """Returns what says which chunk a redelivery comes from; nothing of one without a number."""
+    """Returns the header that names the chunk of a redelivery; none if it has no number."""
     lineage, number = chunk.key.partition(":")[0], chunk.number.number
     return {REDELIVERED_BY: name_sender(lineage, number)} if number else {}
 
@@ -337,9 +338,9 @@ def _cut_again(
     again: Mapping[int, Redeliver | Retry],
     max_payload: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows that come back as frames, cut by what is in the rows as they were read.
+    """Yields the redelivered rows as frames, cut by the size of the rows as they were read.
 
-    Not by why they come back: the text of an error may be longer in a replay.
+    Not by their reasons: the text of an error may be longer in a replay.
     """
     rows = again_rows(batch, indexes, [again[index] for index in indexes])
     bare = frames.with_columns(rows, nack_reason=pa.nulls(len(indexes), pa.string()))
@@ -350,12 +351,12 @@ def _cut_again(
 
 
 def _frame_bytes(max_payload: int) -> int:
-    """Returns the bytes of a frame: fewer than usual if the server takes small messages only."""
+    """Returns the bytes of a frame: fewer than usual if the server takes only small messages."""
     return min(frames.MAX_BYTES, max_payload // 4)
 
 
 def _fit_reasons(frame: pa.RecordBatch, most: int) -> pa.RecordBatch:
-    """Returns the rows with reasons that take at most this many bytes, cut alike if need be."""
+    """Returns the rows with reasons that take at most this many bytes, all cut alike if needed."""
     reasons = frame.column("nack_reason")
     if (pc.sum(pc.binary_length(reasons)).as_py() or 0) <= most:
         return frame
@@ -364,7 +365,7 @@ def _fit_reasons(frame: pa.RecordBatch, most: int) -> pa.RecordBatch:
 
 
 def list_reasons(frame: pa.RecordBatch) -> str:
-    """Returns what a header says of why the rows of a frame are redelivered."""
+    """Returns the header with the reasons for which the rows of a frame are redelivered."""
     found = pc.value_counts(frame.column("nack_reason"))
     texts: Counter[str] = Counter()
     for text, count in zip(*(part.to_pylist() for part in found.flatten()), strict=True):
@@ -377,7 +378,7 @@ def list_reasons(frame: pa.RecordBatch) -> str:
 def again_rows(
     batch: pa.RecordBatch, indexes: Sequence[int], how: Sequence[Redeliver | Retry]
 ) -> pa.RecordBatch:
-    """Returns the rows as they come back: a redelivery counts as a delivery, a retry does not."""
+    """Returns the rows to redeliver: a redelivery counts as a delivery, a retry does not."""
     taken = frames.take_rows(batch, indexes)
     deliveries = taken.column("deliveries")
     if any(type(h) is Retry for h in how):
@@ -385,7 +386,7 @@ def again_rows(
         retries: Any = [h.retries if isinstance(h, Retry) else 0 for h in how]
         reasons = [h.error if isinstance(h, Retry) else h.reason for h in how]
     else:
-        more, retries = pa.scalar(1, pa.uint32()), None  # no retries, as of a first delivery
+        more, retries = pa.scalar(1, pa.uint32()), None  # no retries, as in a first delivery
         reasons = [h.reason for h in how]  # type: ignore[union-attr]
     return frames.with_columns(
         taken,
@@ -402,7 +403,7 @@ def build_letters(
     """Yields one plain message for each dead letter."""
     if not dead:
         return
-    # From the batch, not from the lists that user code was shown and may have changed.
+    # From the batch, not from the lists that user code has seen and may have changed.
     rows = Rows(frames.take_rows(chunk.rows.batch, sorted(dead)))
     for number, (_, why) in enumerate(sorted(dead.items())):
         letter = _build_letter(rows, number, why, place.vertex, now).fitting(place.max_payload)
@@ -436,9 +437,9 @@ def _build_letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: dat
 
 
 def _read_facts(rows: Rows, index: int) -> tuple[dict[str, Any], str]:
-    """Returns what is known of a row, and the names of the facts that cannot be read.
+    """Returns the facts of a row, and the names of those that cannot be read.
 
-    A letter is the last that is left of a message, so there is one whatever the row holds.
+    A dead letter is all that is left of a message, so it is built whatever the row holds.
     """
     try:
         return {name: rows.column(name)[index] for name in _LETTER_FACTS}, ""
@@ -456,8 +457,8 @@ def _read_facts(rows: Rows, index: int) -> tuple[dict[str, Any], str]:
 def build_answers(
     chunk: Chunk, answers: Mapping[int, Sequence[bytes]], place: Place
 ) -> Iterator[Publication]:
-    """Yields an entry of the serving store for each answer; a replay writes the same again."""
-    # From the batch, not from the headers that user code was shown and may have changed.
+    """Yields an entry of the serving store for each answer; a replay writes the same entries."""
+    # From the batch, not from the headers that user code has seen and may have changed.
     rows = Rows(chunk.rows.batch)
     for index, payloads in sorted(answers.items()):
         assert place.bucket is not None
@@ -520,7 +521,7 @@ def _route_outputs(
 ) -> Routed:
     publications: list[Publication] = []
     edges: list[EdgeRows] = []
-    unreached: set[int] | None = None  # the inputs that no edge has taken anything of
+    unreached: set[int] | None = None  # the inputs whose outputs no edge has taken
     written = 0
     for edge, indexes in zip(place.edges, route(place.edges, tags), strict=True):
         everything = len(indexes) == batch.num_rows
@@ -541,12 +542,12 @@ def _route_outputs(
 
 
 def _check_inline(batch: pa.RecordBatch, max_payload: int) -> None:
-    """Raises for outputs that are too large for a frame, though none is published.
+    """Raises for outputs that are too large for a frame, although no frame is published.
 
-    The outcome of a message must not depend on whether its edge is inline at the moment.
+    The outcome of a message must not depend on whether its edge is currently inline.
     """
     # Only a row that fills a frame by itself can be too large: frames of several rows are cut to
-    # fit. To encode all of them only to measure them costs as much as to publish them.
+    # fit. Encoding all of them only to measure them costs as much as publishing them.
     half = max_payload // 2
     if frames.size_of(batch) > half:
         for frame in frames.split(batch, _frame_bytes(max_payload)):

@@ -25,33 +25,33 @@ from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver
 MAX_ERROR = 2_000
 MAX_TRACEBACK = 8_000
 
-# Delays are rounded up to a grid so that rows nacked together travel together.
+# Delays are rounded up to a grid so that rows nacked together share a frame.
 _GRID = ((1_000, 10), (60_000, 100))
 _COARSE = 1_000
 
-_NO_WISH = NackOptions()
+_NO_OPTIONS = NackOptions()
 
 _OWN = str(PurePath(__file__).parent.parent)
 _DEMO = str(PurePath(_OWN, "cli", "demo", "steps.py"))
 
-# The name of an exception at the beginning of what a function said: ``ValueError: …`` as Ebbflow
-# serves it, ``ValueError('…')`` as Numaflow's SDK for Python does.
+# The name of an exception at the beginning of a function's error: ``ValueError: …`` from functions
+# that Ebbflow serves, ``ValueError('…')`` from Numaflow's Python SDK.
 _ERROR_NAME = re.compile(r"([A-Za-z_][\w.]*)[:(]")
 
 
 def decide_nack(options: NackOptions | None, deliveries: int, failures: int) -> Outcome:
     """Returns the outcome of a nack of a message that has been delivered ``deliveries`` times."""
-    wish = _NO_WISH if options is None else options
-    reason = wish.reason
+    asked = _NO_OPTIONS if options is None else options
+    reason = asked.reason
     if reason is not None and len(reason) > MAX_ERROR:
         reason = shorten(reason)
-    if wish.max_deliveries is not None and deliveries > wish.max_deliveries:
+    if asked.max_deliveries is not None and deliveries > asked.max_deliveries:
         return DeadLetter(
             reason or "nacked",
-            error=_used_up(deliveries - 1, wish.max_deliveries),
+            error=_used_up(deliveries - 1, asked.max_deliveries),
             nacked=True,
         )
-    return Redeliver(wish.delay or 0, reason, failures, wish)
+    return Redeliver(asked.delay or 0, reason, failures, asked)
 
 
 def _used_up(redeliveries: int, allowed: int) -> str:
@@ -64,7 +64,7 @@ def decide_error(
 ) -> Outcome:
     """Returns the outcome of an exception: back-off, or a dead letter when that is used up.
 
-    A ``Nack`` is not an error; whoever catches one asks ``decide_nack``.
+    A ``Nack`` is not an error: use ``decide_nack`` for it.
     """
     text = describe_error(error)
     if isinstance(error, MessageTooLarge) or failures >= policy.steps:
@@ -76,7 +76,7 @@ def _trace(error: BaseException) -> str | None:
     """Returns where user code failed, if that is known."""
     if isinstance(error, StreamBroken):
         return _keep_end(error.trace) or None
-    # A violation and what Spark says are told by their text; a traceback would show our own.
+    # The text of a violation or of a Spark error is enough; the traceback would be Ebbflow's own.
     by_text = isinstance(error, ContractViolation | SparkError)
     return None if by_text else format_traceback(error)
 
@@ -93,7 +93,7 @@ def describe_error(error: BaseException) -> str:
     """Returns type and text of an error on one line, cut to a length that fits a header."""
     try:
         text = str(error)
-    except Exception:  # an error that cannot say what it is must not become a second one
+    except Exception:  # an error whose text cannot be made must not raise a second one
         text = "(its text cannot be shown)"
     described = text if isinstance(error, SparkError) else f"{type(error).__name__}: {text}"
     if isinstance(error, StreamBroken):
@@ -102,16 +102,16 @@ def describe_error(error: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
-    """Returns the text cut to a length that fits a header, without what cannot be encoded."""
+    """Returns the text cut to a length that fits a header, without unencodable characters."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 1] + "…"
 
 
 def format_traceback(error: BaseException) -> str:
-    """Returns the traceback, its end kept when it is long: that is where the error is.
+    """Returns the traceback; of a long one the end, where the error is.
 
     It has the frames of user code and of the libraries that it calls. Ebbflow's own frames are left
-    out, unless the error has no others and is not one that Ebbflow raises on purpose.
+    out, unless there are no others and Ebbflow did not raise the error on purpose.
     """
     shown = traceback.TracebackException.from_exception(error)
     _leave_out_own(shown)
@@ -145,10 +145,10 @@ def _keep_end(trace: str) -> str:
 
 
 def round_delay(delay: int) -> int:
-    """Returns the delay that rows with about the same one share: never shorter, at most 1 s longer.
+    """Returns the delay that rows with similar delays share: never shorter, at most 1 s longer.
 
-    Of the delay alone. If the time of day decided which rows share one, a replay, which comes
-    later, would make other frames of them, and rows that are stored already would be stored twice.
+    It depends on the delay alone. If the time of day decided which rows share one, a replay, which
+    happens later, would make other frames, and rows that are already stored would be stored twice.
     """
     if delay <= 0:
         return 0
@@ -157,10 +157,10 @@ def round_delay(delay: int) -> int:
 
 
 LAST_DUE = 9_214_646_400_000
-"""The latest time that a redelivery waits for: the end of 2261, in epoch milliseconds.
+"""The latest time at which a redelivery can be due: the end of 2261, in epoch milliseconds.
 
-NATS counts nanoseconds in 64 bits, and moves at once what is scheduled for a later time than they
-can hold, in 2262.
+NATS counts nanoseconds in 64 bits, which overflow in 2262, and delivers at once a message that is
+scheduled for a later time.
 """
 
 
@@ -170,15 +170,15 @@ def due_time(now_ms: int, delay: int) -> int:
 
 
 def due_after(now_ms: int, rounded: int) -> int:
-    """Returns the same for a delay that is rounded."""
+    """Returns the same for a delay that is already rounded."""
     return min(now_ms + rounded, LAST_DUE)
 
 
 def draw_chance(message_id: str, tries: int) -> float:
-    """Returns the number from [0, 1) by which the wait of a message is longer or shorter.
+    """Returns a number from [0, 1) that makes the wait of a message longer or shorter.
 
-    As good as random from message to message, and from try to try, and the same in a replay: with
-    another wait the message would be in another frame, and stored a second time.
+    It is practically random for each message and each try, but the same in a replay: with another
+    wait the message would be in another frame, and be stored twice.
     """
     digest = hashlib.blake2b(f"{tries}:{message_id}".encode(), digest_size=6).digest()
     return float(int.from_bytes(digest, "big") / 2**48)

@@ -1,12 +1,12 @@
-"""What the server refuses for good because of one message: a publication over the stream's limit.
+"""Publications that the server refuses for good because of one message, over the stream's limit.
 
 A plan is checked against the server's limits before it is carried out. But an operator may have
-edited a stream, and then the same frame is refused in every replay. So a frame that is refused is
-halved until the rows that the stream does not take are alone. These become dead letters
+edited a stream, and then the same frame is refused in every replay. So a refused frame is halved
+until the rows that the stream refuses are alone. These become dead letters
 (``engine.settlement``), and all others are stored.
 
-A half is named by its own rows, as every frame is. A replay is refused in the same way and makes
-the same halves, so the server and the readers know copies of them.
+The id of a half follows from its rows, as that of every frame. A replay is refused in the same way
+and makes the same halves, so the server and the readers recognise copies of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ebbflow.engine.publications import (
 from ebbflow.engine.redelivery import shorten
 
 REASON = "refused by NATS"
-"""The reason of a dead letter whose message, or what was made of it, no stream takes."""
+"""The reason of a dead letter whose message, or an output of it, a stream has refused."""
 
 # The message is larger than its stream allows; its headers are larger than any stream allows.
 _TOO_LARGE, _HEADERS_TOO_LARGE = 10054, 10097
@@ -40,7 +40,7 @@ _FRAMES = frozenset({Stage.OUTPUT, Stage.REDELIVER, Stage.HAND_OVER})
 
 
 def explain_refusal(error: Exception, stream: str) -> str | None:
-    """Returns why a stream refused a message for what it is; ``None`` if it was not for that."""
+    """Returns why a stream refused a message for its content; ``None`` if for another reason."""
     if isinstance(error, MessageTooLarge):
         return f"the server refuses it: {error}"
     if isinstance(error, PermanentPublishError) and error.code in (_TOO_LARGE, _HEADERS_TOO_LARGE):
@@ -49,7 +49,7 @@ def explain_refusal(error: Exception, stream: str) -> str | None:
 
 
 def divide(publication: Publication) -> Sequence[Publication]:
-    """Returns the halves of a refused frame; nothing if it is a single row, or no frame."""
+    """Returns the halves of a refused frame; none if it is a single row or not a frame."""
     if publication.stage not in _FRAMES:
         return ()
     rows = frames.decode(publication.payload)
@@ -59,12 +59,12 @@ def divide(publication: Publication) -> Sequence[Publication]:
         for start, end in ((0, half), (half, rows.num_rows))
         if end > start
     ]
-    # A single row is to blame only without what Arrow keeps of the rows that it was cut from.
+    # A single row is tried again if its copy is smaller, without what Arrow kept of other rows.
     return pieces if half or len(pieces[0].payload) < len(publication.payload) else ()
 
 
 def _copy(rows: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
-    """Returns some rows and nothing else: a slice is encoded with parts of its neighbours."""
+    """Returns a copy of some rows: a slice would be encoded with parts of its neighbours."""
     return frames.take_rows(rows, range(start, end))
 
 
@@ -74,8 +74,8 @@ def _rename(whole: Publication, rows: pa.RecordBatch, parents: Sequence[int]) ->
     headers = whole.headers | {ROWS: str(rows.num_rows)}
     if whole.stage is Stage.REDELIVER:
         headers[REASONS] = list_reasons(rows)
-        # Its reader passes over a frame that names its chunk and is not awaited. The halves are
-        # not known before the task takes its next chunk, so they name none.
+        # Its reader skips a frame that names its chunk and is not awaited. The halves are too late
+        # to be listed as awaited, so they name no chunk.
         headers.pop(REDELIVERED_BY, None)
     return replace(
         whole, msg_id=msg_id, payload=frames.encode(rows), headers=headers, parents=parents
@@ -92,7 +92,7 @@ def cut_letter(publication: Publication) -> Publication | None:
 
 
 def find_dead(refused: Collection[Publication]) -> dict[int, DeadLetter]:
-    """Returns the inputs that become dead letters, each once, however much of it was refused."""
+    """Returns the inputs that become dead letters, once each, however often they were refused."""
     dead: dict[int, DeadLetter] = {}
     for publication in refused:
         for parent in publication.parents:

@@ -1,15 +1,15 @@
-"""The net under every chunk: a row that cannot be decided about or settled takes no other with it.
+"""The safety net of every chunk: a row that cannot be decided or settled affects no other row.
 
-User code may raise, and that is an outcome like any other. Here it is Ebbflow itself that fails:
-while it makes rows of what user code has returned, routes, measures and packs them, or writes a
-dead letter. Whatever is raised then would fail the task, and the next one on the same rows, for
-ever. So the chunk is tried again in ever smaller pieces, until the rows that are to blame are alone
-(``engine.isolation``). Only if the same work fails without any row are the rows not to blame: then
-the error is raised as it is.
+User code may raise, and that is an outcome like any other. Here Ebbflow itself fails: while it
+turns the results of user code into rows, routes, measures and packs them, or writes a dead letter.
+Such an error would fail the task, and the next task on the same rows, forever. So the chunk is
+tried again in ever smaller pieces, until the rows to blame are alone (``engine.isolation``). The
+rows are not to blame only if the same work fails without any row: then the error is raised as it
+is.
 
-A row that cannot be decided about counts as one on which user code raised. One that was decided
-about and cannot be settled so, because its outputs are too large, say, is dead-lettered at once.
-Both are decisions like any other: a replay that fails the same way decides the same.
+A row that cannot be decided counts as one on which user code raised. A row that was decided but
+cannot be settled, for example because its outputs are too large, is dead-lettered at once. Both are
+decisions like any other: a replay that fails the same way decides the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Work = Callable[[int, int], None]
 
 
 def decide_in_pieces(verdict: Verdict, operator: Operator, failure: Exception) -> None:
-    """Decides about all rows of a verdict that the operator has failed on as a whole."""
+    """Decides all rows of a verdict on which the operator has failed as a whole."""
 
     alone: list[int] = []
 
@@ -49,7 +49,7 @@ def decide_in_pieces(verdict: Verdict, operator: Operator, failure: Exception) -
         verdict.decisions.merge(range(start, end), part.decisions)
 
     def stops() -> bool:
-        """Whether an ordered vertex must not see what is behind a row that comes back."""
+        """Whether an ordered vertex must stop at a row that is redelivered."""
         return verdict.rules.ordered and bool(alone or verdict.first_held() is not None)
 
     verdict.disregard_time()
@@ -91,7 +91,7 @@ def _settle_in_pieces(
     observers: Sequence[ChunkObserver],
     inline: Collection[str],
 ) -> Settlement:
-    """Settles a chunk that ``settle`` has failed on as a whole.
+    """Settles a chunk on which ``settle`` has failed as a whole.
 
     The rows that cannot be settled as they were decided are dead-lettered instead.
     """
@@ -111,7 +111,7 @@ def _settle_in_pieces(
     try:
         return whole(chunk)
     except Exception:
-        # What is told of these rows fails as well, so it is told of as little of them as there is.
+        # Publications about these rows fail as well, so they get as few fields as possible.
         return whole(replace(chunk, rows=_strip(chunk.rows, culprits)))
 
 
@@ -120,7 +120,7 @@ def _find_culprits(
 ) -> tuple[int, dict[int, Exception]]:
     """Returns how far the work is done, and the rows on which it fails, each with its error.
 
-    Raises if it fails without any row, or with no single one.
+    Raises if it fails even without rows, or if no row could be decided.
     """
     errors: dict[int, Exception] = {}
 
@@ -140,7 +140,7 @@ def _find_culprits(
 
 
 def _strip(rows: Rows, culprits: Collection[int]) -> Rows:
-    """Returns the rows, of the culprits only what every message has: its id and its value."""
+    """Returns the rows, with only the mandatory columns of the culprits, such as id and value."""
     kept = {"id", "value", "deliveries", "failures", "retries"}
     names = [name for name in frames.SCHEMA.names if name not in kept]
     kept_rows = [None if index in culprits else index for index in range(len(rows))]

@@ -1,9 +1,9 @@
-"""Retries what user code reports as failed: FAILURE from a sink, ``to_fail`` from a map.
+"""Retries rows that user code reports as failed: FAILURE from a sink, ``to_fail`` from a map.
 
-Only the failed rows are given to user code again, in their order. Short waits are waited out on
-the spot, up to a second in all for a chunk; longer ones go through the redeliveries of the vertex
-(``Retry``), so that a long wait never holds up a task. What happens after the last retry is the
-strategy's ``on_failure``. Without a strategy a failure is permanent and goes to the dead letters.
+Only the failed rows are passed to user code again, in their order. Short waits block the task, up
+to one second in all for a chunk. Longer ones go through the redeliveries of the vertex (``Retry``),
+so that a long wait never holds up a task. The strategy's ``on_failure`` decides what happens after
+the last retry. Without a strategy a failure is permanent and goes to the dead letters.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ebbflow.engine.verdict import Failure, Operator, Verdict
 Pause = Callable[[float], None]
 
 ON_THE_SPOT = 1_000
-"""Milliseconds that the retries of one chunk may wait on the spot."""
+"""Milliseconds for which the retries of one chunk may block the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryStrategy:
-    """The number and waits of retries, and what to do when they did not help."""
+    """The number and waits of retries, and what to do after the last one."""
 
     backoff: Backoff
     on_failure: Literal["retry", "fallback", "drop"] = "retry"
@@ -41,7 +41,7 @@ def retry_failed(
 ) -> None:
     """Retries the rows that have failed, and gives each of them an outcome.
 
-    ``what`` names user code in the letters of those that are given up.
+    ``what`` names user code in the dead letters of rows that are given up.
     """
     if strategy is not None:
         _retry_on_the_spot(verdict, call, strategy, pause)
@@ -49,7 +49,7 @@ def retry_failed(
 
 
 def conclude(verdict: Verdict, strategy: RetryStrategy | None, what: str) -> None:
-    """Gives every row that has failed its outcome: another try later on, or its end."""
+    """Gives every failed row its outcome: another try later, or its end."""
     for index, failure in verdict.decisions.take_failed().items():
         _conclude(verdict, index, failure, strategy, what)
 

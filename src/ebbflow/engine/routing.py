@@ -1,8 +1,8 @@
 """Routing: which edges an output of a vertex follows, by its tags.
 
-Conditions are those of Numaflow. An edge without a condition takes every message; ``or`` wants any
-of the condition's values among the tags, ``and`` all of them, ``not`` none of them. A message
-follows every edge that accepts it, and one that no edge accepts is dropped.
+Conditions are those of Numaflow. An edge without a condition takes every message; ``or`` requires
+any of the condition's values among the tags, ``and`` all of them, ``not`` none of them. A message
+follows every edge that accepts it, and is dropped if no edge accepts it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ebbflow.domain.code import TagOperator
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A way out of a vertex, to the buffers of the next one.
+    """An edge from a vertex to the buffers of the next one.
 
-    ``keyed`` sends messages with the same keys to the same partition, in order; ``discards`` gives
-    messages up when the buffer is full.
+    ``keyed`` sends messages with the same keys to the same partition, in order; ``discards`` drops
+    messages when the buffer is full.
     """
 
     to: str
@@ -29,7 +29,7 @@ class Edge:
     discards: bool = False
 
     def accepts(self, tags: Sequence[str]) -> bool:
-        """Returns whether a message with these tags goes this way."""
+        """Returns whether a message with these tags follows the edge."""
         if not self.values:
             return True
         if self.operator == "and":

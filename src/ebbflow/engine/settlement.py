@@ -1,10 +1,10 @@
 """The plan that settles a chunk: what to publish, where, in which order, and what to count.
 
 The order is the guarantee (see docs/guarantees.md): redeliveries first, then dead letters and
-answers, then outputs, then what observers publish of the chunk (the trail, audit rows), and only
-then is the chunk done. Whatever crashes in between, the chunk is replayed. Every publication has an
-id made of the chunk and a hash of the rows in it: the same rows are dropped by JetStream as a copy,
-other rows (user code decided differently) are kept.
+answers, then outputs, then the publications of observers (trail, audit rows), and only then is the
+chunk done. If anything crashes in between, the chunk is replayed. The id of a publication consists
+of the chunk and a hash of its rows: JetStream drops the same rows as a copy, and keeps other rows
+(user code decided differently).
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ DISCARDED = Dropped("the buffer of the next vertex was full")
 class Settlement:
     """The end of a chunk. ``reasons`` are the nack reasons, each with its number of rows.
 
-    ``returned`` are the rows that go back to the source they came from, by index, and
-    ``histories`` are these rows as they are to be when it gives them again. ``account`` is what
-    observers see of the chunk. ``inlined`` is what vertices that ran inline decided about its
-    outputs; their publications are among those of the chunk. ``chunk`` are the rows it settles.
+    ``returned`` are the rows that their source redelivers, by index, and ``histories`` are these
+    rows in the state they must have when redelivered. Observers see ``account``. ``inlined`` are
+    the settlements of vertices that ran inline on its outputs; their publications are among those
+    of the chunk. ``chunk`` are the rows it settles.
     """
 
     publications: list[Publication]
@@ -70,23 +70,23 @@ class Settlement:
     chunk: Chunk | None = None
 
     def with_inlined(self, inlined: Sequence[InlineSettlement]) -> Settlement:
-        """Returns the end of the chunk together with that of its outputs at inline vertices."""
+        """Returns the end of the chunk together with those of its outputs at inline vertices."""
         publications = [p for part in inlined for p in part.settlement.publications]
         return replace(
             self, publications=[*self.publications, *publications], inlined=tuple(inlined)
         )
 
     def with_parked(self, parked: Iterable[Publication]) -> Settlement:
-        """Returns the end of the chunk together with that of the rows that it only parks."""
+        """Returns the end of the chunk together with the rows that it only parks."""
         return replace(self, publications=[*self.publications, *parked])
 
     @property
     def needs_intent(self) -> bool:
-        """Whether a replay has to cut the same chunk again, to publish what it publishes.
+        """Whether a replay has to cut the same chunk again, to make the same publications.
 
-        Answers and trails need none: from a chunk that is cut otherwise comes the same answer under
-        the same key, and the same trail once more, which its readers take as a set. Audit rows of
-        the latest claim count, however they are cut.
+        Answers and trails do not need that: a chunk that is cut differently writes the same answers
+        under the same keys, and trail entries that readers deduplicate. Of audit rows, those of the
+        latest claim count, however they are cut.
         """
         again = {Stage.ANSWER, Stage.TRAIL, Stage.AUDIT}
         return self.histories is not None or any(p.stage not in again for p in self.publications)
@@ -104,7 +104,7 @@ class Settlement:
     @property
     def awaited(self) -> list[str]:
         """The tokens of all redeliveries."""
-        # Also of those without a delay: an earlier attempt may have parked the same frame.
+        # Also those without a delay: an earlier attempt may have parked the same frame.
         return [p.token for p in self.of_stage(Stage.REDELIVER)]
 
     def inline_paths(self) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ class Settlement:
             yield from part.settlement._inline_parts()
 
     def all_counts(self, unstored: Collection[Publication] = ()) -> ChunkCounts:
-        """Returns the counts of all vertices that worked on it, without what was not stored."""
+        """Returns the counts of all vertices that worked on it, corrected for what is unstored."""
         inlined: dict[str, Counts] = {}
         for part in self._inline_parts():
             counts = part.settlement.counts_without(unstored, part.path)
@@ -128,9 +128,10 @@ class Settlement:
     def counts_without(self, unstored: Collection[Publication], via: str = "") -> Counts:
         """Returns the counts if some publications were not stored.
 
-        Inputs of which the server refused anything are dead letters, and other inputs without any
-        output left are drops. A refused row that comes from no input of the chunk is a message
-        more, read and dead-lettered: a parked one, or an aggregate, which also stays written.
+        Inputs with a refused publication are dead letters, and other inputs whose outputs were all
+        discarded are drops. A refused row that comes from no input of the chunk (a parked row, or
+        an aggregate) counts as one more message, read and dead-lettered; an aggregate also stays
+        written.
         """
         own = [publication for publication in unstored if publication.via == via]
         if not own:
@@ -155,10 +156,10 @@ class Settlement:
     def amended(
         self, unstored: Collection[Publication], observers: Iterable[ChunkObserver]
     ) -> Settlement | None:
-        """Returns what is published in addition if some publications were not stored, if anything.
+        """Returns the further publications if some were not stored; ``None`` if there are none.
 
-        These are the dead letters of what the server refused, and what observers publish of the
-        chunk: of one that was not stored as planned they have published nothing.
+        These are dead letters for refused messages, and the publications of observers, which were
+        withheld because the chunk was not stored as planned.
         """
         if not unstored:
             return None
@@ -175,7 +176,7 @@ class Settlement:
             return
         own = [publication for publication in unstored if publication.via == via]
         ends = self._find_ends(via, own)
-        # Of a row that has not ended, the chunk's own settlement will publish the letter.
+        # For a row that has not ended, the chunk's own settlement will publish the dead letter.
         if not account.is_early:
             place, at = account.parts[0].place, account.at
             dead = {i: end for i, end in ends.items() if isinstance(end, DeadLetter)}
@@ -185,14 +186,14 @@ class Settlement:
         yield from gather_late(observers, account.amended(ends) if ends else account)
 
     def refused_rows(self, unstored: Collection[Publication]) -> Mapping[int, DeadLetter]:
-        """Returns the vertex's own inputs that are dead letters, as the server refused output."""
+        """Returns the vertex's own inputs that became dead letters because of refused outputs."""
         ends = self._find_ends("", [p for p in unstored if not p.via])
         return {index: end for index, end in ends.items() if isinstance(end, DeadLetter)}
 
     def _find_ends(
         self, via: str, unstored: Collection[Publication]
     ) -> dict[int, DeadLetter | Dropped]:
-        """Returns the inputs that end otherwise than decided, by what was not stored of them."""
+        """Returns the inputs whose outcome differs from the decision, by what was not stored."""
         dead = find_dead([publication for publication in unstored if publication.refusal])
         dead.pop(NOBODY, None)
         discarded = Counter(_gather_rows(p for p in unstored if not p.refusal))
@@ -200,11 +201,11 @@ class Settlement:
         return dead | dict.fromkeys(sorted(lost), DISCARDED)
 
     def _find_lost(self, via: str, discarded: Mapping[int, int]) -> set[int]:
-        """Returns the inputs of which no output is left; ``discarded`` counts those given up."""
+        """Returns the inputs without a stored output; ``discarded`` counts the discarded ones."""
         outputs = (p for p in self.publications if p.via == via and p.stage is Stage.OUTPUT)
         all_outputs = Counter(_gather_rows(outputs))
         lost = {row for row, count in discarded.items() if all_outputs[row] == count}
-        # An inline vertex has taken what it got, whatever full buffers discard elsewhere.
+        # An inline vertex has processed its outputs, whatever full buffers elsewhere discard.
         return lost.difference({NOBODY}, *(part.parents for part in self.inlined))
 
 
@@ -221,7 +222,7 @@ def _count_outputs(unstored: Iterable[Publication]) -> int:
 
 
 def _find_orphans(unstored: Iterable[Publication]) -> dict[str, Publication]:
-    """Returns the refused rows that come from no input of the chunk, by their ids, each once."""
+    """Returns the refused rows that come from no input of the chunk, once each, by their ids."""
     alone = (p for p in unstored if p.refusal and list(p.parents) == [NOBODY])
     return {frames.decode(p.payload).column("id")[0].as_py(): p for p in alone}
 
@@ -229,7 +230,7 @@ def _find_orphans(unstored: Iterable[Publication]) -> dict[str, Publication]:
 def _build_orphan(
     refused: Publication, chunk: Chunk, place: Place, now: datetime
 ) -> Iterator[Publication]:
-    """Yields the letter of a refused row that comes from no input of the chunk: the row itself."""
+    """Yields the dead letter of a refused row that has no input in the chunk: the row itself."""
     rows = Rows(frames.decode(refused.payload))
     (why,) = find_dead([refused]).values()
     yield from build_letters(replace(chunk, rows=rows), {0: replace(why, unread=True)}, place, now)
@@ -242,10 +243,10 @@ def unawaited(unstored: Iterable[Publication]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class InlineSettlement:
-    """What a vertex decided about outputs of a chunk that another vertex's task gave it inline.
+    """The settlement of an inline vertex: its decisions about outputs of another vertex's chunk.
 
     ``path`` is the chain of inline vertices that ends with this one, ``parents`` are the inputs of
-    the vertex before it that the rows came from, and ``observers`` report on this vertex.
+    the previous vertex that the rows came from, and ``observers`` report on this vertex.
     """
 
     vertex: str
@@ -258,7 +259,7 @@ class InlineSettlement:
 class SortedInputs:
     """The inputs by the kind of their outcome; ``finished`` are those that were processed.
 
-    Only what is finished may leave outputs: an output of an input that comes back would be there
+    Only finished inputs may have outputs: an output of a redelivered input would be published
     twice in the end.
     """
 
@@ -324,17 +325,17 @@ def settle(
 ) -> Settlement:
     """Turns the verdict on a chunk into publications and counts. ``now`` starts every delay.
 
-    ``returning`` are the rows that their source redelivers, if that is needed. ``is_early``
-    says that these are outputs of rows that have not ended. ``held`` is the row right behind the
-    chunk that an ordered vertex holds. Outputs for the vertices in ``inline`` are not published:
-    the task runs these vertices itself. Raises if a row cannot be settled; ``engine.rescue`` then
-    finds out which one.
+    ``returning`` are the rows that their source redelivers, if that is needed. ``is_early`` says
+    that these are outputs of rows that have not ended. ``held`` is the row right behind the chunk
+    that an ordered vertex holds. Outputs for the vertices in ``inline`` are not published: the task
+    runs these vertices itself. Raises if a row cannot be settled; ``engine.rescue`` then finds out
+    which one.
     """
     ends = SortedInputs(chunk.rows, verdict)
     returned = {index: how for index, how in ends.again.items() if index in returning}
     kept = {index: how for index, how in ends.again.items() if index not in returned}
     routed = build_outputs(chunk, verdict, ends, place, now, watermark, inline)
-    # The order of the stages; see ``Stage`` for what is lost in any other.
+    # In the order of the stages; see ``Stage`` for why.
     publications = [
         *build_redeliveries(chunk, kept, place, now),
         *build_letters(chunk, ends.dead, place, now),
@@ -357,7 +358,7 @@ def settle(
         writer=chunk.writer,
         via=chunk.via,
     )
-    if len(chunk.rows) or held is not None:  # else all that was read is parked
+    if len(chunk.rows) or held is not None:  # else all rows that were read are parked
         publications += gather_late(observers, account)
     for publication in publications:
         publication.check_size(place.max_payload)
@@ -374,8 +375,8 @@ def settle(
         on_success=ends.ends["on_success"],
     )
     histories = None
-    # What goes back to its source is not published here as well: it would come twice. How often it
-    # was delivered is kept next to it, because its source does not know.
+    # A row that its source redelivers is not published here as well: it would be delivered twice.
+    # Its deliveries are stored in the histories, because the source does not count them.
     if returned:
         histories = again_rows(chunk.rows.batch, [*returned], [*returned.values()])
     return Settlement(publications, counts, reasons, returned, histories, account, chunk=chunk)

@@ -1,11 +1,11 @@
-"""A source's messages as columns: what ``Source.read`` may return in place of a list.
+"""A source's messages as columns, which ``Source.read`` may return instead of a list.
 
 A record batch has a row for each message. It needs ``offset`` and ``value``, both binary and
-without nulls. Optional, and with nulls where there is nothing to say: ``event_time`` (a timestamp
-with a time zone), ``keys`` (lists of texts), ``headers`` (a map from text to text), ``metadata`` (a
-map from groups to maps from text to bytes), ``partition`` and ``deliveries`` (whole numbers). Other
-columns are ignored. Everything from here to the vertex's
-task is columns, also what ``SourceMessage`` objects say: no Python object is made for a message.
+without nulls. Optional, and null where a message has no such field: ``event_time`` (a timestamp
+with a time zone), ``keys`` (lists of strings), ``headers`` (a map from string to string),
+``metadata`` (a map from groups to maps from string to bytes), ``partition`` and ``deliveries``
+(integers). Other columns are ignored. From here to the vertex's task everything is columns, even if
+it came as ``SourceMessage`` objects: no further Python object is made for a message.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ ROWS = pa.schema(
         pa.field("deliveries", pa.uint32()),
     ]
 )
-"""A source's messages in flight to the task; deliveries are null unless the source counts."""
+"""A source's messages on the way to the task; deliveries are null unless the source counts them."""
 
-NO_OFFSETS = pa.nulls(0, OFFSETS)  # to make an array from a list, Arrow imports pandas
+NO_OFFSETS = pa.nulls(0, OFFSETS)  # making an array from a list imports pandas
 
-# What can stand in an id as it is; ids are shown to people and end up in headers.
+# The bytes that an id may contain unencoded; ids are shown to people and put into headers.
 _READABLE_BYTES = bytes(byte for byte in range(ord("!"), ord("~") + 1) if byte != ord("/"))
 _READABLE = re.compile(rb"[!-.0-~]{1,80}")
 _LONGEST_READABLE, _LONGEST = 80, 90
 
 
 def columns_of(messages: Sequence[SourceMessage]) -> pa.RecordBatch:
-    """Returns the messages as columns; one that has nothing to say in a column is null there."""
+    """Returns the messages as columns; a field that a message does not have is null."""
     facts: dict[str, list[Any]] = {
         "offset": [message.offset for message in messages],
         "value": [message.value for message in messages],
@@ -77,20 +77,20 @@ def columns_of(messages: Sequence[SourceMessage]) -> pa.RecordBatch:
 
 
 def _list_groups(metadata: Metadata) -> list[Any] | None:
-    """Returns metadata as Arrow takes it in."""
+    """Returns metadata in the form that Arrow expects."""
     return [(group, list(entries.items())) for group, entries in metadata.items()] or None
 
 
 def check_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns all columns in their types; ``ValueError`` or ``TypeError`` if one cannot be used."""
+    """Returns all columns in their types; ``ValueError`` or ``TypeError`` if one is unusable."""
     for name in _REQUIRED:
         if name not in batch.schema.names:
-            raise ValueError(f"read() must give a column {name!r}")
+            raise ValueError(f"read() must return a column {name!r}")
     arrays = [_check_column(batch, name, kind) for name, kind in TYPES.items()]
     checked = pa.RecordBatch.from_arrays(arrays, names=list(TYPES))
     for name in _REQUIRED:
         if checked.column(name).null_count:
-            raise ValueError(f"read() must give a column {name!r} without nulls")
+            raise ValueError(f"read() must return a column {name!r} without nulls")
     _check_offsets(checked.column("offset"))
     fewest = pc.min(checked.column("deliveries")).as_py()
     if fewest is not None and fewest < 1:
@@ -105,19 +105,19 @@ def _check_column(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Arr
     if pa.types.is_timestamp(column.type) and column.type.tz is None:
         raise ValueError("event_time must have a time zone")
     try:
-        # Nanoseconds are cut off; anything else that does not fit is refused.
+        # Nanoseconds are truncated; any other inexact cast raises.
         exact = not (pa.types.is_timestamp(column.type) and column.type.unit == "ns")
         column = column if column.type == kind else column.cast(kind, safe=exact)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise TypeError(f"read() gave a column {name!r} that cannot be used: {error}") from None
+        raise TypeError(f"read() returned a column {name!r} that cannot be used: {error}") from None
     if _nulls_inside(column):
-        raise ValueError(f"read() must give {name} without nulls in them")
+        raise ValueError(f"read() must return {name} without nulls")
     return column
 
 
 def _nulls_inside(column: pa.Array) -> bool:
     if pa.types.is_map(column.type):
-        # Of a slice these are the values of the whole: only then each row is looked at.
+        # In a slice these are the values of the whole column, so rows are checked if it has nulls.
         inside = column.items
         return _has_nulls(inside) and any(
             value is None or (isinstance(value, list) and None in dict(value).values())
@@ -145,7 +145,7 @@ def _sizes(offsets: pa.BinaryArray) -> tuple[int, int]:
 
 
 def rows_of(columns: pa.RecordBatch, vertex: str, partition: int, now: datetime) -> pa.RecordBatch:
-    """Returns checked columns as ``ROWS``, each with the id it has whenever it is given."""
+    """Returns checked columns as ``ROWS``, with ids that are the same at every redelivery."""
     seen = pa.scalar(now, frames.TIME)
     times = columns.column("event_time")
     arrays = [
@@ -163,7 +163,7 @@ def rows_of(columns: pa.RecordBatch, vertex: str, partition: int, now: datetime)
 
 
 def frame_of(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns ``ROWS`` as rows of a frame; what the source has not counted is a first delivery."""
+    """Returns ``ROWS`` as rows of a frame; a row without a count is a first delivery."""
     columns = {name: rows.column(name) for name in ROWS.names if name != "offset"}
     counted = columns.pop("deliveries")
     if counted.null_count < len(counted):
@@ -188,7 +188,7 @@ def _write_offsets(offsets: pa.BinaryArray) -> pa.StringArray:
 
 
 def _are_readable(offsets: pa.BinaryArray) -> bool:
-    """Returns whether all can stand in an id as they are, by a look at all their bytes at once."""
+    """Returns whether all may be part of an id unencoded, by checking all bytes at once."""
     if _sizes(offsets)[1] > _LONGEST_READABLE:
         return False
     text = bytes(frames.join_bytes(offsets))
@@ -198,7 +198,7 @@ def _are_readable(offsets: pa.BinaryArray) -> bool:
 
 
 def _write_offset(offset: bytes) -> str:
-    """Returns short and readable offsets as they are, others in base64 or as a hash."""
+    """Returns a short and readable offset as it is, any other in base64 or as a hash."""
     if _READABLE.fullmatch(offset) and not offset.startswith(b"="):
         return offset.decode()
     encoded = "=" + base64.urlsafe_b64encode(offset).decode().rstrip("=")

@@ -1,9 +1,10 @@
-"""The exceptions that say that a system is down, and not that a message is bad.
+"""The exceptions that mean that a system is down, and not that a message is bad.
 
-``Unavailable`` says so itself. So do the connection and time-out errors of the standard library and
-of well-known clients, PEP 249's ``OperationalError`` and ``InterfaceError``, and the errors that
-HTTP clients raise for the answers 502, 503 and 504. ``OSError`` at large does not: a missing file
-is the message's own affair. Classes are told by their names, so that none has to be imported.
+These are ``Unavailable``, the connection and timeout errors of the standard library and of
+well-known clients, PEP 249's ``OperationalError`` and ``InterfaceError``, and the errors that HTTP
+clients raise for the responses 502, 503 and 504. ``OSError`` in general is not among them: a
+missing file concerns only the message. Classes are recognised by name, so that none has to be
+imported.
 """
 
 from __future__ import annotations
@@ -64,26 +65,26 @@ WELL_KNOWN = {
     "ssl": ("SSLEOFError", "SSLZeroReturnError"),
     "urllib3": ("NewConnectionError", "MaxRetryError", "ProtocolError", "TimeoutError"),
 }
-"""Classes of well-known clients by package; a module inside the package will do."""
+"""Classes of well-known clients by package; they may be in any module of the package."""
 
 _WELL_KNOWN = frozenset(
     f"{package}:{name}" for package, names in WELL_KNOWN.items() for name in names
 )
-# The class of PEP 249 in whose tree such a name has to stand, or any program's own would count.
+# The PEP 249 base classes that such a class must have, or any program's own would count.
 _PEP_249 = {"OperationalError": {"DatabaseError"}, "InterfaceError": {"Error", "DBAPIError"}}
-_HTTP_AWAY = frozenset({502, 503, 504})
-_GRPC_AWAY = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
+_HTTP_DOWN = frozenset({502, 503, 504})
+_GRPC_DOWN = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 _DEEPEST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SystemErrors:
-    """Tells the errors of systems; ``more`` are names of further classes, as ``module:Class``."""
+    """Recognises errors of systems; ``more`` are names of further classes, as ``module:Class``."""
 
     more: frozenset[str] = frozenset()
 
     def means_down(self, error: BaseException) -> bool:
-        """Returns whether the error, or one that it was raised from, says that a system is down."""
+        """Returns whether the error, or a cause of it, means that a system is down."""
         return any(self._is_listed(cause) for cause in _causes(error))
 
     def _is_listed(self, error: BaseException) -> bool:
@@ -98,17 +99,17 @@ class SystemErrors:
 
 
 LISTED = SystemErrors()
-"""The list as it is, without further classes."""
+"""The built-in list, without further classes."""
 
 
 def retry_after(error: BaseException) -> int | None:
-    """Returns the milliseconds that the error itself asks to wait, if it does."""
+    """Returns the milliseconds to wait that the error itself asks for, if it does."""
     waits = (cause.retry_after for cause in _causes(error) if isinstance(cause, Unavailable))
     return next(waits, None)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields the error and those that it was raised from."""
+    """Yields the error and its causes."""
     cause: BaseException | None = error
     for _ in range(_DEEPEST):
         if cause is None:
@@ -128,7 +129,7 @@ def _is_pep_249(kind: type) -> bool:
 
 
 def _names(kind: type) -> Iterator[str]:
-    """Yields every name of the class and its bases: in their modules and in those around them."""
+    """Yields every name of the class and its bases: in their modules and in the parent packages."""
     for cls in kind.__mro__:
         module = cls.__module__
         while module:
@@ -137,19 +138,19 @@ def _names(kind: type) -> Iterator[str]:
 
 
 def _is_refused_request(error: BaseException) -> bool:
-    """Returns whether it is the error of an HTTP or gRPC answer that says the server is down."""
+    """Returns whether it is the error of an HTTP or gRPC reply that says the server is down."""
     response = getattr(error, "response", None)
     status: Any = getattr(error, "code", None)
     statuses = [getattr(error, "status", None), getattr(response, "status_code", None), status]
-    if any(type(code) is int and code in _HTTP_AWAY for code in statuses):
+    if any(type(code) is int and code in _HTTP_DOWN for code in statuses):
         return True
     if callable(status) and any(name == "grpc:RpcError" for name in _names(type(error))):
-        return getattr(status(), "name", None) in _GRPC_AWAY
+        return getattr(status(), "name", None) in _GRPC_DOWN
     return False
 
 
 def named(classes: Iterable[str | type]) -> frozenset[str]:
-    """Returns the names of classes as ``SystemErrors`` takes them; a name may be given as such."""
+    """Returns the names of classes as ``SystemErrors`` takes them; names stay as they are."""
     return frozenset(
         kind if isinstance(kind, str) else f"{kind.__module__}:{kind.__qualname__}"
         for kind in classes

@@ -1,8 +1,8 @@
-"""The trace that a message belongs to, as the W3C has it: ``traceparent`` among its headers.
+"""The trace of a message in W3C Trace Context: the header ``traceparent``.
 
-A header is part of its row, so it comes along wherever the row goes: through vertices, nacks,
-redeliveries, dead letters and their replays, and out through sinks. Here it is found and replaced
-for the few rows whose trace is recorded, without a look at the others in Python.
+A header is part of its row, so it follows the row everywhere: through vertices, nacks,
+redeliveries, dead letters and their replays, and out through sinks. This module finds and replaces
+it for the few rows whose trace is recorded, without handling the others in Python.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ebbflow.engine.frames import TRACEPARENT, Rows
 
 TRACESTATE = "tracestate"
 
-# Version 00, an id of the trace, one of the span, and flags: recorded if the last bit is set.
+# Version 00, trace id, span id and flags: the trace is recorded if the last bit is set.
 _PARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _STATE = re.compile("[ -~]{1,512}")
 _RECORDED = "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 
 
 def find_contexts(headers: pa.MapArray) -> dict[int, str]:
-    """Returns the ``traceparent`` of each row that has one, whatever it says."""
+    """Returns the ``traceparent`` of each row that has one, even if it is malformed."""
     rows, texts = _find(headers)
     return dict(zip(rows.tolist(), texts.to_pylist(), strict=True))
 
@@ -44,7 +44,7 @@ def find_recorded(headers: pa.MapArray) -> dict[int, str]:
 def find_propagated(headers: pa.MapArray) -> dict[int, dict[str, str]]:
     """Returns the headers of each row that continue its trace elsewhere, if they are well formed.
 
-    Whatever else a message's headers hold must not become part of a request.
+    Other headers of a message must not become part of a request.
     """
     rows = [row for row, text in find_contexts(headers).items() if _PARENT.fullmatch(text)]
     pairs = headers.take(pa.array(rows, pa.int64())).to_pylist() if rows else []
@@ -60,14 +60,14 @@ def _keep_of_the_trace(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _find(headers: pa.MapArray) -> tuple[np.ndarray, pa.StringArray]:
-    """Returns the rows that have the header, and what it says there."""
+    """Returns the rows that have the header, and its values."""
     nothing = np.empty(0, np.int64), pa.array([], pa.string())
     if headers.null_count == len(headers):
         return nothing
     at = np.flatnonzero(pc.equal(pc.utf8_lower(headers.keys), TRACEPARENT))
     if not len(at):
         return nothing
-    # The children of a slice are those of the whole column, and a null may have entries behind it.
+    # The children of a slice are those of the whole column, and a null row may have entries.
     ends = headers.offsets.to_numpy()
     rows = np.searchsorted(ends, at, side="right") - 1
     inside = (rows >= 0) & (rows < len(headers))
@@ -93,13 +93,14 @@ def with_contexts(batch: pa.RecordBatch, contexts: Mapping[int, str]) -> pa.Reco
 
 
 Scope = Callable[[], AbstractContextManager[object]]
-"""Makes the trace of one message the current one for as long as the context lasts."""
+"""Makes the trace of one message the current one while the context is open."""
 
 
 class CallScopes:
     """The scopes in which user code is called with single messages, while traces are recorded.
 
-    ``find`` returns those of the rows that have one, by index; there is none while nothing is.
+    ``find`` returns the scopes of the rows that have one, by index; ``None`` while no trace is
+    recorded.
     """
 
     __slots__ = ("find",)

@@ -1,9 +1,9 @@
 """The verdict on a chunk: an outcome for every input, and the outputs.
 
-User code returns, yields, raises and answers; a verdict turns each of these into a decision about
-the input. A nack among the outputs of an input takes back all its siblings. An error is counted on
+User code returns, yields, raises and responds; a verdict turns each of these into a decision about
+the input. A nack among the outputs of an input withdraws its other outputs. An error is counted on
 the input alone, never on the chunk. A message that breaks a rule (``checks``) is an error of its
-input. ``Decisions`` are the record of all that, ``Verdict`` writes them for one chunk.
+input. ``Decisions`` record all that, ``Verdict`` writes them for one chunk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EMPTY = Dropped("empty result")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that user code reported about an input, and how often that had been retried."""
+    """An error that user code reported for an input, and how often it has been retried."""
 
     error: str
     retries: int
@@ -49,12 +49,12 @@ class Failure:
 class Decisions:
     """The decisions about the rows of one chunk, by index. Only its methods write a field.
 
-    An input without an outcome is done: only what ends otherwise is written down one by one, and
-    the outputs are gathered as columns, so the normal case costs next to nothing. Decisions can be
+    An input without an outcome is done: only other outcomes are recorded one by one, and the
+    outputs are gathered as columns, so the normal case costs almost nothing. Decisions can be
     pickled: a child process that tries rows in place of its worker sends them back.
 
-    Outcomes are final. What is failed, or asked for a fallback, on-success or served, is not: user
-    code has asked for it, and whoever does it takes it from here and writes the outcome.
+    Outcomes are final. The inputs in ``failed``, ``fallback``, ``on_success`` and ``served`` have
+    none yet: user code has made a request, and the code that fulfils it writes the outcome.
     """
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
@@ -64,9 +64,9 @@ class Decisions:
     failed: dict[int, Failure] = field(default_factory=dict)
     """The inputs that user code reports as failed, to be retried or given up."""
     fallback: dict[int, DeadLetter] = field(default_factory=dict)
-    """The inputs for the fallback sink, each with the letter it would be without one."""
+    """The inputs for the fallback sink, each with the dead letter it would be without one."""
     on_success: dict[int, Message | None] = field(default_factory=dict)
-    """The inputs for the on-success sink, each with the message to hand on in its place."""
+    """The inputs for the on-success sink, each with the message to write instead, if any."""
     served: dict[int, bytes] = field(default_factory=dict)
     """The payloads to be stored as answers."""
     answers: dict[int, list[bytes]] = field(default_factory=dict)
@@ -74,25 +74,25 @@ class Decisions:
     event_times: list[datetime] = field(default_factory=list)
     """The event times that count toward the watermark although nothing is forwarded."""
     written: int | None = None
-    """The messages that sinks took, where the outcomes of the inputs do not tell."""
+    """The messages that sinks took, where the outcomes of the inputs do not show it."""
     emitted_rows: int = 0
-    """The output rows that were forwarded before the chunk is settled."""
+    """The output rows that were forwarded before the chunk was settled."""
     unreached: int | None = None
     """The first row that user code has not seen, where an ordered vertex stopped."""
     raised: RaisedErrors | None = None
-    """The errors that user code has raised, whatever became of their messages."""
+    """The errors that user code has raised, whatever the outcomes of their messages."""
 
-    # --- ends -----------------------------------------------------------------------------------
+    # --- outcomes -------------------------------------------------------------------------------
 
     def drop(self, index: int, rule: Dropped = EMPTY) -> None:
-        """Ends the input without leaving anything behind."""
+        """Ends the input without outputs."""
         self.outcomes[index] = rule
 
     def finish(self, index: int, end: Outcome) -> None:
-        """Writes down the outcome of the input."""
+        """Records the outcome of the input."""
         self.outcomes[index] = end
 
-    # --- what is still to be done ---------------------------------------------------------------
+    # --- open requests --------------------------------------------------------------------------
 
     def fail(self, index: int, failure: Failure) -> None:
         """Leaves the input to its retry strategy."""
@@ -111,37 +111,37 @@ class Decisions:
         self.served[index] = payload
 
     def serve_all(self, payloads: Sequence[bytes]) -> None:
-        """Leaves a payload for each input to be stored as the answer to its request."""
+        """Leaves one payload for each input to be stored as the answer to its request."""
         self.served = dict(enumerate(payloads))
 
     def take_failed(self, indexes: Iterable[int] | None = None) -> dict[int, Failure]:
-        """Returns the failed inputs, or those at the indexes, and forgets that they failed."""
+        """Removes and returns the failed inputs, or those at the indexes."""
         chosen = list(self.failed if indexes is None else indexes)
         return {index: self.failed.pop(index) for index in chosen}
 
     def take_fallback(self) -> dict[int, DeadLetter]:
-        """Returns the inputs for the fallback sink and forgets them."""
+        """Removes and returns the inputs for the fallback sink."""
         taken, self.fallback = self.fallback, {}
         return taken
 
     def take_on_success(self) -> dict[int, Message | None]:
-        """Returns the inputs for the on-success sink and forgets them."""
+        """Removes and returns the inputs for the on-success sink."""
         taken, self.on_success = self.on_success, {}
         return taken
 
     def take_served(self) -> dict[int, bytes]:
-        """Returns the payloads that are to be stored and forgets them."""
+        """Removes and returns the payloads to be stored as answers."""
         taken, self.served = self.served, {}
         return taken
 
     def withdraw_request(self, index: int, rule: Dropped) -> None:
-        """Ends an input that waits for a further sink; one that waits for none is left alone."""
+        """Ends an input that waits for a further sink or store; leaves any other input alone."""
         for requests in (self.fallback, self.on_success, self.served):
             if index in requests:
                 del requests[index]
                 self.outcomes[index] = rule
 
-    # --- what the chunk leaves behind -----------------------------------------------------------
+    # --- outputs, answers and counts ------------------------------------------------------------
 
     def forward(self, index: int, number: int, message: Message) -> None:
         """Adds an output of the input, its ``number``-th."""
@@ -149,7 +149,7 @@ class Decisions:
         self.outputs.add(index, number, message)
 
     def forward_plain(self, index: int, value: bytes, keys: Sequence[str] | None = None) -> None:
-        """Adds the only output of the input, which says nothing but its value and its keys."""
+        """Adds the only output of the input, which has only a value and perhaps keys."""
         self.outputs.add_plain(index, value, keys)  # type: ignore[union-attr]
 
     def forward_columns(
@@ -169,17 +169,17 @@ class Decisions:
         self.outputs = outputs
 
     def forward_inputs(self) -> None:
-        """Makes the inputs that are done the outputs, as they are."""
+        """Makes the inputs that are done the outputs, unchanged."""
         self.outputs = None
 
     def take_outputs(self) -> Outputs:
-        """Returns the outputs so far and forgets them: they are forwarded before the others."""
+        """Removes and returns the outputs so far: they are forwarded before the others."""
         taken, self.outputs = self.outputs, Outputs()
         assert isinstance(taken, Outputs)
         return taken
 
     def sort_outputs(self) -> None:
-        """Puts the outputs in the order of their inputs: those of retried ones came last.
+        """Sorts the outputs in the order of their inputs: those of retried inputs came last.
 
         A replay that decides in smaller pieces would have another order, and so other frames.
         """
@@ -187,7 +187,7 @@ class Decisions:
             self.outputs = self.outputs.sorted()
 
     def withdraw_from(self, index: int) -> None:
-        """Takes back what was forwarded and reported for the input and those behind it."""
+        """Withdraws the failure of the input, and the outputs of it and all later inputs."""
         self.failed.pop(index, None)
         if self.outputs is not None:
             self.outputs = self.outputs.cut(index)
@@ -197,23 +197,23 @@ class Decisions:
         self.answers.setdefault(index, []).extend(payloads)
 
     def note_event_times(self, times: Iterable[datetime]) -> None:
-        """Has these times count toward the watermark; one without a zone is in UTC."""
+        """Counts these times toward the watermark; a time without a zone is in UTC."""
         self.event_times += [t if t.tzinfo else t.replace(tzinfo=UTC) for t in times]
 
     def count_written(self, messages: int) -> None:
-        """Counts messages that sinks took, where the outcomes of the inputs do not tell."""
+        """Counts messages that sinks took, where the outcomes of the inputs do not show it."""
         self.written = (self.written or 0) + messages
 
     def count_emitted(self, rows: int) -> None:
-        """Counts output rows that were forwarded before the chunk is settled."""
+        """Counts output rows that were forwarded before the chunk was settled."""
         self.emitted_rows += rows
 
     def note_error(self, error: BaseException, message_id: str) -> None:
-        """Counts an error of user code, for people."""
+        """Counts an error of user code, for display."""
         self._raised().note(error, message_id)
 
     def note_failure(self, error: str, message_id: str) -> None:
-        """Counts a failure that user code has reported without raising, for people."""
+        """Counts a failure that user code has reported without raising, for display."""
         self._raised().add(Raised("FAILURE", error, None, 1, message_id))
 
     def _raised(self) -> RaisedErrors:
@@ -228,7 +228,7 @@ class Decisions:
     # --- parts of a chunk -----------------------------------------------------------------------
 
     def merge(self, at: Sequence[int], part: Decisions) -> None:
-        """Takes over what was decided about some of the rows, those at the indexes ``at``."""
+        """Takes over the decisions of ``part``, whose rows are those at the indexes ``at``."""
         self.outcomes |= {at[index]: end for index, end in part.outcomes.items()}
         self.failed |= {at[index]: failure for index, failure in part.failed.items()}
         self.fallback |= {at[index]: letter for index, letter in part.fallback.items()}
@@ -246,7 +246,7 @@ class Decisions:
         self._merge_outputs(at, part.outputs)
 
     def replace(self, at: Sequence[int], part: Decisions) -> None:
-        """Takes over new decisions about rows of which nothing was to be published."""
+        """Replaces the outcomes of rows that had nothing to publish."""
         for index in at:
             self.outcomes.pop(index, None)
         self.merge(at, part)
@@ -269,7 +269,7 @@ class Decisions:
         )
 
     def take_back(self, index: int, why: DeadLetter) -> None:
-        """Takes the input out of the pipeline after all, with nothing that was made of it."""
+        """Dead-letters the input after all, and withdraws its outputs and answers."""
         self.outcomes[index] = why
         self.answers.pop(index, None)
         if self.outputs is not None:
@@ -278,7 +278,7 @@ class Decisions:
     def cut(self, end: int) -> Decisions:
         """Returns the decisions about the rows before ``end`` alone.
 
-        The event times stay whole: they were seen, and a watermark may not wait for them twice.
+        All event times stay: they were seen, and the watermark must not wait for them twice.
         """
         return Decisions(
             outcomes={index: o for index, o in self.outcomes.items() if index < end},
@@ -293,21 +293,21 @@ class Emitter(Protocol):
     """Forwards outputs of a stream map while it runs, before its chunk is settled."""
 
     def is_due(self) -> bool:
-        """Returns whether it has been long enough since the last time."""
+        """Returns whether enough time has passed since the last call of ``emit``."""
 
     def emit(self, part: Verdict) -> int | None:
         """Publishes the outputs of the part; returns how many rows were written.
 
-        ``None`` if one of them cannot be published: then all wait until the chunk is settled. An
-        input whose output the server refuses is a dead letter in the part then.
+        ``None`` if an output cannot be published: then all wait until the chunk is settled. If the
+        server refuses an output, its input becomes a dead letter in the part.
         """
 
 
 class Verdict:
-    """The verdict on one chunk. Made for the chunk, on the worker that decides about it.
+    """The verdict on one chunk. Made for the chunk, on the worker that decides it.
 
-    ``emitter`` forwards early what a stream map yields; parts of a chunk have none, so what they
-    yield waits until the chunk is settled.
+    ``emitter`` forwards early what a stream map yields. Parts of a chunk have no emitter, so what
+    they yield waits until the chunk is settled.
     """
 
     def __init__(
@@ -342,14 +342,14 @@ class Verdict:
 
     @property
     def usual(self) -> bool:
-        """Whether the time that this chunk took tells how long others take."""
+        """Whether the time that this chunk took is typical."""
         return self._usual
 
     def gather_event_times(self) -> list[datetime]:
-        """Returns the event times that a source's watermark follows, the earliest among them."""
+        """Returns event times that include the earliest, which a source's watermark follows."""
         seen = list(self.decisions.event_times)
         if self.decisions.written is not None:
-            return seen  # the outputs went into sinks; their times were noted on the way
+            return seen  # the outputs went into sinks, and their times were noted before that
         return [*event_times(self.decisions.outputs, self.rows), *seen]
 
     def failures_of(self, index: int) -> int:
@@ -357,11 +357,11 @@ class Verdict:
         return int(self.rows.column("failures")[index])
 
     def chance_of(self, index: int, tries: int) -> float:
-        """Returns by how much the input's next wait differs from others', after that many tries."""
+        """Returns the random share of the input's next wait after that many tries."""
         return draw_chance(self.rows.column("id")[index], tries)
 
     def holds_up(self, start: int, end: int) -> bool:
-        """Returns whether an ordered vertex has to wait for one of these rows to come back."""
+        """Returns whether an ordered vertex has to wait for the redelivery of one of these rows."""
         if not self.rules.ordered:
             return False
         decisions = self.decisions
@@ -373,9 +373,9 @@ class Verdict:
         )
 
     def first_held(self) -> int | None:
-        """Returns where an ordered vertex stops settling: at a row that comes back, or unreached.
+        """Returns where an ordered vertex stops settling: at a redelivered or unreached row.
 
-        Settling a row behind it would let it overtake.
+        Settling a later row would let it overtake.
         """
         if not self.rules.ordered:
             return None
@@ -387,7 +387,7 @@ class Verdict:
     # --- parts ----------------------------------------------------------------------------------
 
     def part(self, rows: Rows, rules: Rules | None = None) -> Verdict:
-        """Returns an empty verdict on other rows, under the same rules unless others are given."""
+        """Returns an empty verdict on other rows, with the same rules unless others are passed."""
         return Verdict(rows, rules or self.rules)
 
     def part_at(self, indexes: Sequence[int], rules: Rules | None = None) -> Verdict:
@@ -397,7 +397,7 @@ class Verdict:
         return self.part(Rows(taken, self.rows.watermark), rules)
 
     def under(self, rules: Rules) -> Verdict:
-        """Returns a verdict with the same rows and decisions, whose next ones obey these rules."""
+        """Returns a verdict with the same rows and decisions; further decisions use these rules."""
         return Verdict(self.rows, rules, self.emitter, self.decisions)
 
     def cut(self, end: int) -> Verdict:
@@ -423,17 +423,17 @@ class Verdict:
         self.decisions.take_back(index, letter)
 
     def disregard_time(self) -> None:
-        """Says that this chunk took a time that tells nothing about others."""
+        """Notes that this chunk took an untypical time."""
         self._usual = False
 
     # --- recording ------------------------------------------------------------------------------
 
     def record(self, index: int, result: Any) -> None:
-        """Records what a map or transformer returned for the input; raises if it may not."""
+        """Records what a map or transformer returned for the input; raises if that is invalid."""
         if type(result) is Message:
             value, keys = result.value, result.keys
-            # Nearly every message is just a value of a size that is allowed: no further checks, and
-            # no call that can be spared.
+            # Nearly every message is just a value of an allowed size: no further checks, and no
+            # avoidable call.
             if (
                 result.signal is None
                 and type(value) is bytes
@@ -463,7 +463,7 @@ class Verdict:
             check_message(result, self.rules)
 
     def record_run(self, start: int, values: list[bytes]) -> None:
-        """Records that each of some inputs in a row has one output, which is just a value."""
+        """Records that consecutive inputs have one output each, which is just a value."""
         self.decisions.outputs.add_run(start, values)  # type: ignore[union-attr]
 
     def record_interpreted(self, index: int, result: Any) -> None:
@@ -484,11 +484,11 @@ class Verdict:
             self._record_messages(index, [message])
 
     def _record_messages(self, index: int, messages: list[Message]) -> None:
-        # All are checked before any is forwarded: an error in one must leave nothing of the others.
+        # All are checked before any is forwarded: after an error, no sibling may be forwarded.
         for message in messages:
             check_message(message, self.rules)
         signals = {message.signal for message in messages}
-        # Of nacked and dropped messages the event time still counts toward the watermark.
+        # The event times of nacked and dropped messages still count toward the watermark.
         self.decisions.note_event_times(m.event_time for m in messages if m.signal and m.event_time)
         if Signal.NACK in signals:
             nacks = [m.nack_options for m in messages if m.signal is Signal.NACK]
@@ -505,7 +505,7 @@ class Verdict:
             self.decisions.forward(index, number, message)
 
     def forward_inputs(self) -> None:
-        """Forwards the inputs as they are; those that no message can hold are dead letters."""
+        """Forwards the inputs unchanged; inputs too large for a message become dead letters."""
         self.decisions.forward_inputs()
         largest = self.rules.largest
         sizes = pc.binary_length(self.rows.batch.column("value"))
@@ -515,7 +515,7 @@ class Verdict:
                     self.record_error(index, MessageTooLarge(size, largest))
 
     def nack(self, index: int, options: NackOptions | None) -> None:
-        """Has the input redelivered, as far as its options allow."""
+        """Redelivers the input, as far as its options allow."""
         rows = self.rows
         outcome = decide_nack(
             options, rows.column("deliveries")[index], rows.column("failures")[index]
@@ -533,7 +533,7 @@ class Verdict:
         self.decisions.note_failure(failure.error, self.rows.column("id")[index])
 
     def hand_on(self, index: int, message: Message | None) -> None:
-        """Has the on-success sink get the message, or the input itself."""
+        """Passes the message, or the input itself, to the on-success sink."""
         try:
             if message is not None:
                 check_handed_on(message, self.rules)
@@ -553,7 +553,7 @@ class Verdict:
         self.decisions.finish(index, outcome)
 
     def note_error(self, index: int, error: BaseException) -> None:
-        """Counts an error for people to see; what becomes of the input is decided elsewhere."""
+        """Counts an error for display; the outcome of the input is decided elsewhere."""
         self.decisions.note_error(error, self.rows.column("id")[index])
 
     def record_errors(self, indexes: Iterable[int], error: BaseException) -> None:
@@ -562,13 +562,13 @@ class Verdict:
             self.record_error(index, error)
 
     def postpone(self, index: int, delay: int, why: str) -> None:
-        """Has the input come back as it is, with nothing counted on it."""
+        """Redelivers the input unchanged, with nothing counted on it."""
         retries = int(self.rows.column("retries")[index])
         self.decisions.finish(index, Retry(delay, why, retries, self.failures_of(index)))
 
 
 def _is_plain_nack(message: Message) -> bool:
-    """Returns whether there is nothing to check: it says no more than user code's shortest nack."""
+    """Returns whether a nack needs no check because it sets nothing but its options."""
     return (
         message.signal is Signal.NACK
         and message.value == b""

@@ -1,5 +1,5 @@
 """The engine on NATS, without Spark: plans, the chunk loop, calls of user code, sources.
 
-``spark`` and what is above it import it; it imports neither ``spark`` nor PySpark. Start with
+``spark`` and the layers above import it; it imports neither ``spark`` nor PySpark. Start with
 ``loop``, which takes, decides and settles one chunk after another.
 """

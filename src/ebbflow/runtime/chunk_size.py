@@ -1,15 +1,15 @@
-"""The size of a chunk: as many rows as user code gets through in about a quarter second.
+"""The size of a chunk: as many rows as user code processes in about a quarter second.
 
 Large chunks are cheap, small ones settle soon. A slow handler gets small chunks, so that its
-results move on, its epoch can end and a stop need not wait; a fast one gets large ones. Large
-messages get small chunks too: data that does not fit into a processor's caches is slow to handle.
+results are forwarded, its epoch can end and a stop need not wait. A fast handler gets large ones.
+Chunks of large messages are small too: data that exceeds a processor's caches is slow to handle.
 
-A call may have its own cost besides that of its messages: a bulk insert, a request. Fewer
-messages a call would only make it worse. So the two costs are told apart, by how long chunks of
-different sizes take, and a chunk may take longer than its quarter second where the calls' own cost
-would otherwise be more than a sixteenth of the time: up to a full call, or to five seconds.
+A call may have a fixed cost besides that of its messages, such as a bulk insert or a request. Fewer
+messages per call would only make that worse. So the two costs are estimated separately, from how
+long chunks of different sizes take. A chunk may take longer than its quarter second where the fixed
+cost would otherwise be more than a sixteenth of the time: up to a full call, or to five seconds.
 
-What was learned is kept for the next epoch, if that runs in the same process.
+The estimates are kept for the next epoch, if it runs in the same process.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 TARGET, PATIENCE = 0.25, 5.0
 SHARE = 16
-"""A call may take that many times what it costs by itself, if that is not over ``PATIENCE``."""
+"""A call may take this many times its fixed cost, if that is not over ``PATIENCE``."""
 
 _FIRST, LARGEST = 32, 8_192
 _GROWTH = 4
 _MOST_BYTES = 8 * 1024 * 1024
-# How many chunks are remembered, and how much less each one counts than the one after it.
+# How many chunks are remembered, and the weight of each one relative to the next.
 _REMEMBERED, _FADING = 16, 0.8
-# Sizes that differ by less than this say nothing about which cost is which.
+# Sizes that differ by less than this factor cannot separate the two costs.
 _APART = 2.0
-# A chunk that took that many times what was expected, or so little of it, is of other times.
+# If a chunk took longer or shorter than expected by this factor, older measurements are obsolete.
 _CHANGED = 3.0
 _PROBE_AFTER = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The seconds that user code takes: for a call by itself, and for each row in it."""
+    """The seconds that user code takes: for each call, and for each row in it."""
 
     call: float
     row: float
@@ -54,9 +54,9 @@ class Cost:
         return self.call * calls + self.row * rows
 
     def fitting(self, full: int) -> int:
-        """Returns how many rows a chunk should have if ``full`` are the most of a call."""
+        """Returns how many rows a chunk should have if a call takes at most ``full``."""
         whole = self.of(1, full)
-        if whole <= max(self.longest, 2 * TARGET):  # not cut for so little
+        if whole <= max(self.longest, 2 * TARGET):  # too little to be worth a cut
             return full * max(1, int(TARGET / max(whole, 1e-9)))
         return max(1, int((self.longest - self.call) / self.row))
 
@@ -78,7 +78,7 @@ class _Seen:
 
 
 class Pace:
-    """The chunk size of one task, adapted after each chunk; a call gets ``full`` rows at most."""
+    """The chunk size of one task, adapted after each chunk; a call gets at most ``full`` rows."""
 
     def __init__(self, full: int = LARGEST) -> None:
         self._full = full
@@ -90,7 +90,7 @@ class Pace:
 
     @contextmanager
     def measured(self, verdict: Verdict) -> Iterator[None]:
-        """Times user code on a chunk, unless the verdict says that its time is not the usual."""
+        """Times user code on a chunk, unless the verdict says that its time is untypical."""
         start = time.perf_counter()
         yield
         if verdict.usual:
@@ -98,12 +98,12 @@ class Pace:
             self.took(len(rows), seconds, size_of(rows.batch), rows.count_failed())
 
     def took(self, rows: int, seconds: float, size: int = 0, alone: int = 0) -> None:
-        """Adapts to a chunk of this many rows and bytes; ``alone`` of them had their own calls."""
+        """Adapts to a chunk of this many rows and bytes; ``alone`` rows had their own calls."""
         if not rows:
             return
         was_full, room = rows >= self.limit // 2, _MOST_BYTES * rows // max(1, size)
         if not was_full and room >= self.limit and seconds * self.limit <= TARGET * rows:
-            return  # at this pace the largest chunk is in time: nothing to adapt
+            return  # at this pace even the largest chunk is in time: nothing to adapt
         self._remember(_Seen(alone - (alone - rows) // self._full, rows, max(seconds, 1e-6)))
         wanted = self._probing(self._cost().fitting(self._full))
         if not was_full:
@@ -111,11 +111,11 @@ class Pace:
         self.limit = max(1, min(wanted, self.limit * _GROWTH, room, self._most))
 
     def _remember(self, seen: _Seen) -> None:
-        """Remembers a chunk; what was seen before a change does not count any more."""
+        """Remembers a chunk; measurements from before a change no longer count."""
         last = self._seen[-1] if self._seen else seen
         alike = last.rows_a_call / _APART < seen.rows_a_call < last.rows_a_call * _APART
         self._alike = self._alike + 1 if alike else 0
-        if self._seen and (alike or self._told_apart):
+        if self._seen and (alike or self._separable):
             expected = self._cost().of(seen.calls, seen.rows)
             if not expected / _CHANGED < seen.seconds < expected * _CHANGED:
                 self._seen.clear()
@@ -123,16 +123,16 @@ class Pace:
         self._seen.append(seen)
 
     @property
-    def _told_apart(self) -> bool:
-        """Whether chunks were of sizes that tell the costs apart."""
+    def _separable(self) -> bool:
+        """Whether the sizes of the chunks differ enough to separate the two costs."""
         sizes = [seen.rows_a_call for seen in self._seen]
         return max(sizes) >= min(sizes) * _APART
 
     def _probing(self, wanted: int) -> int:
-        """Returns another size now and then, or it would stay unknown what others take."""
+        """Returns a different size from time to time, to learn what other sizes cost."""
         last = self._seen[-1]
         slow, half, double = last.seconds > TARGET, max(1, last.rows // 2), 2 * last.rows
-        if len(self._seen) == 1:  # the first of its times
+        if len(self._seen) == 1:  # the first one, or the first after a change
             return min(wanted, half) if slow else max(wanted, double)
         if slow:
             wanted = max(wanted, half)
@@ -144,8 +144,8 @@ class Pace:
         return half if shrink else min(double, self._full)
 
     def _cost(self) -> Cost:
-        """Returns the costs that fit best with what was seen; shared out as before if unclear."""
-        if self._told_apart:
+        """Returns the costs that fit the measurements best; if unclear, in the last proportion."""
+        if self._separable:
             cost = self._fitted()
             last = self._seen[-1]
             self._fixed_share = cost.call * last.calls / max(1e-9, cost.of(last.calls, last.rows))
@@ -157,7 +157,7 @@ class Pace:
         return Cost(a_row * rows_a_call * self._fixed_share, a_row * (1 - self._fixed_share))
 
     def _fitted(self) -> Cost:
-        """Returns the least squares of the relative errors, neither cost below nothing."""
+        """Returns the least-squares fit by relative error, with neither cost below zero."""
         calls2 = both = rows2 = calls_time = rows_time = 0.0
         for age, seen in enumerate(reversed(self._seen)):
             weight = _FADING**age / seen.seconds**2

@@ -1,8 +1,8 @@
-"""Control of running tasks: the words they are sent, and one way to listen to them.
+"""Control of running tasks: the commands sent to them, and one way to receive these.
 
-The driver, or a person with ``ebbflow pause``, ``resume`` or ``tap``, sends words over the control
-subject of a pipeline: JSON, with a name and its facts. Words are not stored: a sender repeats a
-word until it sees the effect. A word that a task does not know is for others.
+The driver, or a person with ``ebbflow pause``, ``resume`` or ``tap``, publishes commands on the
+control subject of a pipeline, as JSON with a name and arguments. Commands are not stored: the
+sender repeats a command until it sees the effect. A task ignores a command that it does not know.
 """
 
 from __future__ import annotations
@@ -20,76 +20,76 @@ from ebbflow.streams.names import Names
 from ebbflow.streams.positions import Pauses, read_pauses
 
 
-def _word(name: str, **facts: Any) -> bytes:
-    return json.dumps({"word": name} | facts).encode()
+def _command(name: str, **arguments: Any) -> bytes:
+    return json.dumps({"word": name} | arguments).encode()
 
 
-STOP = _word("stop")
-"""Has tasks settle what they hold and end; no other epoch follows."""
+STOP = _command("stop")
+"""Makes tasks settle what they have taken and end; no other epoch follows."""
 
 
 def tell_shorter_epochs(seconds: float, vertex: str | None = None) -> bytes:
-    """Returns the word that ends epochs after this time, of all tasks or of those of a vertex.
+    """Returns the command that shortens the epochs of all tasks, or of the tasks of a vertex.
 
-    Other vertices wait for the slots, or vertices are to share tasks in another way.
+    Sent when other vertices wait for slots, or when vertices are to share tasks differently.
     """
-    return _word("shorten", seconds=seconds, vertex=vertex)
+    return _command("shorten", seconds=seconds, vertex=vertex)
 
 
 def tell_resume(vertex: str | None) -> bytes:
-    """Returns the word that lets a vertex, or all, continue after too many dead letters."""
-    return _word("resume", vertex=vertex)
+    """Returns the command that lets a vertex, or all, continue after too many dead letters."""
+    return _command("resume", vertex=vertex)
 
 
 def tell_pauses(pauses: Pauses) -> bytes:
-    """Returns the word that has tasks know what is paused: the whole record, and its revision."""
-    return _word("pauses", revision=pauses.revision, record=json.dumps(pauses.to_json()))
+    """Returns the command that tells tasks what is paused: the whole record and its revision."""
+    return _command("pauses", revision=pauses.revision, record=json.dumps(pauses.to_json()))
 
 
 def ask_tap(wish: TapWish) -> bytes:
-    """Returns the word that has tasks of the vertex show what passes."""
-    return _word("tap", wish=wish.to_json())
+    """Returns the command that makes tasks of the vertex show the messages that pass."""
+    return _command("tap", wish=wish.to_json())
 
 
 def end_tap(token: str) -> bytes:
-    """Returns the word that ends a tap before its time is over."""
-    return _word("untap", token=token)
+    """Returns the command that ends a tap before its time is over."""
+    return _command("untap", token=token)
 
 
 Handlers = Mapping[str, Callable[..., None]]
-"""What to do at each word, called with its facts by name on the thread of the link."""
+"""The handler of each command, called with its arguments by name on the thread of the link."""
 
 
-def obey(word: bytes, handlers: Handlers) -> None:
-    """Does what a word says, if there is a handler for it."""
+def obey(command: bytes, handlers: Handlers) -> None:
+    """Carries out a command, if there is a handler for it."""
     try:
-        facts = json.loads(word)
+        arguments = json.loads(command)
     except ValueError:  # from another version of Ebbflow
         return
-    handler = handlers.get(facts.pop("word"))
+    handler = handlers.get(arguments.pop("word"))
     if handler is not None:
-        handler(**facts)
+        handler(**arguments)
 
 
 @contextlib.contextmanager
 def listening(link: Link, names: Names, handlers: Handlers) -> Iterator[None]:
-    """Obeys the words of a pipeline for as long as the context lasts."""
+    """Carries out the commands of a pipeline while the context is open."""
 
-    async def hear(message: Msg) -> None:
+    async def receive(message: Msg) -> None:
         obey(message.data, handlers)
 
-    words = link.run(link.client.subscribe(names.control_subject, cb=hear))
+    subscription = link.run(link.client.subscribe(names.control_subject, cb=receive))
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):  # else it would take the place of a real error
-            link.run(words.unsubscribe(), timeout=5)
+        with contextlib.suppress(Exception):  # else it would replace a real error
+            link.run(subscription.unsubscribe(), timeout=5)
 
 
 class PauseWatch:
-    """Whether one vertex is paused: from the record when a task begins, then from words.
+    """Whether one vertex is paused: from the record when a task begins, then from commands.
 
-    Words come within milliseconds. One that got lost is made up for by the next one, or by the
+    Commands arrive within milliseconds. If one is lost, the next command makes up for it, or the
     record when the next epoch begins. ``tell`` is called whenever the answer may have changed.
     """
 
@@ -100,11 +100,11 @@ class PauseWatch:
         self._known = Pauses()
 
     def read(self, link: Link) -> None:
-        """Reads the record. To be called when words are heard already: none may fall between."""
+        """Reads the record. Call it after ``listening`` has begun, so that no command is missed."""
         self._note(link.run(read_pauses(link.client, self._names)))
 
     def hear(self, revision: int, record: str) -> None:
-        """Takes the record that a word carries."""
+        """Takes the record that a command carries."""
         self._note(Pauses.from_json(record, revision))
 
     def _note(self, pauses: Pauses) -> None:

@@ -1,7 +1,7 @@
 """Decisions about chunks: user code decides, and its verdict becomes a settlement.
 
-The only place of the chunk loop that makes a ``Verdict`` or looks into one. A stream map's outputs
-are passed on from here while it still yields, a part of the chunk at a time.
+The only part of the chunk loop that makes a ``Verdict`` or looks into one. It also forwards a
+stream map's outputs while the map still yields, one part of the chunk at a time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _EMIT_EVERY = 0.1
 PublishPart = Callable[[Verdict], int | None]
 """Publishes what a stream map has yielded so far; returns how many rows were written.
 
-An input whose output the server refuses is a dead letter in the verdict of the part then.
-``None`` if it cannot be published as it is, and waits until its chunk is settled.
+If the server refuses an output, its input becomes a dead letter in the verdict of the part. Returns
+``None`` if the part cannot be published as it is; it then waits until its chunk is settled.
 """
 
 
@@ -57,18 +57,18 @@ class ChunkSize(Protocol):
 
 
 def no_times(verdict: Verdict) -> Iterable[datetime]:
-    """A vertex that reads a buffer: its watermark is that of those who write to it."""
+    """For a vertex that reads a buffer: its watermark follows the vertices that write to it."""
     return ()
 
 
 def source_times(verdict: Verdict) -> Iterable[datetime]:
-    """A source: its outputs, and what was nacked or dropped with an event time."""
+    """For a source: the times of its outputs, and of nacks and drops with an event time."""
     return verdict.gather_event_times()
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRules:
-    """The rules of a vertex that its chunks are decided and settled by.
+    """The rules by which the chunks of a vertex are decided and settled.
 
     ``emits`` is whether outputs may be forwarded before their chunk is settled.
     """
@@ -82,11 +82,11 @@ class DecisionRules:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFacts:
-    """What a chunk is settled under, apart from what is decided about it.
+    """The facts for settling a chunk, apart from the decisions about it.
 
-    Rows from ``returned_from`` on go back to their source for a redelivery, ``held`` is
-    the row behind the chunk if an ordered vertex holds it, and ``more`` are counts of that row.
-    ``writer`` is the task and ``via`` the chain of vertices when a vertex runs inline.
+    The source redelivers rows from ``returned_from`` on, ``held`` is the row behind the chunk if an
+    ordered vertex holds it, and ``more`` are counts of that row. ``writer`` is the task and ``via``
+    the chain of vertices when a vertex runs inline.
     """
 
     key: str
@@ -103,13 +103,13 @@ class ChunkFacts:
         return f"{self.via}>{vertex}" if self.via else vertex
 
     def behind(self, vertex: str) -> ChunkFacts:
-        """Returns the facts under which an inline vertex settles outputs of the chunk."""
+        """Returns the facts with which an inline vertex settles outputs of the chunk."""
         return ChunkFacts(self.key, self.number, self.watermark, self.writer, self.path_to(vertex))
 
 
 @dataclass(frozen=True, slots=True)
 class _Emission:
-    """Passes on what a stream map yields for one chunk; see ``Emitter``."""
+    """Forwards what a stream map yields for one chunk; see ``Emitter``."""
 
     decider: ChunkDecider
     publish: PublishPart
@@ -122,7 +122,7 @@ class _Emission:
 
 
 class ChunkDecider:
-    """Has user code decide about the chunks of one task. Used by the task's thread."""
+    """Lets user code decide the chunks of one task. Used by the task's thread."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class ChunkDecider:
         return self._rules.place
 
     def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
-        """Returns what user code decides about the rows; ``publish`` is called meanwhile."""
+        """Returns user code's verdict on the rows; ``publish`` is called meanwhile."""
         rules = self._chunk_rules[in_order]
         if not self._around:
             return self._decide(rows, rules, publish)
@@ -169,15 +169,15 @@ class ChunkDecider:
         return verdict
 
     def undecided(self, rows: Rows) -> Verdict:
-        """Returns a verdict on rows of the vertex about which nothing is decided yet."""
+        """Returns a verdict without decisions on rows of the vertex."""
         return Verdict(rows, self._chunk_rules[False])
 
     def emits_now(self) -> bool:
-        """Returns whether it is time to pass on what a stream map has yielded so far."""
+        """Returns whether it is time to forward what a stream map has yielded so far."""
         return self._clock.monotonic() - self._emitted_at >= _EMIT_EVERY
 
     def emit(self, part: Verdict, publish: PublishPart) -> int | None:
-        """Passes on outputs before their chunk is settled; returns how many rows were written."""
+        """Forwards outputs before their chunk is settled; returns how many rows were written."""
         self._emitted_at = self._clock.monotonic()
         return publish(part)
 
@@ -188,7 +188,7 @@ class ChunkDecider:
     def settle(
         self, verdict: Verdict, facts: ChunkFacts, inline: Collection[str] = ()
     ) -> Settlement:
-        """Returns what the chunk comes to; outputs for the vertices in ``inline`` are left out."""
+        """Returns the settlement of the chunk, without outputs for the vertices in ``inline``."""
         first = facts.returned_from
         returning = range(0) if first is None else range(first, sys.maxsize)
         chunk = Chunk(
@@ -202,9 +202,9 @@ class ChunkDecider:
         return replace(settlement, counts=settlement.counts + more) if more else settlement
 
     def settle_part(self, part: Verdict, key: str, watermark: datetime | None) -> Settlement | None:
-        """Returns what a part of the chunk comes to: outputs of rows that have not ended.
+        """Returns the settlement of a part of the chunk: outputs of rows that have not ended.
 
-        ``None`` if one of them cannot be published. Which one, is found when the chunk is settled.
+        ``None`` if an output cannot be published. Settling the whole chunk finds out which one.
         """
         chunk, now = Chunk(key, part.rows), self._clock.now()
         try:

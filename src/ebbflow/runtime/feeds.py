@@ -1,4 +1,4 @@
-"""The feeds of a pipeline, on the driver: started with its run, stopped before its vertices are."""
+"""The feeds of a pipeline, on the driver: started with the run, stopped before the vertices."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class EngineDied(Exception):
 
 
 class Feeds:
-    """All feeds, by the vertex they feed. ``tell`` shows a line to whoever watches the run.
+    """All feeds, by the vertex they feed. ``tell`` shows a line to people who watch the run.
 
-    ``memory`` is the folder for what they have to know after a restart, ``drain`` if the run ends
-    when everything is processed. ``is_ready`` tells whether all vertices are at work.
+    ``memory`` is the folder for state that must survive a restart, ``drain`` if the run ends when
+    everything is processed. ``is_ready`` returns whether all vertices are running.
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class Feeds:
 
     @staticmethod
     def check(plans: Sequence[VertexPlan]) -> None:
-        """Raises ``SetupError`` for what would keep a feed from starting, as a port in use."""
+        """Raises ``SetupError`` if a feed could not start, for example as its port is in use."""
         for plan in plans:
             if isinstance(plan.source, FeedPlan) and not plan.paused:
                 plan.source.check()
 
     @contextmanager
     def running(self, link: Link, spark: Session, plans: Sequence[VertexPlan]) -> Iterator[None]:
-        """Lets messages in for as long as the context lasts; a paused pipeline takes in none.
+        """Takes messages in while the context is open, unless the pipeline is paused.
 
-        When Spark dies, only what needs it is stopped: clients of the others notice nothing.
+        When Spark dies, only feeds that need it are stopped: clients of the others notice nothing.
         """
         try:
             for plan in plans:
@@ -71,7 +71,7 @@ class Feeds:
         self._feeds[vertex] = feed
 
     def stop(self, only_on_spark: bool = False) -> None:
-        """Takes in nothing more, by any of them or by those that need Spark."""
+        """Stops all feeds, or only those that need Spark."""
         for vertex, feed in reversed([*self._feeds.items()]):
             if feed.on_spark or not only_on_spark:
                 del self._feeds[vertex]
@@ -93,15 +93,15 @@ class Feeds:
         )
 
     def forget(self) -> None:
-        """Starts over: no feed knows of an earlier run."""
+        """Deletes the state of all feeds from earlier runs."""
         shutil.rmtree(self._memory, ignore_errors=True)
 
     @property
     def exhausted(self) -> bool:
-        """True when nothing more will come in by any of them."""
+        """True when no feed will take in more messages."""
         return all(feed.exhausted for feed in self._feeds.values())
 
     def failure(self, vertex: str) -> str | None:
-        """Returns why the vertex's feed takes in nothing, if it has one and that is so."""
+        """Returns why the vertex's feed takes nothing in, if it has a feed that has failed."""
         feed = self._feeds.get(vertex)
         return feed.failure if feed else None

@@ -2,16 +2,16 @@
 
 A hop through a buffer costs a frame, two confirmed writes and a dozen wake-ups, whether it carries
 one row or a thousand. So after a vertex has decided a chunk, its task may run the user code of the
-next vertex right away. What that vertex decides becomes part of the chunk: its dead letters,
+next vertex right away. The decisions of that vertex become part of the chunk: its dead letters,
 answers and outputs go where they always go, and its redeliveries to its own buffer, from where its
 own task parks them. All of it is published in the stages of ``engine.settlement`` and confirmed
-before the chunk is done. A nack at the second vertex redelivers the second vertex's input only, as
-it does through a buffer.
+before the chunk is done. A nack at the second vertex redelivers only that vertex's input, as it
+does through a buffer.
 
-Vertices run inline only in the task that also runs their own loops (``nats_task``): there is one
-instance of their user code, one gate and one breaker for messages of both kinds. Each chunk chooses
-again which edges it takes inline. The intent names them, so a replay makes the same choice and the
-same ids.
+Vertices run inline only in the task that also runs their own loops (``nats_task``): inline and
+buffered messages share one instance of their user code, one gate and one breaker. For each chunk
+the task chooses again which edges to take inline. The intent names them, so a replay makes the same
+choice and the same ids.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class InlineVertex:
     observers: Sequence[ChunkObserver] = ()
 
     def takes(self) -> bool:
-        """Whether it can be given messages now.
+        """Whether it can take messages now.
 
         Its own loop opens user code, and tries single messages in an outage. Messages that wait in
-        its buffer come first: they are older.
+        its buffer take precedence: they are older.
         """
         gate = self.gate
         if self.control.paused or not gate.opened or gate.probing or gate.ready_in() > 0:
@@ -61,7 +61,7 @@ class InlineVertex:
         return self.few_wait()
 
     def decide(self, rows: Rows) -> Verdict:
-        """Returns what the vertex decides about rows that the task has just made."""
+        """Returns the vertex's verdict on rows that the task has just made."""
         record = self.events.begin_chunk(self.clock.now(), len(rows))
         began = self.clock.monotonic()
         verdict = self._decide(rows)
@@ -70,7 +70,7 @@ class InlineVertex:
         return verdict
 
     def _decide(self, rows: Rows) -> Verdict:
-        # Only a replay finds the gate closed: it has to make the choice that was made before.
+        # Only in a replay can the gate be closed: it must make the same choice as before.
         if self.gate.open():
             return self.decider.decide(rows, in_order=False, publish=never_publish)
         verdict = self.decider.undecided(rows)
@@ -93,9 +93,9 @@ class InlineVertices:
         facts: ChunkFacts,
         again: Collection[str] | None = None,
     ) -> Settlement:
-        """Settles what a vertex has decided, together with all that inline vertices make of it.
+        """Settles a vertex's verdict, together with those of inline vertices on its outputs.
 
-        ``again`` are the paths that a replayed chunk took; ``None`` if the chunk is a new one.
+        ``again`` are the inline paths of a replayed chunk; ``None`` if the chunk is new.
         """
         chosen = self._choose(decider, facts, again) if self._vertices else ()
         settlement = decider.settle(verdict, facts, chosen)

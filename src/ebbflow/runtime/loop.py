@@ -1,21 +1,20 @@
 """The chunk loop: takes chunks of one partition of a vertex and settles them.
 
-It follows its inlet and its redeliveries, hands rows to user code in chunks, and has each chunk
-settled in the order that loses nothing (``settling``). A chunk that an earlier task began comes
+It follows its inlet and its redeliveries, passes rows to user code in chunks, and settles each
+chunk in the order that loses nothing (``settling``). A chunk that an earlier task began comes
 first, exactly as it was cut. A loop that finds its partition claimed by another task stops without
-settling. While a dependency of user code is down, the loop waits and now and then tries a single
-message.
+settling. While a dependency of user code is down, the loop waits and tries a single message from
+time to time.
 
-A task runs the loops of one vertex or of several, one turn after another on one thread
-(``run_loops``), for an epoch. Each loop has its own position, gate and control: vertices that share
-a task share nothing but the thread, so one that waits does not keep the others from working. A loop
-that waits for room in a buffer lets the others take turns meanwhile: one of them may have to make
-the room.
+For one epoch, a task runs the loops of one or more vertices in turns on one thread
+(``run_loops``). Each loop has its own position, gate and control: vertices that share a task share
+only the thread, so a vertex that waits does not keep the others from working. A loop that waits for
+room in a buffer lets other loops take turns meanwhile: one of them may have to make the room.
 
-The loop knows neither NATS nor Spark: it works on an inlet, on redeliveries, a journal and a clock
-that it is given. ``nats_task`` gives it those of a worker; the tests of crashes give it others.
-Whoever reports on chunks, as data, to people or as traces, observes the account of each chunk
-(``engine.account``); the loop names none of them.
+The loop knows neither NATS nor Spark. Its inlet, redeliveries, journal and clock are passed in:
+``nats_task`` passes those of a worker, the crash tests pass their own. Everything that reports on
+chunks, as data, to people or as traces, observes the account of each chunk (``engine.account``);
+the loop names no observer.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ from ebbflow.runtime.settling import ChunkEnd, RecordedState, Settling, Unsettle
 
 
 class GatheringPace(NamedTuple):
-    """How long rows gather after a small chunk: ``times`` what the chunk took.
+    """How long rows gather after a small chunk: ``times`` as long as the chunk took.
 
-    The next chunk begins ``longest`` seconds after that one at the latest.
+    The next chunk begins at most ``longest`` seconds after the small one.
     """
 
     longest: float
@@ -60,24 +59,24 @@ class GatheringPace(NamedTuple):
 AT_SOURCE, AT_BUFFER = GatheringPace(0.012, 5), GatheringPace(0.002, 5)
 """A task that gathers works for at most a sixth of the time.
 
-At a source rows may gather for longer: its chunks set the pace for all vertices behind it.
+At a source, rows may gather longer: its chunks set the pace for all vertices downstream.
 """
 
 AT_REQUESTS = GatheringPace(0.008, 1)
-"""Half of the time, where a caller waits for each message."""
+"""At most half of the time, where a caller waits for each message."""
 
 SMALL = 100
-"""A chunk of fewer rows is a small one."""
+"""A chunk with fewer rows is a small one."""
 
 IN_VERTEX = "in vertex "
-"""Before the name of a vertex, in the note on an error that ended its task."""
+"""Precedes the name of a vertex in the note on an error that ended its task."""
 
 T = TypeVar("T")
 
 _LOOK_EVERY = 1.0
-# Seconds that an epoch waits for something to take before it ends without a chunk.
+# Seconds that an epoch waits for messages before it ends without a chunk.
 _LEAST = 1.0
-# Seconds that a stopping task waits for buffers to take what it has in flight before it lets go.
+# Seconds that a stopping task waits for room in buffers before it gives up its chunk in flight.
 _GRACE = 5.0
 _FEW_FRAMES = 4
 # Seconds between looks when an epoch is over and waits for a first chunk.
@@ -88,9 +87,9 @@ _SOON = 0.05
 class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
-    ``feeders`` are the vertices that write to the inlet. ``pace`` is that of small chunks.
+    ``feeders`` are the vertices that write to the inlet. ``pace`` is for small chunks.
     ``observers`` report on its chunks. ``inline`` are the vertices that it may run, if any.
-    ``control`` is what people want of the vertex.
+    ``control`` receives the commands of people, such as pause and resume.
     """
 
     journal: TaskJournal
@@ -110,9 +109,8 @@ class TaskParts:
 class Epoch:
     """One epoch of one task: how long it works.
 
-    It begins when everything is open and has at least one chunk if there is anything to take, so
-    that however short the epochs are every one of them makes progress. ``wake`` ends a wait of the
-    task, from any thread.
+    It begins when everything is open, and has at least one chunk if there are messages. So every
+    epoch makes progress, however short it is. ``wake`` ends a wait of the task, from any thread.
     """
 
     def __init__(self, seconds: float, clock: Clock) -> None:
@@ -125,18 +123,18 @@ class Epoch:
         self.begin()
 
     def begin(self) -> None:
-        """Starts the epoch's time, again if it has been started before."""
+        """Starts the epoch's clock, or restarts it."""
         self._began = self._clock.monotonic()
         self._deadline = self._began + self._seconds
 
     def stop(self) -> None:
-        """Ends the task soon, and for good."""
+        """Asks the task to end soon, and for good."""
         if self._stopped_at is None:
             self._stopped_at = self._clock.monotonic()
         self.wake.set()
 
     def shorten(self, seconds: float) -> None:
-        """Ends the epoch when it has lasted so long, if that is sooner: others wait."""
+        """Ends the epoch after that long, if that is sooner: other vertices wait for the task."""
         if seconds < self._seconds:
             self._deadline += seconds - self._seconds
             self._seconds = seconds
@@ -144,17 +142,17 @@ class Epoch:
 
     @property
     def stopped(self) -> bool:
-        """Whether the driver has said stop."""
+        """Whether the driver has asked the task to stop."""
         return self._stopped_at is not None
 
     @property
     def grace_is_over(self) -> bool:
-        """Whether the task has been stopping for so long that it lets go of what it has."""
+        """Whether the task has been stopping so long that it must give up its chunk in flight."""
         stopped_at = self._stopped_at
         return stopped_at is not None and self._clock.monotonic() - stopped_at > _GRACE
 
     def rest(self, seconds: float) -> None:
-        """Waits until something wakes the task, at most so long."""
+        """Waits until something wakes the task, at most that long."""
         before = self._clock.monotonic()
         self._clock.wait(self.wake, seconds)
         self.rested += self._clock.monotonic() - before
@@ -164,7 +162,7 @@ class Epoch:
         return self._deadline - self._clock.monotonic()
 
     def is_over(self, may_end_idle: bool) -> bool:
-        """Whether to end now; a task that must not end idle is given a moment more."""
+        """Whether to end now; a task that must not end idle gets a little more time."""
         if self.stopped:
             return True
         waited = self._clock.monotonic() - self._began
@@ -192,9 +190,9 @@ class ChunkLoop:
         self._due = -math.inf
         self._chunks = self._rows = 0
         self.others: Callable[[], bool] = lambda: False
-        """Has the loops behind it take turns; returns whether one did."""
+        """Lets the loops downstream take turns; returns whether one did."""
         self._taken = parts.clock.monotonic()
-        # Claimed before anything is read: until then the task before may still settle what it has.
+        # Claimed before anything is read: until then the previous task may still settle its chunk.
         position = parts.journal.submit(parts.journal.claim()).result()
         self._gate.restore(position.halted, position.paused)
         self._watermark = Watermark(parts.feeders, position.watermark)
@@ -205,7 +203,7 @@ class ChunkLoop:
         )
 
     def run(self) -> Report:
-        """Works alone until the epoch ends or the driver says stop."""
+        """Runs this loop alone until the epoch ends or the driver stops the task."""
         return run_loops([self], self._epoch)[0]
 
     @property
@@ -225,7 +223,7 @@ class ChunkLoop:
 
     @property
     def few_wait(self) -> bool:
-        """Whether next to nothing waits in the vertex's own buffer."""
+        """Whether the vertex's own buffer is nearly empty."""
         return self._inlet.frames_waiting <= _FEW_FRAMES
 
     def rest(self) -> float:
@@ -236,7 +234,7 @@ class ChunkLoop:
 
     def take_turn(self) -> None:
         """Takes and settles one chunk, if there is one and user code may get it."""
-        # Cleared before looking: what arrives after the look sets it again and ends the wait.
+        # Cleared before looking: a message that arrives later sets it again and ends the wait.
         self._control.wake.clear()
         self._control.wake.quiet = False
         if not (self._open_code() and (self._replay() or self._step())):
@@ -244,13 +242,13 @@ class ChunkLoop:
             return
         self._gathering.end_chunk()
         if self._chunks == 1:
-            # A next chunk that kills the worker would make this one come again for ever.
+            # If the next chunk always kills the worker, this one would be replayed forever.
             self.record()
         self._due = self._gathering.until
-        self._control.wake.quiet = True  # what arrives while rows gather ends no wait
+        self._control.wake.quiet = True  # arrivals must not end the wait while rows gather
 
     def close(self) -> Report:
-        """Ends the reading, and reports; ``record`` comes before, unless something failed."""
+        """Stops reading and returns the report; call ``record`` before, unless something failed."""
         self._events.flush()
         stopped = self._epoch.stopped
         self._intake.close(for_good=stopped)
@@ -258,12 +256,12 @@ class ChunkLoop:
         return Report(ended, self._chunks, self._rows, replays)
 
     def _open_code(self) -> bool:
-        """Whether user code may be given something; its epoch begins when it is first open."""
+        """Whether user code may get messages; the epoch begins when it is first open."""
         self._control.follow(self._gate)
         changed = self._inline is not None and self._inline.follow_pauses()
         if changed or self._gate.paused != self._control.paused:
             self._gate.paused = self._control.paused
-            # Whoever waits for the pause reads in the record that nothing is in flight any more.
+            # A caller that waits for the pause reads in the record that nothing is in flight.
             self.record()
         before, ready = self._gate.opened, self._gate.open()
         if ready and not before:
@@ -277,8 +275,8 @@ class ChunkLoop:
 
     def _replay(self) -> bool:
         """Settles the chunk that an earlier task began, exactly as it was cut, if there is one."""
-        # Before anything else is taken: a chunk cut otherwise has other ids, and what the earlier
-        # task has published of this one would be there twice.
+        # Before anything else is taken: a chunk cut differently has other ids, and everything that
+        # the earlier task has published for this one would be stored twice.
         position = self._settling.position
         if self._chunks or not position.replays:
             return False
@@ -308,7 +306,7 @@ class ChunkLoop:
     # --- deciding and settling ------------------------------------------------------------------
 
     def _process(self, taken: Taken) -> None:
-        """Has user code decide about a chunk, and starts to settle it."""
+        """Lets user code decide a chunk, and starts to settle it."""
         start, waiting = self._settling.start, self._settling.held
         batch = taken.restore(waiting)
         self._gathering.begin_chunk(batch.num_rows, taken.leaves_rows)
@@ -318,13 +316,13 @@ class ChunkLoop:
         verdict = self._decide(Rows(batch, self._watermark.current), taken, start)
         record.call = self._clock.monotonic() - self._taken - record.read
         now, whole = self._clock.now(), verdict
-        # From here on ``verdict`` and ``intake.end`` are of the rows that can be settled.
+        # From here on ``verdict`` and ``intake.end`` cover only the rows that can be settled.
         settleable = taken.cut(verdict, self._inlet, batch, waiting, now)
         verdict, more = settleable.verdict, settleable.counts
         self._count(verdict)
-        told_beside = held_row(whole, batch, len(verdict.rows)) if more else None
+        held_next = held_row(whole, batch, len(verdict.rows)) if more else None
         first = batch.num_rows - len(offsets)
-        settlement = self._settle(verdict, start, first, more, told_beside)
+        settlement = self._settle(verdict, start, first, more, held_next)
         if taken.parked:
             settlement = settlement.with_parked(self._redeliver(taken.parked, start))
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
@@ -342,7 +340,7 @@ class ChunkLoop:
         return record
 
     def _decide(self, rows: Rows, taken: Taken, start: Span) -> Verdict:
-        if not taken.batches:  # all of it was decided about before
+        if not taken.batches:  # all of it was decided before
             return self._decider.undecided(rows)
         return self._decider.decide(rows, taken.in_order, partial(self._publish_part, start))
 
@@ -354,9 +352,9 @@ class ChunkLoop:
         more: Counts | None,
         held: HeldRow | None,
     ) -> Settlement:
-        """Returns what the chunk comes to; rows from ``first`` on are those of the inlet."""
-        # Redeliveries come before them in a chunk: the source has been told of those long ago, and
-        # could not give them again.
+        """Returns the settlement of the chunk; rows from ``first`` on are those of the inlet."""
+        # Redeliveries come before them in a chunk: they were acknowledged to the source long ago,
+        # so it cannot redeliver them.
         returned_from = first if self._inlet.takes_back else None
         facts = ChunkFacts(
             self._key(start),
@@ -373,7 +371,7 @@ class ChunkLoop:
             settlement = self._inline.settle(self._decider, verdict, facts, self._replayed)
         if len(verdict.rows) or held is not None:
             self._show(settlement)
-        self._tell()
+        self._report()
         return settlement
 
     def _show(self, settlement: Settlement) -> None:
@@ -399,51 +397,51 @@ class ChunkLoop:
         self._watermark.made(self._decider.times(verdict))
 
     def _key(self, start: Span) -> str:
-        """The name of the chunk from ``start`` to the rows taken last, the same in every replay."""
+        """The key of the chunk from ``start`` to the last rows taken, the same in every replay."""
         lineage, place = self._settling.position.lineage, self._place
         return chunk_key(lineage, place.vertex, place.partition, start, self._intake.end)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._events.waits(self._gate.waiting or self._inlet.waiting, self._gate.halted)
         self._events.tell_now_and_then()
 
     def _wait(self) -> bool:
-        """Reports, and has others work, while the server confirms nothing."""
-        self._tell()
+        """Reports and lets other loops work while this one waits for the server."""
+        self._report()
         return self.others()
 
     # --- resting --------------------------------------------------------------------------------
 
     def _rest_until(self) -> float:
-        """Returns when to look again, and records what is settled if nothing comes soon.
+        """Returns when to look again, and records settled chunks if no message arrives soon.
 
-        If something does, both are recorded at once, and no message has waited for the writing.
+        If one does, one write records both, and no message has waited for the write.
         """
         if (soon := self._settling.record_soon()) > 0:
             return self._clock.monotonic() + min(soon, self._ready_in())
         if not self._settling.is_recorded(self._state):
             self.record()
             return -math.inf
-        self._tell()
+        self._report()
         left = self._epoch.left()
         return self._clock.monotonic() + min(
             self._ready_in(), left if left > 0 else _SOON, _LOOK_EVERY
         )
 
     def _ready_in(self) -> float:
-        """Returns the seconds until there may be something to take without anything arriving."""
+        """Returns the seconds until there may be rows to take even if nothing arrives."""
         if (closed_for := self._gate.ready_in()) > 0:
             return closed_for
         held = self._settling.held_for()
         return held if held > 0 else self._intake.ready_in()
 
     def record(self) -> None:
-        """Confirms what is in flight, and records it."""
+        """Waits until the chunk in flight is confirmed, and records it."""
         self._settling.record(self._state)
 
     @property
     def _state(self) -> RecordedState:
-        """What is recorded with the position: of the inlet, the gate, and who may run inline."""
+        """The state to record: of the inlet, the gate, and the vertices that may run inline."""
         gate, unpaused = self._gate, self._inline.unpaused if self._inline is not None else ()
         return RecordedState(self._inlet.exhausted, gate.halted, gate.paused, unpaused)
 
@@ -452,9 +450,9 @@ class Gathering:
     """The waits of one loop between small chunks.
 
     A chunk costs two confirmed writes and half a dozen wake-ups, whether it has one row or a
-    hundred. At a thousand messages a second a loop that took each one as it came would do little
-    else. So a loop that has settled a small chunk lets a moment pass before it begins the next, and
-    rows gather meanwhile: the longer, the more the chunk has cost. The first row after a pause is
+    hundred. At a thousand messages a second, a loop that took each message as it arrived would do
+    little else. So after a small chunk a loop waits a moment before it begins the next, and rows
+    gather meanwhile: the more the chunk cost, the longer the wait. The first row after a pause is
     taken at once, and so is everything under load, where chunks are large. Used by the task's
     thread.
     """
@@ -467,7 +465,7 @@ class Gathering:
         self._gathers = False
 
     def begin_chunk(self, rows: int, leaves_rows: bool) -> None:
-        """Notes the rows of the chunk that begins; those that it leaves need not wait for more."""
+        """Notes the size of the chunk that begins; if it leaves rows, these need not wait."""
         self._began = self.until = self._clock.monotonic()
         self._gathers = rows < SMALL and not leaves_rows
 
@@ -479,10 +477,10 @@ class Gathering:
 
 
 def run_loops(loops: Sequence[ChunkLoop], epoch: Epoch) -> list[Report]:
-    """Runs loops in turns until the epoch ends or the driver says stop; settles what is in flight.
+    """Runs loops in turns until the epoch ends or the driver stops the task, and settles the rest.
 
-    Returns their reports. An error of one loop ends all of them: what they have in flight is
-    replayed by the next task.
+    Returns their reports. An error of one loop ends all of them: the next task replays what they
+    have in flight.
     """
     turns = Turns(loops, epoch)
     try:
@@ -498,8 +496,8 @@ def run_loops(loops: Sequence[ChunkLoop], epoch: Epoch) -> list[Report]:
 class Turns:
     """The turns of the loops of one task, from the sinks to the sources.
 
-    A loop that waits for room lets those behind it take turns: one of them may have to make it.
-    Not those before it: one of these could wait for room that only the first can make.
+    A loop that waits for room lets downstream loops take turns: one of them may have to make it.
+    It does not let upstream loops: one of these could wait for room that only it can make.
     """
 
     def __init__(self, loops: Sequence[ChunkLoop], epoch: Epoch) -> None:
@@ -512,7 +510,7 @@ class Turns:
             loop.others = partial(self._help, _all_behind(loop.vertex, behind))
 
     def take(self) -> None:
-        """Gives turns until the epoch is over."""
+        """Lets the loops take turns until the epoch is over."""
         epoch, loops = self._epoch, self._loops
         epoch.begin()
         while not epoch.is_over(may_end_idle=all(loop.may_end_idle for loop in loops)):
@@ -524,8 +522,8 @@ class Turns:
                 epoch.rest(rest)
 
     def record(self) -> None:
-        """Has every loop confirm and record what it has in flight."""
-        # From the sources on: a loop may wait until those behind it have made room.
+        """Makes every loop confirm and record its chunk in flight."""
+        # From the sources on: a loop may wait until downstream loops have made room.
         self._unrecorded = deque(reversed(self._loops))
         while self._unrecorded:
             loop = self._unrecorded.popleft()
@@ -533,8 +531,8 @@ class Turns:
                 self._in_turn(loop, loop.record)
 
     def _help(self, behind: set[str]) -> bool:
-        """Has the loops behind one that waits work; returns whether one has taken a turn."""
-        if self._epoch.stopped:  # what cannot be stored soon is replayed by the next task
+        """Gives turns to the loops downstream of a waiting one; returns whether one took a turn."""
+        if self._epoch.stopped:  # the next task replays what cannot be stored soon
             return False
         free = [loop for loop in self._loops if loop.vertex in behind - self._busy]
         ready = [loop for loop in free if not loop.rest()]
@@ -564,7 +562,7 @@ def _all_behind(vertex: str, targets: Mapping[str, Collection[str]]) -> set[str]
 
 
 def with_vertex(vertex: str, step: Callable[[], T]) -> T:
-    """Returns what the step returns; its error gets a note that names the vertex.
+    """Returns the result of the step; its error gets a note that names the vertex.
 
     Vertices that share a task fail together, and the driver sees one error for all of them.
     """

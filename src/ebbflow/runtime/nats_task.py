@@ -1,7 +1,7 @@
-"""A task on a worker: chunk loops, given NATS, the system's clock and user code.
+"""A task on a worker: chunk loops with NATS, the system's clock and user code.
 
-Its vertices are those that share it (``task_sharing``). Their streams are opened here, by what
-their plans say they read.
+One or more vertices share it (``task_sharing``). It opens the streams that their plans say they
+read.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class VertexTask:
         self._observers = [self.events, *late, *([spans] if spans else []), self.taps]
 
     def resume(self, vertex: str | None) -> None:
-        """Has the vertex continue after too many dead letters, if it is the one that is meant."""
+        """Lets the vertex continue after too many dead letters, if it or no vertex is named."""
         if vertex in (None, self.plan.vertex):
             self.control.resume()
 
     def parts(self, code: VertexCode) -> TaskParts:
-        """Returns the parts of its loop; they outlast no epoch but for what the worker keeps."""
+        """Returns the parts of its loop; only what the worker keeps outlives the epoch."""
         plan, resident = self.plan, self._resident
         patience = resident.patience("code", plan.policy.on_unavailable)
         return TaskParts(
@@ -115,7 +115,7 @@ class VertexTask:
 class SharedTask:
     """The task of one partition of one vertex, or of several that share it, for one epoch.
 
-    Vertices run each other inline as far as their plans allow.
+    The vertices run each other inline as far as their plans allow.
     """
 
     def __init__(self, plans: Sequence[VertexPlan], partition: int, seconds: float) -> None:
@@ -127,22 +127,22 @@ class SharedTask:
         self._names = Names(plans[0].pipeline)
 
     def run(self, codes: Sequence[VertexCode]) -> Report:
-        """Works until the epoch ends or the driver says stop, and settles what is in flight.
+        """Runs until the epoch ends or the driver stops it, and settles what is in flight.
 
-        ``codes`` are the user code of the vertices. Returns the report of the first one, with
-        chunks that any of them leaves to the next task.
+        ``codes`` are the user code of the vertices. Returns the report of the first vertex;
+        ``replays`` if any vertex leaves a chunk to the next task.
         """
-        # Heard before the claim, so that a stop that comes meanwhile is not missed.
-        with listening(self._link, self._names, self._words()), ExitStack() as opened:
+        # Listens before the claim, so that a stop that arrives meanwhile is not missed.
+        with listening(self._link, self._names, self._handlers()), ExitStack() as opened:
             for vertex in self.vertices:
                 vertex.pauses.read(self._link)
             loops = self._open_loops(codes, opened)
             opened.pop_all()
-            # From the sinks on: they are open before the first message comes for them.
+            # Sinks first: they are open before their first message arrives.
             reports = run_loops(loops[::-1], self._epoch)
             return replace(reports[-1], replays=any(report.replays for report in reports))
 
-    def _words(self) -> Handlers:
+    def _handlers(self) -> Handlers:
         every = self.vertices
         return {
             "stop": self._epoch.stop,
@@ -158,7 +158,7 @@ class SharedTask:
             self._epoch.shorten(seconds)
 
     def _open_loops(self, codes: Sequence[VertexCode], opened: ExitStack) -> list[ChunkLoop]:
-        """Claims the partitions and opens their streams; ``opened`` closes those if one fails."""
+        """Claims the partitions and opens their streams; ``opened`` closes them if one fails."""
         parts = [v.parts(code) for v, code in zip(self.vertices, codes, strict=True)]
         inline: dict[str, InlineVertex] = {}
         loops: dict[str, ChunkLoop] = {}
@@ -179,7 +179,7 @@ def _few_wait(loops: Mapping[str, ChunkLoop], name: str) -> bool:
 
 
 def _inline_vertex(parts: TaskParts, few_wait: Callable[[], bool]) -> InlineVertex:
-    """Returns a vertex as the loops of others in its task run it."""
+    """Returns a vertex in the form in which other loops of its task run it."""
     decider = ChunkDecider(parts.rules, parts.gate, parts.size, parts.clock, parts.observers)
     return InlineVertex(
         parts.rules.place.vertex,
@@ -205,7 +205,7 @@ def _each(handlers: Iterable[Callable[..., None]]) -> Callable[..., None]:
 
 
 def _pace(plan: VertexPlan) -> GatheringPace:
-    """Returns how long the rows of a trickle are gathered."""
+    """Returns how long the rows of small chunks gather."""
     if plan.streams.serves:
         return AT_REQUESTS
     return AT_SOURCE if plan.is_source else AT_BUFFER
@@ -214,10 +214,10 @@ def _pace(plan: VertexPlan) -> GatheringPace:
 def clear_overdue_redeliveries(
     plan: VertexPlan, partition: int, link: Link, position: Position
 ) -> None:
-    """Sees to redeliveries that a server which was killed does not move any more."""
+    """Handles redeliveries that a server no longer moves because it was killed."""
     names, known = Names(plan.pipeline), position.done.known
     place = RedeliveryPlace(names, plan.vertex, partition, known, position.chunks)
-    # The next task tries again; whatever is wrong with the server, this one will learn of it.
+    # The next task tries again, and this task will notice any lasting problem of the server.
     with suppress(EbbflowError, ApiError, TimeoutError):
         link.run(clear_overdue(link.client, place, time.time()))
 
@@ -225,7 +225,7 @@ def clear_overdue_redeliveries(
 def open_redeliveries(
     plan: VertexPlan, partition: int, link: Link, done: Span, wake: threading.Event
 ) -> Inlet:
-    """Opens the stream of rows that come back to the vertex itself, behind ``done``."""
+    """Opens the stream of the vertex's own redeliveries, behind ``done``."""
     names, known = Names(plan.pipeline), known_of_redeliveries(done.known)
     stream = names.redelivery(plan.vertex, partition)
     subject = names.due_subject(plan.vertex, partition)
@@ -233,7 +233,7 @@ def open_redeliveries(
 
 
 def open_ledger(plan: VertexPlan, partition: int, link: Link) -> Ledger | None:
-    """Opens the memory of what a source's messages have been through, if there is a source."""
+    """Opens the ledger with the histories of a source's messages, if there is a source."""
     if not isinstance(plan.source, SourcePlan):
         return None
     names = Names(plan.pipeline)

@@ -1,4 +1,4 @@
-"""Operators: what a vertex does with a chunk, made from its role in the plan on a worker."""
+"""Operators, which decide the chunks of a vertex; made on a worker from the vertex's role."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from ebbflow.usercode.sinks import Sinks, Store, run_sinks
 
 
 class Speaker:
-    """Whose user code this process calls: its environment and its prints are that vertex's.
+    """The vertex whose user code this process calls: environment and prints are that vertex's.
 
     One vertex at a time: a task calls user code on one thread.
     """
@@ -59,7 +59,7 @@ class Speaker:
         self._events: Events | None = None
 
     def turn_to(self, events: Events, variables: Mapping[str, str]) -> None:
-        """Has the process speak for a vertex from now on."""
+        """Switches the process to a vertex."""
         if self._events is not events:
             os.environ |= variables
             self._events = events
@@ -70,15 +70,15 @@ class Speaker:
             self._events.log(printed)
 
     def in_call(self, seconds: float | None) -> None:
-        """Says how long user code has been in one call; from any thread."""
+        """Reports how long user code has been in one call. Safe to call from any thread."""
         if self._events is not None:
             self._events.in_call(seconds)
 
 
 def vertex_variables(plan: VertexPlan, partition: int) -> dict[str, str]:
-    """Returns the variables of the environment in which Numaflow describes a vertex to user code.
+    """Returns the environment variables with which Numaflow describes a vertex to user code.
 
-    Those of containers come and go with their functions.
+    Variables of containers are set only around calls of their functions.
     """
     mono = {"NUMAFLOW_MONO_VERTEX_NAME": plan.vertex} if isinstance(plan.role, MonoPlan) else {}
     return mono | {
@@ -93,11 +93,11 @@ def vertex_variables(plan: VertexPlan, partition: int) -> dict[str, str]:
 
 
 class UserCode:
-    """The user code of a vertex on a worker: opened when it is needed, and called with chunks.
+    """The user code of a vertex on a worker: opened on first use, and called with chunks.
 
     ``isolate`` if the vertex's last worker died: then child processes call it first. ``worker``
-    keeps what is open, and ``pause`` waits between short retries. ``enter`` is called before user
-    code is opened or called, if others are called in the same process.
+    keeps open handlers, and ``pause`` waits between short retries. ``enter`` is called before user
+    code is opened or called, if other vertices are called in the same process.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class UserCode:
     def open(self) -> OpenCode:
         """Opens it, unless it is open; raises what user code raises then.
 
-        A handler that met with an outage is closed and opened again.
+        A handler that encountered an outage is closed and opened again.
         """
         if self._enter is not None:
             self._enter()
@@ -220,7 +220,7 @@ class Operators:
         return in_its_environment(handler, self._caller(role, handler))
 
     def _caller(self, role: UserMap, handler: Handler) -> Operator:
-        """Returns the way to call a map in its mode."""
+        """Returns the operator that calls a map in its mode."""
         calls = self._plan.calls
         sizes = {"unary": calls.concurrency, "batch": calls.batch_size}
         return map_in_mode(handler, role.mode, sizes.get(role.mode) or calls.rows_of(role))
@@ -256,7 +256,7 @@ class Operators:
                 assert_never(never)
 
     def _user_sink(self, role: UserSink, name: str, retried: bool) -> Operator:
-        """Returns a sink that is called. A retry strategy decides about outages of connectors."""
+        """Returns a sink of user code. A retry strategy decides about outages of connectors."""
         handler = self._handler(name, role.code, role.env)
         fails = retried and role.strategy_decides
         calls = self._plan.calls

@@ -1,6 +1,6 @@
 """The plan of a vertex: all that its tasks need to know, made on the driver and sent to workers.
 
-Plain data, without pydantic: workers start faster and nothing of the spec's checking is repeated.
+Plain data, without pydantic: workers start faster, and the spec is not checked again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ebbflow.streams.names import VertexStreams
 from ebbflow.usercode.monovertex import Bypass
 
 TABLE_ROWS = 2_000
-"""The most rows that a columnar map is given at a time, unless something else is said.
+"""The default for the most rows that one call of a columnar map gets.
 
-More than others get: a call costs the same for any number of rows.
+More than other maps get: a call costs the same for any number of rows.
 """
 
 _TABLES = ("columnar", "pandas")
@@ -37,9 +37,9 @@ _RESERVED = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class UserMap:
-    """A map or transformer of the user's. ``env`` are the variables of its container.
+    """The user's map or transformer. ``env`` are the variables of its container.
 
-    ``rows`` is the most that a call gets of code that keeps to the limits of the spec by itself.
+    ``rows`` is the most rows of a call, for code that applies the limits of the spec itself.
     """
 
     code: Code
@@ -53,8 +53,8 @@ class UserMap:
 class SinksPlan:
     """A sink, its fallback and its on-success sink.
 
-    ``store`` is the user's own, ``serves`` if there is any. ``store_env`` are the variables of its
-    container.
+    ``store`` is the user's own store, ``serves`` if there is any store. ``store_env`` are the
+    variables of its container.
     """
 
     primary: SinkPlan
@@ -78,7 +78,7 @@ class MonoPlan:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A source without a transformer: messages are forwarded as they are."""
+    """A source without a transformer: messages are forwarded unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class SqlMap:
 
 @dataclass(frozen=True, slots=True)
 class DataFrameMap:
-    """A function of the user's from a DataFrame of messages to another, called on the driver."""
+    """The user's function from one DataFrame of messages to another, called on the driver."""
 
     code: Code
 
@@ -110,7 +110,7 @@ def _code_in(role: Role) -> list[UserMap | UserSink]:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What all vertices of a run have in common.
+    """The facts that all vertices of a run have in common.
 
     ``id`` is different for each run, ``lineage`` for each time that the pipeline is started over.
     ``max_payload`` is the server's limit for one message. User code is looked up in ``search``
@@ -138,10 +138,11 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """How user code is called: with that many messages, that many side by side, for so long.
+    """How user code is called.
 
-    ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one
-    if the spec says so, ``timeout`` the seconds that a call may take, if that is limited.
+    ``batch_size`` is the most messages of one call, ``concurrency`` the most messages that are
+    processed at the same time, ``table_size`` the most rows of a columnar call if the spec sets it,
+    ``timeout`` the seconds that a call may take, if that is limited.
     """
 
     batch_size: int
@@ -160,9 +161,8 @@ class CallLimits:
 class Policy:
     """What happens when something fails.
 
-    ``systems`` tells errors of systems that are unavailable, for which ``on_unavailable`` is how
-    long to wait; ``on_error`` is for all others, and ``breaker`` is when there are too many dead
-    letters.
+    ``systems`` recognises errors of unavailable systems, and ``on_unavailable`` is how long to wait
+    for these. ``on_error`` is for all other errors, and ``breaker`` limits the dead letters.
     """
 
     on_error: Backoff
@@ -175,9 +175,9 @@ class Policy:
 class VertexPlan:
     """One vertex, ready to run.
 
-    ``source`` is what a source vertex gets its messages from, and ``paused`` keeps it from making
-    anything. ``feeders`` are the vertices that write to this one. ``inline`` are the vertices
-    behind it that may share its tasks, which then run them inline.
+    ``source`` is where a source vertex gets its messages, and ``paused`` stops it from taking any.
+    ``feeders`` are the vertices that write to this one. ``inline`` are the downstream vertices that
+    may share its tasks, which then run them inline.
     """
 
     run: RunFacts
@@ -194,12 +194,12 @@ class VertexPlan:
 
     @property
     def can_run_inline(self) -> bool:
-        """Whether the task of another vertex can run it: its code is Python that runs in there."""
+        """Whether the task of another vertex can run it: its code is Python within the worker."""
         if self.is_source or self.ordered or self.streams.batched:
             return False
         match self.role:
             case UserMap(rows=None, mode=mode):
-                return mode != "stream"  # what it yields is to be forwarded while it yields
+                return mode != "stream"  # its outputs must be forwarded while it yields
             case SinksPlan() as sinks:
                 every = (sinks.primary, sinks.fallback, sinks.on_success)
                 return all(sink is None or runs_inline(sink) for sink in every)
@@ -235,12 +235,12 @@ class VertexPlan:
 
     @property
     def whose(self) -> tuple[str, str, str]:
-        """The pipeline, vertex and run that open user code on a worker belongs to."""
+        """The pipeline, vertex and run to which open user code on a worker belongs."""
         return self.pipeline, self.vertex, self.run.id
 
     @property
     def call_rows(self) -> int:
-        """The most messages that user code is given at a time, in one call or side by side."""
+        """The most messages that user code processes at a time, in one call or concurrently."""
         role, calls = self.role, self.calls
         if tables := [calls.rows_of(part) for part in _code_in(role) if part.mode in _TABLES]:
             return max(tables)
@@ -249,19 +249,19 @@ class VertexPlan:
 
     @property
     def has_own_store(self) -> bool:
-        """Whether its answers go to a store of the user's."""
+        """Whether its answers go to the user's own store."""
         role = self.role.sinks if isinstance(self.role, MonoPlan) else self.role
         return isinstance(role, SinksPlan) and role.store is not None
 
     @property
     def largest(self) -> int:
-        """The largest value that a message may have which is stored in NATS."""
+        """The largest value of a message that is stored in NATS."""
         return self.run.max_payload - _RESERVED
 
     @property
     def largest_output(self) -> int:
-        """The largest message that user code may return: what goes to a sink is stored nowhere.
+        """The largest message that user code may return: messages to a sink are not stored.
 
-        What has to come back, or is dead, is: see ``engine.rescue`` for one that is too large then.
+        Redeliveries and dead letters are: see ``engine.rescue`` for those that are too large.
         """
         return self.largest if self.edges else frames.MAX_VALUE

@@ -49,7 +49,7 @@ _BATCH_ROWS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class MapSetting:
-    """What the maps of a vertex are planned by; ``search`` is the folder that has its code."""
+    """The settings for planning the maps of a vertex; ``search`` is the folder with its code."""
 
     vertex: str
     limits: EffectiveLimits
@@ -71,7 +71,7 @@ def make_plans(
 
 def _inline(spec: PipelineSpec, plan: VertexPlan, plans: Sequence[VertexPlan]) -> tuple[str, ...]:
     """Returns the vertices that may share the tasks of a vertex, over any path."""
-    # Calls are timed by one clock in a task, which has one limit.
+    # A task times all calls with one clock, which has one limit.
     able = {
         other.vertex: other
         for other in plans
@@ -107,9 +107,9 @@ def _describe_run(spec: Spec, server: Addresses, max_payload: int, search: str |
 
 
 def describe_table(audit: sections.AuditSpec) -> str:
-    """Returns the audit table for those who read it later, perhaps from another folder.
+    """Returns the audit table as readers need it later, perhaps from another folder.
 
-    Secrets are not in it, but where they are.
+    It contains no secrets, only where they are.
     """
     options = dict(audit.options)
     path = options.get("path")
@@ -139,7 +139,7 @@ def _downstream_order(spec: PipelineSpec) -> list[Vertex]:
 def _vertex(spec: PipelineSpec, vertex: Vertex, step: Step, run: RunFacts) -> VertexPlan:
     limits, asked = spec.limits_of(vertex), _rows_asked_for(spec.spec.limits, vertex.limits)
     if step.streams.batched:
-        # A batch for Spark is worth its while only with many rows, unless something else is said.
+        # A Spark batch only pays off with many rows, so that is the default.
         limits = replace(limits, read_batch_size=asked or _BATCH_ROWS)
     role = _role(vertex, spec.serving_store, MapSetting(vertex.name, limits, run.search))
     plan = _plan(spec, step, role, run, limits, asked, served=_is_served(spec, vertex))
@@ -151,9 +151,9 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, step: Step, run: RunFacts) -> Ve
 
 
 def _rows_asked_for(*levels: sections.ReadLimits | None) -> int | None:
-    """Returns what a spec says about the rows of one call, the last level that says something."""
-    said = (level.read_batch_size for level in reversed(levels) if level is not None)
-    return next((rows for rows in said if rows is not None), None)
+    """Returns the rows of one call from the last level of a spec that sets them, if any."""
+    sizes = (level.read_batch_size for level in reversed(levels) if level is not None)
+    return next((rows for rows in sizes if rows is not None), None)
 
 
 def _mono(spec: MonoVertexSpec, run: RunFacts) -> VertexPlan:
@@ -181,8 +181,8 @@ def _plan(
 ) -> VertexPlan:
     """Returns what the plans of a vertex and of a MonoVertex have in common.
 
-    ``asked`` are the rows of one call that the spec asks for; ``served`` if callers wait for what
-    the step does.
+    ``asked`` are the rows of one call that the spec asks for; ``served`` if callers wait for the
+    results of the step.
     """
     section, timeout = step.section, limits.call_timeout
     return VertexPlan(
@@ -209,9 +209,9 @@ def _plan(
 def _feeders(
     spec: PipelineSpec, name: str, plans: Sequence[VertexPlan], only_inline: bool = False
 ) -> tuple[Feeder, ...]:
-    """Returns the vertices that write to one, but for those that it feeds: they wait for it.
+    """Returns the vertices that write to one, except downstream ones, which wait for it.
 
-    ``only_inline`` are those that may run it.
+    ``only_inline`` returns only those that may run it.
     """
     following = _reachable(spec, name)
     writers = {edge.from_ for edge in spec.edges_into(name) if edge.from_ not in following}
@@ -228,7 +228,7 @@ def _feeders(
 
 
 def _is_served(spec: PipelineSpec, vertex: Vertex) -> bool:
-    """Returns whether callers wait for what the vertex does: a source that serves is before it."""
+    """Returns whether callers wait for the vertex: it is behind a source that serves."""
     serving = [step.name for step in spec.steps if step.streams.serves]
     return any(vertex.name in (name, *_reachable(spec, name)) for name in serving)
 
@@ -303,7 +303,7 @@ def _map(
     strategy = _strategy(section.retry_strategy)
     if section.in_process is not None:
         return UserMap(section.code, mode, strategy, section.variables)
-    # The caller of a function in its own process gets all there is, and gives it on in portions.
+    # The caller of a function in its own process gets whole chunks, and passes them on in portions.
     limits = setting.limits
     portions = {"concurrency": limits.concurrency, "batch_size": limits.read_batch_size}
     code = partial(cast("Callable[..., Any]", section.code), vertex=setting.vertex, **portions)
@@ -324,12 +324,12 @@ def _sinks(sink: sections.SinkSpec, store: sections.ServingStoreSpec | None) -> 
 
 
 def _own_store(store: sections.ServingStoreSpec | None) -> sections.ServingStoreSpec | None:
-    """Returns the store if it is one of the user's own."""
+    """Returns the store if it is the user's own."""
     return store if store is not None and store.nats is None else None
 
 
 def _store(store: sections.ServingStoreSpec | None, run: RunFacts) -> StorePlan | None:
-    """Returns where feeds find the answers of the pipeline, if there is a bucket for them."""
+    """Returns the plan of the store where feeds find answers, if the pipeline has a bucket."""
     if run.bucket is None:
         return None
     plan = StorePlan(run.bucket, run.bucket_ttl, search=run.search)
@@ -344,7 +344,7 @@ def _strategy(section: sections.RetrySpec | None) -> RetryStrategy | None:
 def _source(
     spec: Spec, step: Step, run: RunFacts, limits: EffectiveLimits, asked: int | None
 ) -> GeneratorPlan | SourcePlan | FeedPlan | None:
-    """Returns what a source vertex gets its messages from; ``asked`` are the rows of one read."""
+    """Returns the plan of a vertex's source, if it has one; ``asked`` are the rows of one read."""
     if step.source is None:
         return None
     plan = step.source.section.plan(run.pipeline, step.name)
@@ -353,7 +353,7 @@ def _source(
     if not isinstance(plan, Pulled):
         return plan
     kind = SOURCES[step.source.kind]
-    if not (kind.returns or kind.serves):  # a simulation gives requests itself
+    if not (kind.returns or kind.serves):  # a simulation makes requests itself
         raise SetupError(
             f"The source {step.source.kind} is pulled, and is not registered as such.",
             f'Write @source("{step.source.kind}", returns=True) above its section.',

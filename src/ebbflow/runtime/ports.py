@@ -1,8 +1,8 @@
-"""The seams of the chunk loop: where it records, what time it is, who watches.
+"""The interfaces of the chunk loop: its journal, its clock, its control and its events.
 
 ``ChunkLoop`` carries the guarantees and knows none of the systems behind it. On a worker these
-protocols are NATS and the system's clock (``nats_task``); in the tests of crashes they are a server
-in memory, where anything may stop between any two steps, and a clock that is set forward.
+protocols are NATS and the system's clock (``nats_task``). In the crash tests they are an in-memory
+server, where anything may stop between any two steps, and a clock that the test sets forward.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a task tells the driver when its epoch is over.
+    """A task's report to the driver at the end of its epoch.
 
-    ``replays`` if a chunk that was begun is left to the next task, which has to replay it.
+    ``replays`` if the next task has to replay a chunk that was begun.
     """
 
     ended: str
@@ -46,36 +46,36 @@ class InFlight(Protocol[T_co]):
     """A step of the journal that continues while the task works, as a future."""
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Returns what it came to; ``TimeoutError`` when that takes longer than ``timeout``."""
+        """Returns its result; ``TimeoutError`` if that takes longer than ``timeout``."""
 
     def done(self) -> bool:
-        """Whether it is over, well or not."""
+        """Whether it is over, successfully or not."""
 
     def cancel(self) -> bool:
-        """Gives it up where it is: what has been published stays published."""
+        """Gives it up where it is: finished publications stay published."""
 
 
 class TaskJournal(Protocol):
     """The record of one partition, and everything that its task publishes.
 
     Each coroutine returns when the server has confirmed, however long that takes. The loop decides
-    in which order they run; an implementation must not do any of them before it is awaited.
+    their order; an implementation must not start any of them before it is awaited.
     """
 
     async def claim(self) -> Position:
-        """Takes the partition over: from now on the task that had it can write no more."""
+        """Takes the partition over: the previous task can no longer write."""
 
     async def write(self, position: Position) -> None:
         """Replaces the record; ``Fenced`` when another task has claimed the partition."""
 
     async def write_histories(self, rows: pa.RecordBatch) -> None:
-        """Stores rows as they are to be when their source gives them again."""
+        """Stores rows in the state they must have when their source redelivers them."""
 
     async def end_histories(self, ids: pa.StringArray) -> None:
-        """Deletes what was stored about messages that have ended for good."""
+        """Deletes the histories of messages that have ended for good."""
 
     async def without_stored(self, settlement: Settlement, repeated: Mark | None) -> Settlement:
-        """Returns the settlement without what an earlier attempt has stored.
+        """Returns the settlement without publications that an earlier attempt has stored.
 
         ``repeated`` is how far the redeliveries are read; ``None`` if there was no earlier attempt.
         """
@@ -84,16 +84,17 @@ class TaskJournal(Protocol):
         """Stores the publications, stage after stage; returns those that are not stored.
 
         A full buffer has discarded them, or the server has refused them because of a message
-        (``Publication.refusal``). What observers publish is left out then: it is not true.
-        ``done`` is how far the redeliveries are recorded as read: none behind it is deleted.
+        (``Publication.refusal``). The publications of observers are left out then: they are not
+        true. ``done`` is how far the redeliveries are recorded as read: later ones must not be
+        deleted.
         """
 
     def submit(self, step: Coroutine[Any, Any, T]) -> InFlight[T]:
-        """Starts a coroutine of this journal, next to the task's own thread."""
+        """Starts a coroutine of this journal, outside the task's thread."""
 
 
 class Clock(Protocol):
-    """The time, and the way to let it pass."""
+    """The time, and ways to wait."""
 
     def monotonic(self) -> float:
         """Returns seconds that only ever grow."""
@@ -102,14 +103,14 @@ class Clock(Protocol):
         """Returns the time of day, with a time zone."""
 
     def wait(self, wake: threading.Event, seconds: float, /) -> object:
-        """Waits until ``wake`` is set, at most so long."""
+        """Waits until ``wake`` is set, at most that long."""
 
     def sleep(self, seconds: float, /) -> None:
-        """Waits so long, whatever happens meanwhile."""
+        """Waits that long; no event ends the wait."""
 
 
 class SystemClock:
-    """The clock of the machine. Asked many times for each chunk, it is a table of functions."""
+    """The clock of the machine. It has no Python methods, as every chunk calls it many times."""
 
     monotonic = staticmethod(time.monotonic)
     now = staticmethod(partial(datetime.now, UTC))
@@ -122,45 +123,45 @@ class Stopping(Protocol):
 
     @property
     def grace_is_over(self) -> bool:
-        """Whether the task has been stopping for so long that it lets go of what it has."""
+        """Whether the task has been stopping so long that it must give up its chunk in flight."""
 
 
 class TaskEvents(Protocol):
-    """People who watch the task. Nothing depends on them."""
+    """Reports on the task for people. No outcome depends on them."""
 
     def opened(self) -> None:
-        """Says that user code is open."""
+        """Reports that user code is open."""
 
     def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
         """Returns the record of a chunk that was just taken; the task fills it in."""
 
     def takes_inline(self, vertex: str, inline: bool) -> None:
-        """Says whether chunks come from a vertex inline at the moment."""
+        """Reports whether chunks currently come from a vertex inline."""
 
     def raised(self, errors: RaisedErrors) -> None:
         """Counts the errors of user code."""
 
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
-        """Says that a system is down, or that the breaker has stopped the vertex."""
+        """Reports that a system is down, or that the breaker has stopped the vertex."""
 
     def tell_now_and_then(self) -> None:
-        """Tells what has been counted, unless that was just done."""
+        """Reports the counts, unless that was just done."""
 
     def flush(self) -> None:
-        """Tells what has been counted."""
+        """Reports the counts."""
 
 
 class Wake(threading.Event):
-    """Set when something arrives for one loop, from any thread. It also wakes the loop's task.
+    """Set from any thread when something arrives for one loop. It also wakes the loop's task.
 
-    While it is ``quiet`` it does not: the loop takes its next turn at its own time.
+    While it is ``quiet`` it does not wake the task: the loop waits for its next turn.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.quiet = False
         self.task: threading.Event | None = None
-        """What ends a wait of the task."""
+        """The event that ends a wait of the task."""
 
     @override
     def set(self) -> None:
@@ -170,7 +171,7 @@ class Wake(threading.Event):
 
 
 class VertexControl:
-    """What people want of a vertex. Words come from any thread."""
+    """The commands of people for a vertex. They arrive on any thread."""
 
     def __init__(self) -> None:
         self.wake = Wake()
@@ -179,17 +180,17 @@ class VertexControl:
         self._resumed = False
 
     def pause(self, paused: bool) -> None:
-        """Has the task take nothing more once it has settled what it holds, or continue."""
+        """Makes the task settle what it has and take nothing more, or continue."""
         self.paused = paused
         self.wake.set()
 
     def resume(self) -> None:
-        """Has the vertex continue although there were too many dead letters."""
+        """Makes the vertex continue although there were too many dead letters."""
         self._resumed = True
         self.wake.set()
 
     def follow(self, gate: OutageGate) -> None:
-        """Passes on to the gate what was said since the last call; on the task's thread."""
+        """Applies commands since the last call to the gate. Called on the task's thread."""
         if self._resumed:
             self._resumed = False
             gate.resume()

@@ -1,6 +1,6 @@
-"""Makes the streams of a pipeline before it runs, and counts what they hold to see it drained.
+"""Makes the streams of a pipeline before it runs, and finds out whether they are drained.
 
-``permissions_of`` says what the login of a pipeline must be allowed for that, from its spec alone.
+``permissions_of`` returns the permissions that its login needs for that, from its spec alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Snapshot = dict[str, StreamState | None]
 _SCHEDULE = "Nats-Schedule"
-# A replay of dead letters that was killed leaves a mark, which is not a message on its way.
+# A replay of dead letters that was killed leaves a mark, which is not a message in flight.
 _ANY_MARK = Names("*").replayed_subject("*", "*")
 
 
@@ -41,7 +41,7 @@ def message_streams(plans: Sequence[VertexPlan]) -> list[str]:
 
 
 async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) -> None:
-    """Makes every stream exist as the plans want it."""
+    """Creates or updates every stream that the plans need."""
     names = Names(plans[0].pipeline)
     await _refuse_leftovers(link, plans, names)
     pipeline = PipelineStreams(
@@ -58,14 +58,14 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
 
 
 async def lineage(link: Link, pipeline: str) -> str:
-    """Returns a short text that is the same for all runs of a pipeline until it is started over."""
+    """Returns a short id that is the same for all runs of a pipeline until it is started over."""
     positions = Names(pipeline).positions_stream
     made = (await api.call(link.client, f"STREAM.INFO.{positions}"))["created"]
     return hashlib.blake2b(made.encode(), digest_size=6).hexdigest()
 
 
 async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Names) -> None:
-    """Raises ``SetupError`` if an earlier form of the pipeline left messages that no task reads."""
+    """Raises ``SetupError`` if an earlier spec of the pipeline left messages that no task reads."""
     known = {*message_streams(plans)}
     stored = await api.list_streams(link.client, names.prefix)
     parsed = {stream: parse_stream(stream) for stream in stored if stream not in known}
@@ -82,15 +82,15 @@ async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Name
             f"{' '.join(_describe_left(left, partitions))} Pipeline {names.pipeline} would never "
             "process them.",
             "Run the earlier spec once more with lifecycle: {desiredPhase: Paused} in it and with "
-            "--drain: sources rest, and what waits is processed. Or delete all that the "
-            "pipeline has stored, its dead letters too, with --fresh.",
+            "--drain: sources stay paused, and waiting messages are processed. Or delete all that "
+            "the pipeline has stored, its dead letters too, with --fresh.",
         )
 
 
 def _describe_left(
     left: Mapping[tuple[str, int], int], partitions: Mapping[str, int]
 ) -> Iterator[str]:
-    """Yields a sentence for each vertex and partition that is gone and has messages."""
+    """Yields a sentence for each vertex or partition that is gone and has messages."""
     vertices: Counter[str] = Counter()
     for (vertex, partition), messages in sorted(left.items()):
         if vertex not in partitions:
@@ -112,7 +112,7 @@ def _number(count: int, noun: str = "message") -> str:
 
 
 async def _count_left(link: Link, stream: str, again: bool, span: Span) -> int:
-    """Returns how many messages a buffer, or a stream of redeliveries, holds that are unsettled."""
+    """Returns how many unsettled messages a buffer, or a stream of redeliveries, holds."""
     done = span.redelivery if again else span.inlet
     count = 0
     try:
@@ -130,7 +130,7 @@ async def _count_left(link: Link, stream: str, again: bool, span: Span) -> int:
 
 
 def _count_rows(deliveries: Deliveries, done: int) -> int:
-    """Counts messages in frames: not marks of a replay, nor what is settled and not deleted yet."""
+    """Counts messages in frames, without marks of a replay and settled messages not yet deleted."""
     parcel, count = deliveries.parcel, 0
     for row, seq in enumerate(deliveries.seqs):
         headers = parcel.headers(row) or {}
@@ -159,10 +159,10 @@ async def snapshot(link: Link, plans: Sequence[VertexPlan]) -> Snapshot:
 
 
 async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
-    """Returns whether sources are exhausted, feeds aside, and no message is in flight.
+    """Returns whether sources other than feeds are exhausted, and no message is in flight.
 
-    Two equal looks are needed: between two reads a message could move from a stream not yet
-    looked at to one already seen empty, but not without raising a sequence.
+    Two equal snapshots are needed: between two reads a message could move from a stream that is not
+    yet read to one already found empty, but not without raising a sequence.
     """
     positions = await read_positions(link.client, Names(plans[0].pipeline))
     for plan in plans:
@@ -177,11 +177,11 @@ async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
 
 
 def _exhausted(position: Position, run: str) -> bool:
-    """Returns whether the source has ended in this run: since an earlier one more may have come."""
+    """Returns whether the source has ended in this run: after an earlier run there may be more."""
     return position.exhausted and position.owner.startswith(run)
 
 
 def permissions_of(spec: Spec) -> Permissions:
-    """Returns the least that a run needs; no secret of a connector is read for it."""
+    """Returns the fewest permissions that a run needs, without reading secrets of connectors."""
     vertices = [step.streams for step in spec.steps]
     return derive_permissions(Names(spec.name), vertices, spec.bucket, spec.audit is not None)

@@ -1,12 +1,12 @@
-"""A run of a pipeline: its options, its lock, what is attached to it, and the spec that it stores.
+"""A run of a pipeline: its options, its lock, its attachments, and the spec that it stores.
 
 **One run at a time.** On a NATS server a pipeline has one run, and a second one is refused. Two
-runs would lose nothing, because positions fence each other's tasks off, but neither would get
-anywhere. A run answers whoever asks whether there is one. A run that was killed does not answer,
-and blocks no one.
+runs would lose nothing, because positions fence off each other's tasks, but neither would make
+progress. A run answers requests whether there is one. A run that was killed does not answer, and so
+does not block the next run.
 
 **The stored spec.** When a run begins, it stores its spec next to the positions, without secrets.
-Commands and the web UI draw the pipeline from it, complete names of vertices and know where
+Commands and the web UI use it to draw the pipeline, to complete names of vertices and to know where
 messages may be sent.
 """
 
@@ -92,13 +92,12 @@ class RunOptions:
     """The options of one run, checked. Each is a keyword of ``run``.
 
     ``drain`` ends the run when every message is processed. ``timeout`` ends it in any case.
-    ``master`` is a Spark master, ``conf`` has Spark's settings, and ``spark_ui`` switches Spark's
-    own pages on. ``state`` is the folder of the embedded NATS server, ``nats_port`` is its port,
-    and ``durable`` has it sync every write. ``nats`` and ``login`` lead to your own server.
-    ``fresh`` forgets earlier runs. ``epoch`` is how long Spark tasks live. Here, this and
-    ``timeout`` are in seconds. User code is looked up in ``search`` first. What it logs is shown
-    from ``log_level`` on. With more dead letters than ``max_dead_letters`` the run stops and has
-    failed.
+    ``master`` is a Spark master, ``conf`` has Spark's settings, and ``spark_ui`` switches on
+    Spark's web UI. ``state`` is the folder of the embedded NATS server, ``nats_port`` is its port,
+    and ``durable`` makes it sync every write. ``nats`` and ``login`` are for your own server.
+    ``fresh`` deletes the data of earlier runs. ``epoch`` is how long Spark tasks live. Here, this
+    and ``timeout`` are in seconds. User code is looked up in ``search`` first. Its logs are shown
+    from ``log_level`` on. With more dead letters than ``max_dead_letters`` the run stops and fails.
     """
 
     drain: bool = False
@@ -119,13 +118,13 @@ class RunOptions:
 
     @property
     def spark_settings(self) -> dict[str, str]:
-        """Spark's settings, as far as they are said; those of ``conf`` win."""
+        """Spark's settings, as far as they are set; those of ``conf`` take precedence."""
         pages = {"spark.ui.enabled": "true"} if self.spark_ui else {}
         return {**pages, **self.conf}
 
     @classmethod
     def of(cls, names: RunOptionNames, call: str = "run") -> RunOptions:
-        """Returns the options that the keywords of a call mean; ``TypeError`` for others."""
+        """Returns the options for the keywords of a call; ``TypeError`` for an unknown keyword."""
         known = [*cls.__dataclass_fields__, "quiet", "watcher", "ui", "metrics"]
         for name in sorted(names.keys() - set(known)):
             meant = did_you_mean(name, known, "it takes")
@@ -146,19 +145,19 @@ class Attachment(Protocol):
     """Opens something next to a run; the run's thread enters and leaves it.
 
     It gets the server and the name of the pipeline, and reads what it needs over its own
-    connection: it has no way to hold up the run. ``tell`` shows a line to whoever watches the run.
-    It gives the addresses that people may open, by name, for the pipeline's status.
+    connection: it cannot hold up the run. ``tell`` shows a line to people who watch the run. The
+    context yields the addresses that people may open, by name, for the pipeline's status.
     """
 
     def __call__(
         self, server: Addresses, pipeline: str, tell: Callable[[str], None]
     ) -> AbstractContextManager[Mapping[str, str]]:
-        """Returns the context; ``SetupError`` from it ends the run before it has begun."""
+        """Returns the context; a ``SetupError`` from it ends the run before it has begun."""
 
 
 @contextmanager
 def hold_run_lock(link: Link, names: Names) -> Iterator[None]:
-    """Makes this the one run of the pipeline; ``SetupError`` if there is another."""
+    """Makes this the only run of the pipeline; ``SetupError`` if there is another."""
     other = link.run(find_run(link, names))
     if other is not None:
         raise SetupError(
@@ -181,7 +180,7 @@ def hold_run_lock(link: Link, names: Names) -> Iterator[None]:
 
 
 async def find_run(link: Link, names: Names) -> str | None:
-    """Returns the words of the run that is there, if one answers."""
+    """Returns the description of the current run, if one answers."""
     try:
         answer = await link.client.request(names.run_subject, b"", _ANSWER_WITHIN)
     except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
@@ -197,7 +196,7 @@ class StoredSpec:
     shape: PipelineShape
 
     def vertex(self, name: str) -> ShapeVertex:
-        """Returns the vertex of that name; ``EbbflowError`` says which there are."""
+        """Returns the vertex of that name; an ``EbbflowError`` lists the vertices there are."""
         vertex = self.shape.vertex(name)
         if vertex is None:
             names = [each.name for each in self.shape.vertices]
@@ -207,7 +206,7 @@ class StoredSpec:
 
 
 async def store_spec(client: SecuredClient, names: Names, spec: Spec) -> None:
-    """Stores what a run is about to run, in place of what was stored before."""
+    """Stores the spec of a run, in place of the previous one."""
     from ebbflow.spec.echo import outline, to_document
 
     stored = {"document": to_document(spec), "shape": to_plain(outline(spec))}

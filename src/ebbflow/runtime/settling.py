@@ -1,16 +1,16 @@
-"""How a task settles chunks: in the one order that loses nothing and doubles nothing.
+"""Settles the chunks of a task, in the one order that neither loses nor duplicates a message.
 
-    intent → source told of the chunk before → histories → redeliveries, dead letters, answers,
-    outputs, what observers publish late (trail, audit rows) → done
+    intent → acks and nacks of the previous chunk to the source → histories → redeliveries, dead
+    letters, answers, outputs, late publications of observers (trail, audit rows) → done
 
-Whatever stops in between, the next task finds the intent, cuts the same chunk again and settles it
-again: what is stored already is known by its id. The next chunk's intent is also the record that
-this one is done, so there is one write for both, and user code works on the next chunk while this
-one is being published. A chunk that publishes nothing, or nothing but answers and what is told of
-it, has no intent: it waits to be recorded with the next ones.
+If a task stops in between, the next task finds the intent, cuts the same chunk and settles it
+again. It recognises what is already stored by its id. The next chunk's intent also records that
+this chunk is done. So one write serves both, and user code works on the next chunk while this one
+is being published. A chunk that publishes nothing, or only answers, trail and audit rows, has no
+intent: it waits to be recorded with the next ones.
 
 The order is the guarantee. The comments in this module say which wrong edit loses a message and
-which doubles one; the tests of crashes run this module and fail when the order is changed.
+which duplicates one. The crash tests run this module and fail when the order is changed.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from ebbflow.engine.settlement import Settlement, unawaited
 from ebbflow.runtime.ports import Clock, InFlight, Stopping, TaskJournal
 
 _PURGE_EVERY = 0.25
-# Seconds that a chunk waits to be recorded with the next one: as a rule, and at most.
+# Seconds that a chunk waits to be recorded with the next one: usually, and at most.
 _SOON, _LATE = 0.01, 0.25
-# A steady trickle is waited for, with some room for the next chunk to be late.
+# In a steady trickle, a chunk waits for the next one this many times the last gap.
 _GAPS = 3
 _LOOK_EVERY = 0.25
-# The same after another loop of the task has made room, perhaps.
+# The same after another loop of the task has worked, which may have made room.
 _AT_ONCE = 0.001
 
 
 class Unsettled(BaseException):
-    """A stopping task let go of a chunk that could not be published; it will be replayed.
+    """A stopping task gave up a chunk that could not be published; the next task replays it.
 
-    No ``Exception``: it ends a stream map in the middle, and is not what user code raised.
+    Not an ``Exception``: user code did not raise it, and a stream map must not catch it.
     """
 
 
 class RecordedState(NamedTuple):
-    """What is recorded of a task with its position; the names are those in ``Position``."""
+    """The state of a task that is recorded with its position, under the names in ``Position``."""
 
     exhausted: bool
     halted: str | None
@@ -66,7 +66,7 @@ class RecordedState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkEnd:
-    """The end of a chunk that is being published, or is, but is not recorded as done yet."""
+    """The end of a chunk that is published or being published, and not yet recorded as done."""
 
     end: Span
     counts: ChunkCounts
@@ -76,7 +76,7 @@ class ChunkEnd:
     chunks: int = 1
 
     def joined(self, chunk: ChunkEnd) -> ChunkEnd:
-        """Returns the end of this chunk and of the next one, of which no source is told."""
+        """Returns the joint end of this chunk and the next one, which no source waits for."""
         assert chunk.back is None
         watermark, counts = chunk.watermark or self.watermark, self.counts + chunk.counts
         chunks = self.chunks + chunk.chunks
@@ -84,10 +84,10 @@ class ChunkEnd:
 
 
 class Confirmed(NamedTuple):
-    """What became of a chunk that is published: its counts, and what was not stored of it.
+    """The outcome of a published chunk: its counts, and what was not stored.
 
-    ``unawaited`` are the redeliveries that do not come, and ``refused`` the rows that end as dead
-    letters because the server refused what was made of them.
+    ``unawaited`` are the redeliveries that were not stored. ``refused`` are the rows that became
+    dead letters because the server refused their publications.
     """
 
     counts: ChunkCounts
@@ -98,7 +98,7 @@ class Confirmed(NamedTuple):
 class Settling:
     """The position of one task, and the chunk that it has in flight. Used by the task's thread.
 
-    ``meanwhile`` is called now and then while the task waits for the server; it returns whether the
+    ``meanwhile`` is called repeatedly while the task waits for the server. It returns whether the
     task did something that may end the wait.
     """
 
@@ -135,7 +135,7 @@ class Settling:
 
     @property
     def number(self) -> ChunkNumber:
-        """The number of the next chunk, the same in a replay, and the claim of this task."""
+        """The number of the next chunk, which is the same in a replay, and this task's claim."""
         unrecorded = self._unrecorded.chunks if self._unrecorded else 0
         return ChunkNumber(self.position.chunks + unrecorded + 1, self.position.epoch)
 
@@ -159,14 +159,14 @@ class Settling:
     # --- a chunk --------------------------------------------------------------------------------
 
     def skip_replay(self, end: Span) -> None:
-        """Gives up the chunk that was begun: all its rows come again, from their source."""
+        """Gives up the chunk that was begun: its source redelivers all its rows."""
         self.position = self.position.settled(end, Counts())
 
     def begin(self, settlement: Settlement, chunk: ChunkEnd, record: ChunkRecord) -> None:
-        """Starts to settle a chunk, when the one before it is confirmed; they are recorded at once.
+        """Starts to settle a chunk once the previous one is confirmed; one write records both.
 
-        Returns while it is being published. A chunk that needs no intent, as a sink's, waits a
-        moment to be recorded with the next ones.
+        Returns while the chunk is being published. A chunk that needs no intent, such as a sink's,
+        waits a moment to be recorded with the next ones.
         """
         self._note_gap()
         chunk = self._await_redeliveries(chunk, settlement.awaited)
@@ -183,9 +183,9 @@ class Settling:
         self._unrecorded = self._without_unawaited(chunk)
 
     def _await_redeliveries(self, chunk: ChunkEnd, tokens: Sequence[str]) -> ChunkEnd:
-        """Notes which frames the chunk sends back; returns it with that."""
-        # Before they are published, and in the record that says that the chunk is done: the intake
-        # passes over a frame that is not awaited. To leave one out here loses its messages.
+        """Notes the frames that the chunk redelivers; returns the chunk's end with them."""
+        # Noted before they are published, and in the same record as the end of the chunk: the
+        # intake skips a frame that is not awaited. Leaving one out here loses its messages.
         lineage, number = self.position.lineage, self.number.number
         self._intake.await_redeliveries(lineage, number, tokens)
         known = with_awaited(chunk.end.known, lineage, number, tokens)
@@ -194,7 +194,7 @@ class Settling:
         return replace(chunk, end=replace(chunk.end, known=known))
 
     def _without_unawaited(self, chunk: ChunkEnd) -> ChunkEnd:
-        """Returns the end of a chunk that was taken when more redeliveries were awaited."""
+        """Returns the end of a chunk without redeliveries that turned out not to be stored."""
         if not self._unawaited:
             return chunk
         known = without_awaited(chunk.end.known, self._unawaited)
@@ -202,20 +202,20 @@ class Settling:
 
     def _note_gap(self) -> None:
         """Adapts the wait for the next chunk to the time since the last one."""
-        # To record a chunk by itself costs as much as to settle it. One that waits for its record
-        # is confirmed, and is only replayed if the task is lost meanwhile.
+        # Recording a chunk by itself costs as much as settling it. A chunk that waits for its
+        # record is confirmed, and is only replayed if the task is lost meanwhile.
         now = self._clock.monotonic()
         gap, self._last = now - self._last, now
         self._soon = max(_SOON, min(_LATE, _GAPS * gap)) if gap < _LATE else _SOON
 
     def _may_join(self) -> bool:
-        """Whether what is not recorded has not waited for long."""
+        """Whether the unrecorded chunks may wait longer."""
         return self._unrecorded is None or self.record_soon() > 0
 
     def _join(self, chunk: ChunkEnd) -> tuple[ChunkCounts, ChunkCounts]:
-        """Adds a chunk to what is to be recorded; returns the counts before and after that."""
+        """Adds a chunk to the unrecorded ones; returns the counts before and after that."""
         # Without an intent: no replay has to cut this chunk again (``Settlement.needs_intent``).
-        # What is in flight is confirmed first, here as in ``_start``: the record covers both.
+        # The chunk in flight is confirmed first, as in ``_start``: the record covers both.
         self.confirm()
         chunk, before = self._without_unawaited(chunk), self._unrecorded
         if before is None:
@@ -239,18 +239,18 @@ class Settling:
         return Confirmed(before + settlement.all_counts(unstored) if unstored else counts)
 
     def emit(self, part: Settlement, end: Span) -> Confirmed:
-        """Publishes a part of the chunk at hand, up to ``end``; returns its outcome.
+        """Publishes a part of the current chunk, up to ``end``; returns its outcome.
 
-        The chunk stays begun and not done: after a crash it is replayed as a whole, and what the
-        same rows yield again is known as a copy.
+        The chunk stays begun and not done: after a crash it is replayed as a whole, and outputs
+        that the same rows yield again are recognised as copies.
         """
         self._start(part, end)
-        # Wait here. ``begin`` counts what is in flight as the chunk before, which this is not.
+        # Wait here: ``begin`` assumes that the previous chunk is in flight, and not a part.
         return self._wait()
 
     def _start(self, settlement: Settlement, end: Span, record: ChunkRecord | None = None) -> None:
-        # Confirm first. The write below says that the chunk before is done; one of whose
-        # publications is not confirmed would never be replayed, and its messages would be lost.
+        # Confirm first. The write below says that the previous chunk is done. If one of its
+        # publications is unconfirmed, it would never be replayed, and its messages would be lost.
         self.confirm()
         before, self._unrecorded = self._unrecorded, None
         self.position = _with_end(self.position, before).intending(end, settlement.inline_paths())
@@ -260,20 +260,21 @@ class Settling:
     async def _carry_out(
         self, position: Position, settlement: Settlement, before: ChunkEnd | None
     ) -> Confirmed:
-        """The order of every chunk. Nothing here may change places."""
-        # The intent before the first publication. The other way round a crash leaves publications
-        # that no one knows of: the next task cuts other chunks, whose ids differ, and what is
-        # stored already is stored twice. A task that has been replaced also learns it here, by
-        # ``Fenced``, before it has published anything.
+        """Settles one chunk. The order of these steps must not change."""
+        # The intent before the first publication. The other way round, a crash leaves publications
+        # without a record: the next task cuts other chunks, whose ids differ, and the same messages
+        # are stored twice. A task that has been replaced also finds out here, from ``Fenced``,
+        # before it has published anything.
         record, began = self._timed, self._clock.monotonic()
         await self._journal.write(position)
         recorded = self._clock.monotonic()
-        # The source only after the record. Told before the chunk is confirmed, it loses messages in
-        # a crash: no one has them any more. Told before the record, it does not give them again,
-        # and they are never counted. Not later either: publications may wait long for room.
-        await self._tell_source(before)
-        # Histories before the chunk is done: a source that gives a nacked message again whose
-        # history is not stored makes it a first delivery, and ``max_deliveries`` never comes.
+        # The source only after the record. If it is acknowledged before the chunk is confirmed, a
+        # crash loses messages that exist nowhere else. If it is acknowledged before the record, it
+        # does not redeliver them, and they are never counted. Not later either: publications may
+        # wait long for room.
+        await self._notify_source(before)
+        # Histories before the chunk is done: if the source redelivers a nacked message whose
+        # history is not stored, it counts as a first delivery and never reaches ``max_deliveries``.
         if settlement.histories is not None:
             await self._journal.write_histories(settlement.histories)
         unstored = await self._publish(settlement, position)
@@ -291,12 +292,12 @@ class Settling:
             settlement, self._journal, done, position.repeated, self._observers
         )
 
-    async def _tell_source(self, recorded: ChunkEnd | None) -> None:
+    async def _notify_source(self, recorded: ChunkEnd | None) -> None:
         """Acknowledges and nacks the rows of a chunk that is recorded as done."""
         if recorded is not None and recorded.back is not None:
             self._intake.inlet.hand_back(recorded.back)
-            # After the record, too: until then a crash makes the source give the messages again,
-            # and they are to be counted on from where they were.
+            # After the record, too: until then a crash makes the source redeliver the messages,
+            # and their deliveries must be counted on from the stored history.
             await self._journal.end_histories(recorded.back.ids)
 
     # --- its end --------------------------------------------------------------------------------
@@ -310,13 +311,13 @@ class Settling:
         if counts is not self._unrecorded.counts:
             self._unrecorded = replace(self._unrecorded, counts=counts)
         if self._unawaited:
-            # Or they would be awaited for ever. The chunk that is about to begin lists them, too.
+            # Or they would be awaited forever. The chunk that is about to begin lists them, too.
             self._intake.stop_awaiting(self._unawaited)
             self._unrecorded = self._without_unawaited(self._unrecorded)
         self._forget(self.position)
 
     def _wait(self) -> Confirmed:
-        """Confirms what is in flight and counts it; a stop that takes too long lets go of it."""
+        """Waits until the chunk in flight is confirmed; gives it up if a stop takes too long."""
         assert self._in_flight is not None
         patience = _LOOK_EVERY
         while True:
@@ -326,14 +327,14 @@ class Settling:
                 if not self._in_flight.done():
                     patience = _AT_ONCE if self._help() else _LOOK_EVERY
                     continue
-                confirmed = self._in_flight.result()  # raises what it failed with, if it did
-            # Only now: what failed stays in flight, so that nothing is recorded over it even if
-            # user code, in whose call a part was published, has swallowed the error.
+                confirmed = self._in_flight.result()  # raises the error if it failed
+            # Cleared only now: a failed chunk stays in flight, so that nothing is recorded over it
+            # even if user code, in whose call a part was published, has swallowed the error.
             self._in_flight = None
             return confirmed
 
     def _help(self) -> bool:
-        """Has the task do something else; lets go of what is in flight if it has to stop."""
+        """Lets the task do other work; gives up the chunk in flight if the task has to stop."""
         assert self._in_flight is not None
         try:
             helped = self._meanwhile()
@@ -346,7 +347,7 @@ class Settling:
         return helped
 
     def record(self, state: RecordedState) -> None:
-        """Writes down that everything in flight is done, and the state of the task."""
+        """Records that everything in flight is done, and the state of the task."""
         self.confirm()
         position = _with_end(self.position, self._unrecorded)
         position = replace(position, **state._asdict())
@@ -363,15 +364,15 @@ class Settling:
         return self._unrecorded is None and not is_behind_copies and position == self.position
 
     async def _write_down(self, position: Position, before: ChunkEnd | None) -> None:
-        # In this order, as in ``_carry_out``: what is told before the record is never counted.
+        # In this order, as in ``_carry_out``: a message acknowledged first is never counted.
         await self._journal.write(position)
-        await self._tell_source(before)
+        await self._notify_source(before)
 
     def _without_copies(self, position: Position) -> Position:
         """Moves the position behind the copies at its end, if there is nothing else there.
 
-        Only of the stream that has them: of the other one, rows that were taken and not settled
-        would be lost. What is known stays as it is, since a copy adds nothing to it.
+        Only in the stream that has them: in the other one, rows that were taken and not settled
+        would be lost. ``known`` stays as it is, since a copy adds nothing to it.
         """
         end, inlet, redeliveries = position.done, self._intake.inlet, self._intake.redeliveries
         if inlet.passed == end.inlet:
@@ -385,8 +386,8 @@ class Settling:
         )
 
     def _forget(self, position: Position, at_once: bool = False) -> None:
-        """Has the streams deleted up to what is recorded as done."""
-        # Never further: the streams hold the only copy of a chunk that is begun and not done.
+        """Deletes from the streams what is recorded as done."""
+        # Never more: the streams hold the only copy of a chunk that is begun and not done.
         now = self._clock.monotonic()
         if at_once or now - self._purged > _PURGE_EVERY:
             self._purged = now
@@ -400,19 +401,19 @@ async def publish_all_of(
     repeated: Mark | None,
     observers: Sequence[ChunkObserver],
 ) -> Collection[Publication]:
-    """Publishes a settlement, and what ends otherwise than decided; returns what is not stored.
+    """Publishes a settlement and amends it if needed; returns the publications not stored.
 
     ``done`` is how far the redeliveries are read, ``repeated`` the same if the chunk was begun
     before.
     """
-    # The server knows copies for two minutes only. A replay that does not look before it
+    # The server recognises copies for two minutes only. A replay that does not look before it
     # publishes stores dead letters and redeliveries a second time.
     missing = await journal.without_stored(settlement, repeated)
     # Redeliveries, dead letters, answers, outputs, trail, audit rows: the order of ``Stage``.
-    # What is to come back is stored before what is passed on, and all of it before it is told.
+    # Redeliveries are stored before outputs, and both before trail and audit rows report them.
     unstored = await journal.publish(missing, done)
     # Before the record: a row that the server refuses is lost without its dead letter, and the
-    # record makes the rows count that were told last.
+    # record makes the audit rows valid that were published last.
     if (amended := settlement.amended(unstored, observers)) is not None:
         await journal.publish(await journal.without_stored(amended, repeated), done)
     return unstored

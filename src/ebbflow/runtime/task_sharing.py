@@ -2,14 +2,14 @@
 
 A task that runs several vertices runs them inline on each other's outputs (``inline``). That costs
 a third of what hops through buffers cost, in processor time, memory and latency, so a run begins
-with as few tasks as possible (``group_plans``). A vertex is cut out of its group, together with
-those behind it, in two cases. Its calls are slow: they would hold up the vertices before it. Or the
-task is saturated while cores are idle, and both parts at the same time would get much more done,
-the hop between them included. It returns when both have little to do.
+with as few tasks as possible (``group_plans``). A vertex is cut out of its group, together with the
+vertices downstream of it, in two cases. Either its calls are slow and would hold up the vertices
+upstream. Or the task is saturated while cores are idle, and the two parts in parallel would process
+much more, even with the cost of the hop between them. It returns when both have little to do.
 
 Groups change only between epochs that have ended well, when nothing is in flight. A run begins with
-the largest groups there are. So the task that replays a chunk has all vertices that the chunk has
-run inline: **a replay makes the choices that were made before**, on whichever worker.
+the largest possible groups. So the task that replays a chunk has all vertices that the chunk has
+run inline: **a replay makes the same choices as before**, on any worker.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ SLOW = 0.05
 """The seconds of a call above which a vertex gets its own task."""
 
 HOP = 1e-6
-"""The seconds that a row costs more on either side of an edge when it takes the buffer."""
+"""The extra seconds per row, on either side of an edge, when rows go through the buffer."""
 
 WORTH_A_CUT = 1.3
-"""How many times as many messages both parts must be able to take for a task to be cut."""
+"""The factor by which a cut must raise the throughput of a task."""
 
 SATURATED, RELAXED = 0.9, 0.5
-"""The shares of its time that a busy task works at least, and two tasks that may be one at most."""
+"""The least busy share of a saturated task, and the most of two tasks together that may merge."""
 
 HOLD, LONGEST_HOLD = 30.0, 1800.0
-"""The seconds that a vertex keeps its own task, the first time and at most."""
+"""The seconds for which a vertex keeps its own task: the first time, and at most."""
 
 _WINDOW = 1.0
 # The first calls of user code load what it needs.
@@ -46,11 +46,11 @@ _FIRST_CALLS = 2
 _SIGNS = 2
 
 Group = tuple[VertexPlan, ...]
-"""The vertices that share a task, in the order of their edges. The first one names the group."""
+"""The vertices that share a task, in the order of their edges. The first one leads the group."""
 
 
 def group_plans(plans: Sequence[VertexPlan]) -> list[Group]:
-    """Returns the largest groups: each vertex joins the first one before it that may run it."""
+    """Returns the largest groups: each vertex joins the first upstream vertex that may run it."""
     groups: dict[str, list[VertexPlan]] = {}
     homes: dict[str, str] = {}
     for plan in plans:
@@ -66,7 +66,7 @@ def _next_inline(plan: VertexPlan) -> set[str]:
 
 
 def read_idle_seconds() -> float:
-    """Returns the seconds that all cores of this host together have been idle."""
+    """Returns the total seconds that the cores of this host have been idle."""
     times = psutil.cpu_times()
     return float(times.idle + getattr(times, "iowait", 0.0))
 
@@ -86,7 +86,7 @@ class TaskLoad:
         self._load = Load()
 
     def look(self) -> Load:
-        """Returns the load, measured again if the last time is a while ago."""
+        """Returns the load, measured again if the last measurement is a while ago."""
         at, rested, idle = self._before
         now = self._clock.monotonic()
         if (passed := now - at) >= _WINDOW:
@@ -118,9 +118,9 @@ class _Calls(NamedTuple):
 
 @dataclass(slots=True)
 class _VertexLoad:
-    """What the driver has seen of a vertex.
+    """The driver's measurements of a vertex.
 
-    ``signs`` are the looks in a row that asked for a cut of the group that the vertex leads.
+    ``signs`` counts the consecutive looks that found a cut for the group that the vertex leads.
     """
 
     total: _Calls = field(default_factory=_Calls)
@@ -132,7 +132,7 @@ class _VertexLoad:
 
 
 class Cut(NamedTuple):
-    """A vertex and those behind it are to leave their group."""
+    """A vertex and those downstream of it are to leave their group."""
 
     group: Group
     leaving: Group
@@ -143,19 +143,19 @@ class Cut(NamedTuple):
         return self.leaving[0].partitions
 
     def describe(self) -> str:
-        """Returns what changes, for people."""
+        """Returns a description of the change, for people."""
         has = "has its" if len(self.leaving) == 1 else "have their"
         return f"{_list_names(self.leaving)} now {has} own tasks"
 
 
 class Merge(NamedTuple):
-    """A group is to join the one that it was cut out of."""
+    """A group is to rejoin the group that it was cut out of."""
 
     group: Group
     into: Group
 
     def describe(self) -> str:
-        """Returns what changes, for people."""
+        """Returns a description of the change, for people."""
         shares = "shares" if len(self.group) == 1 else "share"
         return f"{_list_names(self.group)} now {shares} the tasks of {self.into[0].vertex}"
 
@@ -167,8 +167,8 @@ def _list_names(group: Group) -> str:
 class TaskSharing:
     """Decides on the driver which vertices share a task. Used by one thread.
 
-    ``load`` and ``numbers`` return what the tasks of a vertex have reported, ``in_call`` for how
-    many seconds its user code has been in one call, if that is long.
+    ``load`` and ``numbers`` return the reports of a vertex's tasks, ``in_call`` returns the seconds
+    for which its user code has been in one call, if that is long.
     """
 
     def __init__(
@@ -210,15 +210,15 @@ class TaskSharing:
 
     def _find_cut(self, groups: Sequence[Group]) -> Cut | None:
         for group in groups:
-            wished, head = self._wish_cut(group), self._seen[group[0].vertex]
-            head.signs = head.signs + 1 if wished else 0
-            if wished and head.signs >= _SIGNS:
+            first, head = self._choose_cut(group), self._seen[group[0].vertex]
+            head.signs = head.signs + 1 if first else 0
+            if first and head.signs >= _SIGNS:
                 head.signs = 0
-                return self._cut(group, wished)
+                return self._cut(group, first)
         return None
 
-    def _wish_cut(self, group: Group) -> VertexPlan | None:
-        """Returns the vertex of a group that should have its own task, if one should."""
+    def _choose_cut(self, group: Group) -> VertexPlan | None:
+        """Returns the vertex of a group before which it should be cut, if there is one."""
         slow = [plan for plan in group[1:] if self._seen[plan.vertex].slow]
         if slow:
             return slow[0]
@@ -230,10 +230,10 @@ class TaskSharing:
         return best if gains[best.vertex] >= WORTH_A_CUT else None
 
     def _gain(self, group: Group, first: VertexPlan, load: Load) -> float:
-        """Returns how many times as many messages a group can take if it is cut before a vertex.
+        """Returns the factor by which a cut before a vertex raises the throughput of a group.
 
-        The longer part limits that, and so do the cores that are idle now: both parts together work
-        more than before, as the rows between them take the buffer.
+        The slower part limits it, and so do the cores that are now idle: both parts together work
+        more than before, as the rows between them go through the buffer.
         """
         worked = load.busy * self._passed * group[0].partitions
         hop = HOP * self._seen[first.vertex].recent.rows
@@ -243,9 +243,9 @@ class TaskSharing:
         return min(worked / (max(moved, worked - moved) + hop), cores * worked / (worked + 2 * hop))
 
     def _costs(self, group: Group, worked: float) -> dict[str, float]:
-        """Returns the seconds that each vertex of a group took lately, out of those of its task.
+        """Returns each vertex's share of the seconds that the group's tasks worked lately.
 
-        Beyond its calls, every row costs about the same at every vertex.
+        Besides the calls, every row costs about the same at every vertex.
         """
         calls = {plan.vertex: self._seen[plan.vertex].recent for plan in group}
         rows = sum(call.rows for call in calls.values())
@@ -285,7 +285,7 @@ class TaskSharing:
 
 
 def behind(first: VertexPlan, group: Group) -> Group:
-    """Returns a vertex and those of its group that get messages from it alone."""
+    """Returns a vertex and those of its group that get messages only from it."""
     leaving = {first.vertex}
     for plan in group[1:]:
         writers = {other.vertex for other in group if plan.vertex in _next_inline(other)}

@@ -17,13 +17,13 @@ def place_of(plan: VertexPlan, partition: int) -> Place:
 
 
 def late_observers(plan: VertexPlan) -> list[ChunkObserver]:
-    """Returns who publishes the outcomes of the rows of each chunk, before it is done."""
+    """Returns the observers that publish the outcomes of a chunk's rows, before it is done."""
     observers: list[ChunkObserver] = [TrailObserver()] if plan.run.trail else []
     return [*observers, AuditObserver()] if plan.run.audit is not None else observers
 
 
 def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:
-    """Returns who records the traces of a task; no one unless the plan says so."""
+    """Returns the recorder of a task's traces; ``None`` if the plan asks for no traces."""
     if not plan.run.traces:
         return None
     tracer = open_tracer(plan.pipeline, plan.run.traces)
@@ -31,9 +31,9 @@ def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:
 
 
 def decision_rules(plan: VertexPlan, partition: int) -> DecisionRules:
-    """Returns the rules that chunks of a partition are decided and settled by."""
+    """Returns the rules by which chunks of a partition are decided and settled."""
     place = place_of(plan, partition)
-    # An ordered vertex must not pass on what a held row may still have to come before.
+    # An ordered vertex must not forward outputs that a held row may still have to precede.
     emits = bool(plan.edges) and not plan.ordered
     return DecisionRules(place, plan.policy.on_error, plan.largest_output, emits, _times(plan))
 

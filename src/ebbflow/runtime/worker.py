@@ -1,11 +1,11 @@
-"""A Python worker, and what it keeps of the vertices that it serves from one epoch to the next.
+"""A Python worker, and the state of its vertices that it keeps from one epoch to the next.
 
-Spark reuses its Python workers, so the object that user code opened in one epoch is there in the
-next, also when the worker has served other vertices meanwhile. It is closed and opened again after
-an outage. It is closed when the run stops, when the worker is given another run, and when Spark
-shuts the worker down in good order; not when the worker is killed. How long a vertex still waits
-for a system that is unavailable, the dead letters that its breaker has counted, how many messages a
-call gets and who taps it last as long.
+Spark reuses its Python workers, so the object that user code opened in one epoch is still there in
+the next, even if the worker has served other vertices meanwhile. It is closed and opened again
+after an outage. It is closed when the run stops, when the worker starts to serve another run, and
+when Spark shuts the worker down gracefully; not when the worker is killed. The worker keeps other
+state just as long: how long a vertex still waits for an unavailable system, the dead letters that
+its breaker has counted, how many messages a call gets, and its taps.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from ebbflow.accounts.taps import Tap
 
 VertexOfRun = tuple[str, str, str]
-"""A vertex in one run: the names of its pipeline and its own, and the run.
+"""A vertex in one run: the names of its pipeline and of the vertex, and the run.
 
-The next run may come with other code under the same names.
+The next run may bring different code under the same names.
 """
 
 LEAVE_WITHIN = 10.0
-"""The seconds that a worker has to close user code and to end once Spark has asked it to."""
+"""The seconds that a worker has to close user code and exit once Spark has asked it to."""
 
 _PLACES: dict[str, Place] = {
     "map": "map",
@@ -52,7 +52,7 @@ _PLACES: dict[str, Place] = {
     "on_success": "sink",
     "store": "store",
 }
-"""The role of code in its vertex, and the place in a pipeline that it is written for."""
+"""For each role of code in its vertex, the place in a pipeline that the code is written for."""
 
 _CONTAINERS = {
     "map": "udf",
@@ -62,11 +62,11 @@ _CONTAINERS = {
     "on_success": "ons-udsink",
     "store": "udstore",
 }
-"""The same roles in Numaflow's words: one function may be several sinks of a vertex."""
+"""Numaflow's container types of the same roles: one function may be several sinks of a vertex."""
 
 
 class ResidentVertex:
-    """What a worker keeps of one vertex in one run, until the run ends or another one comes."""
+    """The state that a worker keeps of one vertex in one run, until another run begins."""
 
     def __init__(self, leaves_with_spark: bool = False) -> None:
         self._leaves_with_spark = leaves_with_spark
@@ -84,12 +84,12 @@ class ResidentVertex:
         systems: SystemErrors,
         variables: Variables = (),
     ) -> Handler:
-        """Returns the handler of that role in this process; opens it on first use."""
+        """Returns the handler of a role in this process; opens it on first use."""
         if role not in self._handlers:
             if self._leaves_with_spark:
                 signal.signal(signal.SIGHUP, _leave)  # how Spark tells workers that it ends
             variables = ((CONTAINER_TYPE, _CONTAINERS[role]), *variables)
-            with in_environment(variables):  # modules may look at it when they are imported
+            with in_environment(variables):  # modules may read it when they are imported
                 target = adapt(resolve_code(code, search), _PLACES[role])
             self._handlers[role] = self._make(target, Blame(systems), variables)
         return self._handlers[role]
@@ -103,15 +103,15 @@ class ResidentVertex:
         return [*self._handlers.values()]
 
     def patience(self, part: str, backoff: Backoff) -> Patience:
-        """Returns the patience of a part of the vertex with outages."""
+        """Returns the patience with outages of a part of the vertex."""
         return self._patience.setdefault(part, Patience(backoff))
 
     def breaker(self, limit: BreakerLimit, partition: int | None = None) -> Breaker:
-        """Returns the breaker, which counts dead letters: of all partitions here, or of one."""
+        """Returns the breaker, which counts dead letters of all partitions here, or of one."""
         return self._breakers.setdefault(partition, Breaker(limit))
 
     def pace(self, partition: int, most: int) -> Pace:
-        """Returns how many messages a call of the partition gets, ``most`` at most."""
+        """Returns the pace of the partition, whose calls get at most ``most`` messages."""
         return self._paces.setdefault(partition, Pace(most))
 
     def taps(self, partition: int) -> dict[str, Tap]:
@@ -119,18 +119,18 @@ class ResidentVertex:
         return self._taps.setdefault(partition, {})
 
     def close(self) -> None:
-        """Closes the handlers; errors change nothing any more."""
+        """Closes the handlers; errors no longer matter."""
         for role in [*self._handlers]:
             with contextlib.suppress(*USER_ERRORS):
                 self._handlers.pop(role).close()
 
     def forget_handlers(self) -> None:
-        """Leaves what is open to the process this one was forked from; closes nothing."""
+        """Leaves open handlers to the process this one was forked from; closes nothing."""
         self._handlers.clear()
 
 
 class Worker:
-    """This process. Batch vertices keep what outlives an epoch in the driver's."""
+    """This process. Batch vertices keep their state in a ``Worker`` of the driver."""
 
     def __init__(self, make: Callable[[VertexOfRun], ResidentVertex] | None = None) -> None:
         self._make = make or (lambda _: ResidentVertex(leaves_with_spark=True))
@@ -139,7 +139,7 @@ class Worker:
         self._shared: dict[tuple[VertexOfRun, int], Sequence[VertexOfRun]] = {}
 
     def keep_in_task(self, vertices: Sequence[VertexOfRun], partition: int) -> None:
-        """Closes what vertices have here that shared the task before, and do not any more.
+        """Closes the vertices that have shared the task until now and no longer do.
 
         They have other tasks now, which open their user code there.
         """
@@ -150,21 +150,21 @@ class Worker:
         self._shared[key] = vertices
 
     def vertex(self, whose: VertexOfRun) -> ResidentVertex:
-        """Returns what is kept of the vertex; nothing at first."""
+        """Returns the state of the vertex, which is empty at first."""
         if whose not in self._vertices:
             self._vertices[whose] = self._make(whose)
         return self._vertices[whose]
 
     def close_vertex(self, whose: VertexOfRun) -> None:
-        """Closes and forgets what the vertex has here."""
+        """Closes and forgets the vertex."""
         self._close(lambda other: other == whose)
 
     def close_run(self, run: str) -> None:
-        """Closes and forgets what the vertices of a run have here."""
+        """Closes and forgets the vertices of a run."""
         self._close(lambda whose: whose[2] == run)
 
     def close_other_runs(self, run: str) -> None:
-        """Closes and forgets what all other runs have left here: the worker now serves this one.
+        """Closes and forgets the vertices of all other runs: the worker now serves this one.
 
         User code that has changed since is imported again.
         """
@@ -183,13 +183,13 @@ class Worker:
             del self._vertices[whose]
 
     def forget_handlers(self) -> None:
-        """Leaves what is open to the process this one was forked from; closes nothing."""
+        """Leaves open handlers to the process this one was forked from; closes nothing."""
         for vertex in self._vertices.values():
             vertex.forget_handlers()
 
 
 WORKER = Worker()
-"""The worker that this process is."""
+"""The worker of this process."""
 
 atexit.register(WORKER.close)
 
@@ -200,18 +200,18 @@ def resolve_code(code: Code, search: str | None) -> Any:
 
 
 def _leave(*_: object) -> None:
-    # Asked once: the daemon says so before it ends, and its end says so again.
+    # Handled once: the daemon sends the signal before it exits, and its exit sends it again.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_for_sure()
-    if RUNNING.active:  # an exit within a call would count as a failure of its message
+    if RUNNING.active:  # exiting within a call would count as a failure of its message
         raise WorkerLeaves
     sys.exit(0)
 
 
 def end_for_sure() -> None:
-    """Ends this process after a while, whatever swallows the exception that asks it to leave.
+    """Ends this process after a while, even if user code swallows the exception that ends it.
 
-    Spark asks once. User code may catch everything, and its ``close`` may wait for ever.
+    Spark asks once. User code may catch everything, and its ``close`` may wait forever.
     """
     end = threading.Timer(LEAVE_WITHIN, os._exit, (1,))
     end.daemon = True

@@ -1,4 +1,4 @@
-"""The task's way to its source's process: it is looked for, and started if it is not there."""
+"""Connects a task to its source's process, and starts the process if it is not running."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ebbflow.runtime.source_process.protocol import FromSource, Line, Order, ToS
 from ebbflow.usercode.poison import pickle_by_value
 
 COLUMNS_LIMIT = 8_000
-"""The most rows that a source which returns columns is asked for, unless something else is said.
+"""The default for the most rows of one read from a source that returns columns.
 
-More than other sources: a read costs it the same for any number of rows.
+More than for other sources: a read costs the same for any number of rows.
 """
 
 _START_WAIT = 30.0
@@ -32,10 +32,10 @@ _START_WAIT = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """A source to be read from. ``limit`` and ``timeout`` (in seconds) are those of one read.
+    """A source to read from. ``limit`` and ``timeout`` (in seconds) are those of one read.
 
     ``columns_limit`` is the limit of a source that returns columns. ``run`` is different for each
-    run of a pipeline: the process of an earlier one is left alone. ``env`` are the variables of the
+    run of a pipeline: the process of an earlier run is left alone. ``env`` are the variables of the
     source's container, which its process gets.
     """
 
@@ -50,7 +50,7 @@ class SourcePlan:
 
 
 class Companion:
-    """The process of one partition's source. One thread may tell while another hears."""
+    """The process of one partition's source. One thread may send while another receives."""
 
     def __init__(self, plan: SourcePlan, vertex: str, partition: int) -> None:
         self._vertex = vertex
@@ -67,7 +67,7 @@ class Companion:
             sys.path,
             str(path),
             plan.systems,
-            # Spark's own process, which all workers come from: it is there as long as Spark is.
+            # Spark's own process, the parent of all workers: it lives as long as Spark.
             os.getppid(),
             plan.limit,
             plan.columns_limit,
@@ -89,14 +89,14 @@ class Companion:
             time.sleep(0.01)
         raise SourceError(vertex, f"its process did not start{self._ended()}")
 
-    def tell(self, request: ToSource) -> None:
+    def send(self, request: ToSource) -> None:
         """Returns when the request is in flight; ``SourceError`` if the process has ended."""
         try:
             self._line.send(request)
         except OSError as error:
             raise SourceError(self._vertex, f"its process has ended{self._ended()}") from error
 
-    def hear(self) -> FromSource:
+    def receive(self) -> FromSource:
         """Waits for the next answer; ``SourceError`` if the process has ended."""
         try:
             answer: FromSource = self._line.receive()
@@ -113,19 +113,19 @@ class Companion:
         return ""
 
     def hang_up(self) -> None:
-        """Leaves the process to the next task, unless it has been told to end."""
+        """Leaves the process to the next task, unless it has been asked to end."""
         self._process = None
         self._line.close()
 
     def wait(self) -> None:
-        """Waits a moment for the process to end, if this task has started it."""
+        """Waits up to five seconds for the process to end, if this task has started it."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)
 
 
 def _environment(plan: SourcePlan) -> dict[str, str]:
-    """Returns the variables of the process, in which Numaflow describes the reads as well."""
+    """Returns the variables of the process, including Numaflow's for the limits of reads."""
     described = os.environ | {
         CONTAINER_TYPE: "udsource",
         "NUMAFLOW_READ_BATCH_SIZE": str(plan.limit),
@@ -145,11 +145,11 @@ def _connect(path: Path) -> Line | None:
 
 
 def _socket_path(name: str) -> Path:
-    """A short path, for that of a socket may not be long, in a folder that is only ours."""
+    """Returns a short path, as a socket requires, in a private folder of this user."""
     folder = Path(tempfile.gettempdir()) / f"ebbflow-sources-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    # Anybody may put something else there before, such as a link to another folder of this user.
+    # Another user may have created it first, for example as a link to another folder of this user.
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
         raise SourceError(name, f"{folder} is not a folder of this user; remove it or set TMPDIR")

@@ -1,11 +1,11 @@
-"""An inlet for sources that are read from and told the outcome of each message.
+"""An inlet for sources that Ebbflow reads from and sends an ack or a nack for each message.
 
 The source itself lives in its own process (``program``), which reads ahead within a window of
-messages that are not settled yet. One thread of the task's listens to it, another tells it what is
-settled; the task takes what has come. A source's messages cannot be read again by position: after
-a crash those that were not acknowledged are given again by the source, which is why nothing is
-acknowledged before it is settled. While the system behind a source is down, the source is left
-alone for a while and then asked again.
+unsettled messages. One thread of the task receives from the process, another sends acks and nacks;
+the task takes the messages that have arrived. A source's messages cannot be read again by position:
+after a crash the source redelivers messages that were not acknowledged, which is why no message is
+acknowledged before it is settled. While the system behind a source is down, the task waits before
+it asks the source again.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ebbflow.runtime.source_process.protocol import (
     End,
     Failed,
     FromSource,
-    Given,
     Greet,
-    Heard,
     Hello,
+    ReadRows,
     Resume,
     Settle,
-    Told,
+    SettleDone,
+    SourceReport,
     ToSource,
 )
 from ebbflow.streams.ledger import FACTS, Ledger
@@ -43,14 +43,14 @@ from ebbflow.usercode.printing import Printed
 _CLOSE_WITHIN = 30.0
 
 
-class Telling(Protocol):
-    """People who watch the source. Nothing depends on them."""
+class SourceEvents(Protocol):
+    """Reports on the source for people. No outcome depends on them."""
 
     def log(self, printed: Printed) -> None:
-        """Tells what the source has printed."""
+        """Reports what the source has printed."""
 
     def pending(self, messages: int | None) -> None:
-        """Says how many messages wait to be read, as far as the source knows."""
+        """Reports how many messages wait to be read, as far as the source knows."""
 
 
 class PulledInlet(Inlet):
@@ -64,7 +64,7 @@ class PulledInlet(Inlet):
         start: Mark,
         ledger: Ledger,
         wake: threading.Event,
-        events: Telling,
+        events: SourceEvents,
         patience: Patience,
     ) -> None:
         self.mark = start
@@ -77,17 +77,17 @@ class PulledInlet(Inlet):
         self._queue: deque[tuple[pa.RecordBatch, pa.BinaryArray]] = deque()
         self._taken: list[pa.BinaryArray] = []
         self._change = threading.Condition()
-        """Guards what follows, and is notified when there may be a word to say."""
+        """Guards the fields below, and is notified when there may be a request to send."""
         self._settled: list[HandedBack] = []
-        self._in_question: ToSource | None = None
-        """The word that the source has not answered yet."""
-        self._telling: HandedBack | None = None
+        self._unanswered: ToSource | None = None
+        """The request that the source has not answered yet."""
+        self._settling: HandedBack | None = None
         self._unsettled = 0
         self._failure: BaseException | None = None
         self._source = Companion(plan, vertex, partition)
         self._threads = [
             threading.Thread(target=work, name=f"source-{vertex}", daemon=True)
-            for work in (self._speak, self._listen)
+            for work in (self._send_requests, self._receive_answers)
         ]
         for thread in self._threads:
             thread.start()
@@ -96,16 +96,16 @@ class PulledInlet(Inlet):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the source has nothing more for good and all it gave is settled."""
+        """Whether the source will have no more messages, and all it delivered are settled."""
         return self._exhausted and self._unsettled == 0
 
     @property
     def waiting(self) -> Waiting | None:
-        """The system behind the source, if that is unavailable."""
+        """The wait for the system behind the source, if that is unavailable."""
         return self._patience.waiting
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
-        """Returns up to ``limit`` rows that have come; ``SourceError`` if the source has failed."""
+        """Returns up to ``limit`` rows that have arrived; ``SourceError`` if the source failed."""
         taken: list[pa.RecordBatch] = []
         with self._change:
             if self._failure is not None:
@@ -122,7 +122,7 @@ class PulledInlet(Inlet):
         return taken
 
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
-        """Returns nothing: the source redelivers what was in flight."""
+        """Returns no rows: the source redelivers messages that were in flight."""
         self.mark = max(self.mark, end)
         return []
 
@@ -132,70 +132,70 @@ class PulledInlet(Inlet):
         return pa.concat_arrays(taken) if taken else NO_OFFSETS
 
     def hand_back(self, ends: HandedBack) -> None:
-        """Has the source told, soon; from any thread."""
+        """Schedules acks and nacks to the source. Safe to call from any thread."""
         with self._change:
             self._settled.append(ends)
             self._change.notify()
 
     def close(self, for_good: bool = False) -> None:
-        """Tells the source what is settled; its process stays for the next task unless for good."""
+        """Sends the last acks and nacks; ``for_good`` ends the process, which else stays."""
         with self._change:
             self._closing = True
             self._change.notify()
-        speaking, listening = self._threads
-        speaking.join(_CLOSE_WITHIN)
+        sending, receiving = self._threads
+        sending.join(_CLOSE_WITHIN)
         if for_good:
             with contextlib.suppress(SourceError):
-                self._source.tell(End())
-                listening.join(_CLOSE_WITHIN)  # the process hangs up
+                self._source.send(End())
+                receiving.join(_CLOSE_WITHIN)  # the process closes the connection
                 self._source.wait()
         self._source.hang_up()
-        listening.join(_CLOSE_WITHIN)
+        receiving.join(_CLOSE_WITHIN)
 
-    # --- speaking -------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------
 
-    def _speak(self) -> None:
-        """Says one word after another, each when the one before it is answered."""
+    def _send_requests(self) -> None:
+        """Sends requests, each after the previous one is answered."""
         try:
             while (request := self._next_request()) is not None:
-                self._source.tell(request)
+                self._source.send(request)
         except BaseException as error:
             self._fail(error)
 
     def _next_request(self) -> ToSource | None:
-        """Waits until there is something to say; ``None`` when there is nothing more for good."""
+        """Waits for the next request; returns ``None`` when there will be no more."""
         with self._change:
             while self._failure is None:
                 down = self._patience.down
-                if self._closing and (down or not self._is_telling):
-                    return None  # what could not be told is given again
+                if self._closing and (down or not self._has_settled):
+                    return None  # the source redelivers messages whose outcome it did not receive
                 wait = self._patience.ready_in()
-                if wait == 0 and self._in_question is None:
-                    self._in_question = self._choose_request(down)
-                    if self._in_question is not None:
-                        return self._in_question
+                if wait == 0 and self._unanswered is None:
+                    self._unanswered = self._choose_request(down)
+                    if self._unanswered is not None:
+                        return self._unanswered
                 self._change.wait(wait or None)
         return None
 
     @property
-    def _is_telling(self) -> bool:
-        return bool(self._settled or self._telling)
+    def _has_settled(self) -> bool:
+        return bool(self._settled or self._settling)
 
     def _choose_request(self, down: bool) -> ToSource | None:
         if not self._greeted:
             return Greet()
         if self._settled:
-            # At once, whatever has come together: the source's system is asked less often.
-            self._telling, self._settled = HandedBack.join(self._settled), []
-            return Settle.of(self._telling)
+            # All that have accumulated, in one request: the source's system is called less often.
+            self._settling, self._settled = HandedBack.join(self._settled), []
+            return Settle.of(self._settling)
         return Resume() if down else None
 
-    # --- listening ------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _receive_answers(self) -> None:
         try:
             while self._failure is None:
-                self._hear(self._source.hear())
+                self._handle(self._source.receive())
         except BaseException as error:
             self._fail(error)
 
@@ -205,21 +205,21 @@ class PulledInlet(Inlet):
             self._change.notify()
         self._wake.set()
 
-    def _hear(self, answer: FromSource) -> None:
+    def _handle(self, answer: FromSource) -> None:
         match answer:
             case Hello():
                 self.takes_back, self._greeted = answer.redelivers, True
                 self._note_answered(answer.exhausted, settled=0)
-            case Heard():
-                assert self._telling is not None
-                self._note_answered(answer.exhausted, settled=len(self._telling))
-            case Given():
+            case SettleDone():
+                assert self._settling is not None
+                self._note_answered(answer.exhausted, settled=len(self._settling))
+            case ReadRows():
                 self._note_read()
                 self._note_exhausted(False)
                 self._take_in(answer.read_rows())
-            case Told():
+            case SourceReport():
                 self._note_read()
-                self._note_told(answer)
+                self._note_report(answer)
             case Failed():
                 self._note_failed(answer)
             case never:
@@ -227,10 +227,10 @@ class PulledInlet(Inlet):
 
     def _note_answered(self, exhausted: bool, settled: int) -> None:
         with self._change:
-            # Both at once: a nacked message is settled, and the source is not exhausted any more.
+            # Both together: when a nacked message is settled, the source is no longer exhausted.
             self._exhausted = exhausted
             self._unsettled -= settled
-            self._in_question = self._telling = None
+            self._unanswered = self._settling = None
             self._change.notify()
         if exhausted:
             self._wake.set()
@@ -241,30 +241,30 @@ class PulledInlet(Inlet):
             self._wake.set()
 
     def _note_read(self) -> None:
-        """Notes that the source could be read: its system is there."""
+        """Notes that a read succeeded: the source's system is up."""
         if self._patience.down:
             with self._change:
                 self._patience.end()
-                if isinstance(self._in_question, Resume):
-                    self._in_question = None
+                if isinstance(self._unanswered, Resume):
+                    self._unanswered = None
                 self._change.notify()
 
-    def _note_told(self, told: Told) -> None:
-        for printed in told.printed:
+    def _note_report(self, report: SourceReport) -> None:
+        for printed in report.printed:
             self._events.log(printed)
-        self._events.pending(told.pending)
-        self._note_exhausted(told.exhausted)
+        self._events.pending(report.pending)
+        self._note_exhausted(report.exhausted)
 
     def _note_failed(self, failed: Failed) -> None:
         if failed.outage is None:
             raise SourceError(self._vertex, failed.what, failed.trace)
         with self._change:
             self._patience.meet(failed.outage)
-            if self._telling is not None and failed.during == "settle":
-                # Only what the source has heard without an error is settled: it is told again.
-                self._settled, self._telling = [self._telling, *self._settled], None
-            if failed.during != "read" or isinstance(self._in_question, Resume):
-                self._in_question = None
+            if self._settling is not None and failed.during == "settle":
+                # A request that failed is sent again, so only acknowledged requests settle.
+                self._settled, self._settling = [self._settling, *self._settled], None
+            if failed.during != "read" or isinstance(self._unanswered, Resume):
+                self._unanswered = None
             self._change.notify()
         self._wake.set()
 
@@ -276,7 +276,7 @@ class PulledInlet(Inlet):
         self._wake.set()
 
     def _with_history(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the rows with what they have been through; most are here for the first time."""
+        """Returns the rows with their histories; most have none, as they are first deliveries."""
         batch = frame_of(rows)
         if self.takes_back:
             self._ledger.catch_up()

@@ -1,13 +1,13 @@
 """The process that a source runs in: started next to its vertex's task, kept across epochs.
 
-Run as ``python -m ebbflow.runtime.source_process.program``; what it needs comes through standard
-input. It serves one task at a time on a unix socket and calls the source's methods from one thread.
-It reads ahead of its task, within a window of messages that are not settled. Messages that a task
-was given and has not settled are given again to the next task, so that nothing is lost between
-epochs or when a worker is killed. When the system behind a source is unavailable, the source is
-closed and made again for the next request; what the old one gave and is not settled yet is told to
-the new one, which may not know it and then gives it again. The process ends when it is told to,
-when no task has come for a while, and when Spark's own process next to it is gone.
+Run as ``python -m ebbflow.runtime.source_process.program``, with an ``Order`` on standard input. It
+serves one task at a time on a unix socket and calls the source's methods from one thread. It reads
+ahead of its task, within a window of unsettled messages. It sends messages that a task has not
+settled to the next task again, so that none is lost between epochs or when a worker is killed. When
+the system behind a source is unavailable, the source is closed and made again for the next request.
+Acks and nacks for messages of the old source go to the new one, which may not know them and then
+redelivers them. The process ends on request, when no task has connected for a while, and when
+Spark's own process next to it is gone.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from ebbflow.usercode.printing import Printed, redirected
 _ALONE = 20.0
 _LOOK_EVERY = 1.0
 _MIN_READ = 0.02
-# A source holds thousands of messages of its client that are about to be given. Looking for cycles
-# among them, and with them among all that was imported, took half of a Kafka source's time.
+# A source holds thousands of its client's messages that are about to be sent. Looking for cycles
+# among them and all imported objects took half of a Kafka source's time.
 _OBJECTS = 100_000
 
 
@@ -52,7 +52,7 @@ class SourceProcess:
         self._reading = SourceReading(order)
 
     def serve(self, listener: socket.socket) -> None:
-        """Serves tasks one after another until told to end or left alone."""
+        """Serves tasks one after another until one ends it or none connects for a while."""
         listener.settimeout(_ALONE)
         ended = False
         while not ended:
@@ -66,7 +66,7 @@ class SourceProcess:
         self._reading.close()
 
     def note_printed(self, printed: Printed) -> None:
-        """Has a line that the source has printed told to its task."""
+        """Keeps a line that the source has printed, for the next report to its task."""
         self._reading.note_printed(printed)
 
 
@@ -81,9 +81,9 @@ class _Conversation:
         self._pause = 0.0
 
     def hold(self) -> bool:
-        """Answers the task and gives it messages; ``True`` when it was the last task.
+        """Answers the task and sends it messages; ``True`` when it was the last task.
 
-        Whoever comes next takes over: the task before it is not wanted any more.
+        When the next task connects, it takes over: the previous one is obsolete.
         """
         self._reading.begin_task()
         ready = select.poll()
@@ -99,17 +99,17 @@ class _Conversation:
                 elif isinstance(request := self._line.receive(), End):
                     return True
                 else:
-                    self._hear(request)
+                    self._handle(request)
         return False
 
     def _patience(self) -> float | None:
-        """Returns the milliseconds to wait for a word before the next read; ``None`` for ever."""
+        """Returns the milliseconds to wait for a request before a read; ``None`` means forever."""
         if not (self._may_read and self._reading.has_room):
             return None
         pause, self._pause = self._pause, 0.0
         return pause * 1000
 
-    def _hear(self, request: ToSource) -> None:
+    def _handle(self, request: ToSource) -> None:
         self._may_read = True
         match request:
             case Greet():
@@ -121,16 +121,16 @@ class _Conversation:
 
     def _read(self) -> None:
         began = time.monotonic()
-        # Given before anything else is asked of the source: what is in flight and was not given
+        # Sent before any other call of the source: messages that are in flight but were not sent
         # would wait for the next task.
-        given = self._answer(self._reading.attempt("read", self._reading.read))
+        sent = self._answer(self._reading.attempt("read", self._reading.read))
         if self._may_read:
             self._answer(self._reading.attempt("read", self._reading.tell))
-        if not given and time.monotonic() - began < _MIN_READ:
-            self._pause = _MIN_READ  # a source that does not wait must not keep us spinning
+        if not sent and time.monotonic() - began < _MIN_READ:
+            self._pause = _MIN_READ  # a source that returns at once must not cause a busy loop
 
     def _answer(self, answer: FromSource | None) -> bool:
-        """Says it, if there is something to say; returns whether there was."""
+        """Sends an answer, if there is one; returns whether there was."""
         if isinstance(answer, Failed):
             self._may_read = False
         if answer is not None:
@@ -139,7 +139,7 @@ class _Conversation:
 
 
 def _end_with(keeper: int) -> None:
-    """Ends this process soon after the keeper has gone, whatever user code is doing."""
+    """Ends this process soon after the keeper has ended, whatever user code is doing."""
     with contextlib.suppress(ProcessLookupError):
         while True:
             os.kill(keeper, 0)
@@ -154,7 +154,7 @@ def main() -> None:
     gc.set_threshold(_OBJECTS)
     threading.Thread(target=_end_with, args=(order.keeper,), daemon=True).start()
     with socket.socket(socket.AF_UNIX) as listener:
-        # Complete before it has its name: whoever finds the name can connect.
+        # It gets its final name once it listens: a task that finds the name can connect.
         listener.bind(f"{order.socket}.new")
         listener.listen()
         os.rename(f"{order.socket}.new", order.socket)

@@ -1,13 +1,13 @@
-"""The words that a vertex's task and its source's process say to each other.
+"""The protocol between a vertex's task and its source's process.
 
-The task says ``Greet`` first. From then on the process reads and gives messages without being
-asked, as long as not too many are unsettled, and between two reads it hears what is settled. So
-neither waits for the other. The task has at most one ``Settle`` on its way at a time. After a
-``Failed`` the process reads nothing before it has heard a further word.
+The task sends ``Greet`` first. From then on the process reads and sends messages without being
+asked, as long as not too many are unsettled, and between two reads it receives acks and nacks. So
+neither waits for the other. The task has at most one ``Settle`` in flight. After a ``Failed`` the
+process does not read until it receives another request.
 
-Words are pickled and travel over a unix socket (``Line``). Arrow buffers travel next to the word
-that holds them and are not copied into it. Whoever receives is woken twice or three times for a
-word of any size: in a task whose other threads are busy, each time may take milliseconds.
+Requests and answers are pickled and sent over a unix socket (``Line``). Arrow buffers are sent next
+to the object that holds them and are not copied into it. The receiver wakes only two or three times
+for an object of any size: in a task whose other threads are busy, each time may take milliseconds.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from ebbflow.usercode.printing import Printed
 _ACKS = pa.schema([pa.field("offset", OFFSETS, nullable=False)])
 _HEAD = struct.Struct("!II")
 _ALIGNED = 64
-"""Buffers begin at multiples of it, as Arrow likes them."""
+"""Buffers begin at multiples of it, the alignment that Arrow prefers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order to a source's process; comes through its standard input.
+    """The parameters of a source's process, sent to its standard input.
 
     ``limit`` and ``timeout`` (in seconds) are those of one read, ``columns_limit`` is the limit of
-    a source that returns columns. ``keeper`` is the process whose end ends the source's.
+    a source that returns columns. When the process ``keeper`` ends, so does the source's process.
     """
 
     vertex: str
@@ -56,19 +56,19 @@ class Order:
     timeout: float
 
 
-# --- said by the task ---------------------------------------------------------------------------
+# --- sent by the task ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """The first word of every task. The answer is ``Hello``."""
+    """The first request of every task. The answer is ``Hello``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Messages that are settled, and messages that the source is to redeliver, both in columns.
+    """Messages that are settled, and messages that the source must redeliver, both in columns.
 
-    The answer is ``Heard``.
+    The answer is ``SettleDone``.
     """
 
     acks: pa.Buffer
@@ -76,7 +76,7 @@ class Settle:
 
     @classmethod
     def of(cls, ends: HandedBack) -> Settle:
-        """Returns the word about the ends of some chunks."""
+        """Returns the request with the acks and nacks of some chunks."""
         acks = pa.RecordBatch.from_arrays([ends.acks], schema=_ACKS)
         return cls(acks.serialize(), ends.nacks.serialize())
 
@@ -91,24 +91,24 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Reads on after an outage. The answer is whatever the next read comes to."""
+    """Continues to read after an outage. The answer is the result of the next read."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Closes the source and ends the process. The answer is that the line is closed."""
+    """Closes the source and ends the process, which closes the line as its answer."""
 
 
 ToSource = Greet | Settle | Resume | End
 
-# --- said by the process ------------------------------------------------------------------------
+# --- sent by the process ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The source is there: whether nacks go to it, and which partitions it reads.
+    """The source is open: whether it redelivers nacked messages, and which partitions it reads.
 
-    ``exhausted`` when it has nothing more to give and all it gave is settled.
+    ``exhausted`` if it has no more messages and all it delivered are settled.
     """
 
     redelivers: bool
@@ -117,14 +117,14 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ReadRows:
     """Messages, in columns. The source is not exhausted."""
 
     rows: pa.Buffer
 
     @classmethod
-    def of(cls, rows: pa.RecordBatch) -> Given:
-        """Returns the word that gives these ``ROWS``."""
+    def of(cls, rows: pa.RecordBatch) -> ReadRows:
+        """Returns the answer with these ``ROWS``."""
         return cls(rows.serialize())
 
     def read_rows(self) -> pa.RecordBatch:
@@ -133,10 +133,10 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SourceReport:
     """The state of the source after a read, for people and for a drain.
 
-    ``printed`` is what the source has printed since the last time, ``pending`` is how many
+    ``printed`` is what the source has printed since the last report, ``pending`` is how many
     messages wait to be read, as far as the source knows.
     """
 
@@ -146,18 +146,18 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """The source has heard what was settled. ``exhausted`` as in ``Hello``."""
+class SettleDone:
+    """The source has processed the acks and nacks. ``exhausted`` as in ``Hello``."""
 
     exhausted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The source raised: ``what``, in words, while it did what ``during`` says.
+    """The source raised an error: ``what`` as text, in the step ``during``.
 
-    With an ``outage`` its system is down: it has been closed and is opened again when it is next
-    asked for something.
+    With an ``outage`` its system is down: it has been closed and is opened again at the next
+    request.
     """
 
     during: Literal["greet", "settle", "read"]
@@ -166,27 +166,27 @@ class Failed:
     outage: SystemOutage | None = None
 
 
-FromSource = Hello | Given | Told | Heard | Failed
+FromSource = Hello | ReadRows | SourceReport | SettleDone | Failed
 
 
 class Line:
-    """One end of the line. One thread may send while another receives."""
+    """One end of the connection. One thread may send while another receives."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     def fileno(self) -> int:
-        """Returns the descriptor, to wait for what comes."""
+        """Returns the file descriptor, for polling."""
         return self._end.fileno()
 
-    def send(self, word: object, unless: socket.socket | None = None) -> None:
-        """Returns when the word is in flight.
+    def send(self, item: object, unless: socket.socket | None = None) -> None:
+        """Returns when the item is in flight.
 
-        ``OSError`` if no one listens any more, or as soon as someone knocks at ``unless`` while it
-        has to wait.
+        ``OSError`` if the other end is closed, or if a connection arrives at ``unless`` while
+        ``send`` has to wait.
         """
         buffers: list[pickle.PickleBuffer] = []
-        pickled = pickle.dumps(word, protocol=5, buffer_callback=buffers.append)
+        pickled = pickle.dumps(item, protocol=5, buffer_callback=buffers.append)
         views = [buffer.raw() for buffer in buffers]
         sizes = struct.pack(f"!{len(views)}Q", *(view.nbytes for view in views))
         parts: list[bytes | memoryview] = [_HEAD.pack(len(pickled), len(views)) + sizes + pickled]
@@ -213,7 +213,7 @@ class Line:
             raise ConnectionAbortedError("another task has connected")
 
     def receive(self) -> Any:
-        """Returns the next word; ``EOFError`` or ``OSError`` when there will be none."""
+        """Returns the next item; ``EOFError`` or ``OSError`` when there will be none."""
         size, count = _HEAD.unpack(self._read(_HEAD.size))
         rest = self._read(8 * count + size)
         sizes = struct.unpack_from(f"!{count}Q", rest)
@@ -235,7 +235,7 @@ class Line:
         return whole
 
     def close(self) -> None:
-        """Hangs up; whoever waits to receive, here or there, hears so."""
+        """Closes the connection; a ``receive`` that waits at either end raises."""
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()

@@ -1,7 +1,7 @@
-"""A source in its process: opened, read from, and told the outcomes of its messages.
+"""A source in its process: opened, read from, and sent acks and nacks of its messages.
 
-All its methods are called from one thread. What it gave and is not settled is in
-flight, and given again to the next task.
+All its methods are called from one thread. Messages that it delivered and that are not settled are
+in flight, and are sent again to the next task.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from ebbflow.engine.source_columns import check_columns, columns_of, rows_of
 from ebbflow.numaflow.pynumaflow.adapters import adapt
 from ebbflow.runtime.source_process.protocol import (
     Failed,
-    Given,
-    Heard,
     Hello,
     Order,
+    ReadRows,
     Settle,
-    Told,
+    SettleDone,
+    SourceReport,
 )
 from ebbflow.usercode.calling import Handler
 from ebbflow.usercode.printing import Printed
 from ebbflow.usercode.targets import resolve
 
 WINDOW = 40_000
-"""Messages that may be unsettled before no more are read."""
+"""The most unsettled messages; no more are read then."""
 _MOST_BYTES = 64 * 1024 * 1024
 _SETTLE_SOON = 0.25
-# Seconds that a read of what is at hand waits: not zero, which some clients take for "for ever".
-_AT_HAND = 0.001
-_TELL_EVERY = 2.0
+# Seconds that a read of available messages waits: not zero, which means forever to some clients.
+_AVAILABLE = 0.001
+_REPORT_EVERY = 2.0
 _PRINTED = 1_000
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class SourceReading:
     """One source, for one task after another."""
 
     gathering = 0.005
-    """A quick source is read for this many seconds before its messages are given."""
+    """A quick source is read for this many seconds before its messages are sent."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -66,17 +66,17 @@ class SourceReading:
         self._source: Any = None
         self._failure: BaseException | None = None
         self._calling = "open"
-        self._gives_columns = self._was_dry = False
-        self._told_exhausted, self._told_at = False, 0.0
+        self._returns_columns = self._was_dry = False
+        self._reported_exhausted, self._reported_at = False, 0.0
 
     def note_printed(self, printed: Printed) -> None:
-        """Keeps a line that the source has printed, to be told."""
+        """Keeps a line that the source has printed, for the next report."""
         self._lines = [*self._lines[1 - _PRINTED :], printed]
 
     def begin_task(self) -> None:
-        """Has the next task be given again what the last one has not settled."""
+        """Sends messages that the last task has not settled to the next one again."""
         self._again.extendleft(reversed(self._in_flight.take_all()))
-        self._told_exhausted, self._told_at = False, 0.0
+        self._reported_exhausted, self._reported_at = False, 0.0
 
     @property
     def has_room(self) -> bool:
@@ -89,15 +89,15 @@ class SourceReading:
         """Returns what the call returns, or how a method of the source failed."""
         try:
             return call(*arguments)
-        except SetupError as error:  # says all there is to say
+        except SetupError as error:  # its text needs no addition
             return Failed(what, str(error), format_traceback(error))
         except (Exception, SystemExit) as error:
             text = f"{self._calling}() raised {type(error).__name__}: {error}"
-            self._told_at = 0.0  # the next read that succeeds says so
+            self._reported_at = 0.0  # a report follows the next read that succeeds
             return Failed(what, text, format_traceback(error), self._outage(error, text))
 
     def _outage(self, error: BaseException, what: str) -> SystemOutage | None:
-        """Returns what is unavailable, if the error says so; the source is then closed."""
+        """Returns the outage that the error shows, if it does; the source is then closed."""
         if not self._order.systems.means_down(error):
             return None
         self.close()
@@ -114,11 +114,11 @@ class SourceReading:
         """Opens the source, if it is not open."""
         self._open()
         partitions = list(self._call("partitions", ()))
-        self._told_exhausted = self._exhausted and not self._again
-        return Hello(redelivers(self._source), self._told_exhausted, partitions)
+        self._reported_exhausted = self._exhausted and not self._again
+        return Hello(redelivers(self._source), self._reported_exhausted, partitions)
 
     def _open(self) -> None:
-        """Makes and opens the source, if it is not there: at first, and after an outage."""
+        """Makes and opens the source, if it is not open: at first, and after an outage."""
         if self._source is None:
             self._calling = "open"
             code = self._load_code()
@@ -136,107 +136,107 @@ class SourceReading:
         return bool(getattr(self._source, "exhausted", False))
 
     def close(self) -> None:
-        """Closes the source; errors change nothing any more."""
+        """Closes the source; errors no longer matter."""
         if self._source is not None:
             with contextlib.suppress(Exception, SystemExit):
                 self._handler.close()
 
     # --- reading --------------------------------------------------------------------------------
 
-    def read(self) -> Given | None:
-        """Returns messages, those first that an earlier task has not settled; ``None`` if none."""
+    def read(self) -> ReadRows | None:
+        """Returns messages, first those that an earlier task has not settled; ``None`` if none."""
         rows = self._again.popleft() if self._again else self._read_source()
         rows = self._in_flight.without_known(rows)
         self._was_dry = not rows.num_rows
         if self._was_dry:
             return None
         self._in_flight.add(rows)
-        return Given.of(rows)
+        return ReadRows.of(rows)
 
     def _read_source(self) -> pa.RecordBatch:
         if self._failure is not None:
             self._calling, error, self._failure = "read", self._failure, None
             raise error
         began, order = time.monotonic(), self._order
-        # While something is unsettled the task may want to say so soon.
+        # While messages are unsettled, the task may soon send acks.
         timeout = min(_SETTLE_SOON, order.timeout) if len(self._in_flight) else order.timeout
-        given = self._read_once(0, timeout)
-        if isinstance(given, pa.RecordBatch):
-            return self._rows_of(check_columns(given))
-        messages = _list_messages(given)
+        result = self._read_once(0, timeout)
+        if isinstance(result, pa.RecordBatch):
+            return self._rows_of(check_columns(result))
+        messages = _list_messages(result)
         full = len(messages) >= order.limit
         while full and time.monotonic() - began < self.gathering:
             full = self._gather(messages)
         return self._rows_of(columns_of(messages))
 
     def _read_once(self, waiting: int, timeout: float) -> Any:
-        """Calls the source when that many messages are to be given next to those in flight."""
-        most = self._order.columns_limit if self._gives_columns else self._order.limit
+        """Calls the source; ``waiting`` messages are to be sent besides those in flight."""
+        most = self._order.columns_limit if self._returns_columns else self._order.limit
         room = WINDOW - len(self._in_flight) - waiting
-        given = self._call("read", None, min(most, room), timedelta(seconds=timeout))
-        self._gives_columns = isinstance(given, pa.RecordBatch)
-        return given
+        result = self._call("read", None, min(most, room), timedelta(seconds=timeout))
+        self._returns_columns = isinstance(result, pa.RecordBatch)
+        return result
 
     def _gather(self, messages: list[SourceMessage]) -> bool:
-        """Adds what a quick source has at hand; returns whether there may be more.
+        """Adds what a quick source has available; returns whether there may be more.
 
-        A word with many messages costs hardly more than one with few, here and in the task.
+        An answer with many messages costs hardly more than one with few, here and in the task.
         """
         if len(self._in_flight) + len(messages) >= WINDOW:
             return False
         try:
-            given = self._read_once(len(messages), _AT_HAND)
-            if isinstance(given, pa.RecordBatch):
-                self._again.append(self._rows_of(check_columns(given)))
+            result = self._read_once(len(messages), _AVAILABLE)
+            if isinstance(result, pa.RecordBatch):
+                self._again.append(self._rows_of(check_columns(result)))
                 return False
-            messages += (more := _list_messages(given))
+            messages += (more := _list_messages(result))
         except (Exception, SystemExit) as error:
-            # Raised by the next read: what has come is given first, for no one else has it.
+            # Raised by the next read: the messages read so far exist only here and are sent first.
             self._failure = error
             return False
         return len(more) >= self._order.limit
 
     def _rows_of(self, columns: pa.RecordBatch) -> pa.RecordBatch:
-        if self._inherited:  # what the source redelivers it knows from now on
+        if self._inherited:  # the source knows the messages that it redelivers
             self._inherited.difference_update(columns.column("offset").to_pylist())
         return rows_of(columns, self._order.vertex, self._order.partition, datetime.now(UTC))
 
-    def tell(self) -> Told | None:
-        """Returns what is to be told after a read: nothing, as a rule."""
+    def tell(self) -> SourceReport | None:
+        """Returns the report after a read, if one is due."""
         exhausted = self._was_dry and self._exhausted
-        due = time.monotonic() - self._told_at > _TELL_EVERY
-        if not (due or self._lines or exhausted != self._told_exhausted):
+        due = time.monotonic() - self._reported_at > _REPORT_EVERY
+        if not (due or self._lines or exhausted != self._reported_exhausted):
             return None
         pending = self._call("pending", None)
-        self._told_at, self._told_exhausted = time.monotonic(), exhausted
+        self._reported_at, self._reported_exhausted = time.monotonic(), exhausted
         printed, self._lines = self._lines, []
-        return Told(exhausted, printed, None if pending is None else int(pending))
+        return SourceReport(exhausted, printed, None if pending is None else int(pending))
 
     # --- settling -------------------------------------------------------------------------------
 
-    def settle(self, ends: Settle) -> Heard:
-        """Tells the source what is settled and what it is to redeliver."""
+    def settle(self, ends: Settle) -> SettleDone:
+        """Acknowledges settled messages to the source, and nacks those that it must redeliver."""
         acks, nacks = ends.read_acks(), ends.read_nacks()
         offsets = (acks, nacks.column("offset"))
         if self._inherited:
             inherited = [self._is_inherited(column) for column in offsets]
             known = [pc.invert(mask) for mask in inherited]
-            self._tell_ends(acks.filter(known[0]), nacks.filter(known[1]))
-            self._tell_stranger(acks.filter(inherited[0]), nacks.filter(inherited[1]))
+            self._ack_and_nack(acks.filter(known[0]), nacks.filter(known[1]))
+            self._settle_inherited(acks.filter(inherited[0]), nacks.filter(inherited[1]))
         else:
-            self._tell_ends(acks, nacks)
+            self._ack_and_nack(acks, nacks)
         for settled in offsets:
             self._in_flight.settle(settled)
             self._inherited.difference_update(settled.to_pylist() if self._inherited else ())
-        # A nacked message is to be given again: what was exhausted need not be any more.
-        self._told_exhausted = self._told_exhausted and self._exhausted
-        return Heard(self._told_exhausted)
+        # The source redelivers a nacked message, so it may no longer be exhausted.
+        self._reported_exhausted = self._reported_exhausted and self._exhausted
+        return SettleDone(self._reported_exhausted)
 
     def _is_inherited(self, offsets: pa.BinaryArray) -> pa.BooleanArray:
-        """Returns which of the messages were given by a source that is gone."""
+        """Returns which of the messages were delivered by a source that is gone."""
         return pa.array(map(self._inherited.__contains__, offsets.to_pylist()), pa.bool_())
 
-    def _tell_ends(self, acks: pa.BinaryArray, nacks: pa.RecordBatch) -> None:
+    def _ack_and_nack(self, acks: pa.BinaryArray, nacks: pa.RecordBatch) -> None:
         if len(acks):
             self._open()
             if hasattr(self._source, "ack_columns"):
@@ -246,16 +246,16 @@ class SourceReading:
         if nacks.num_rows:
             self._call("nack", None, _list_nacks(nacks))
 
-    def _tell_stranger(self, acks: pa.BinaryArray, nacks: pa.RecordBatch) -> None:
-        """Tells a source that was made again of messages that an earlier one gave.
+    def _settle_inherited(self, acks: pa.BinaryArray, nacks: pa.RecordBatch) -> None:
+        """Sends a source that was made again the acks and nacks of an earlier one's messages.
 
-        It need not know them, and may raise: then it gives them again.
+        It need not know them, and may raise: then it redelivers them.
         """
-        # Apart from each other, and from those it knows: what raises for one must not keep the
-        # source from hearing of the others. It would wait for their ends for ever.
+        # In separate calls, also from those for messages that it knows: if one raises, the source
+        # must still receive the others. It would wait for their outcomes forever.
         for some, others in ((acks, nacks.slice(0, 0)), (acks.slice(0, 0), nacks)):
             try:
-                self._tell_ends(some, others)
+                self._ack_and_nack(some, others)
             except Exception as error:
                 if self._order.systems.means_down(error):
                     raise
@@ -267,12 +267,12 @@ class SourceReading:
         return absent if method is None else self._handler.finish(method(*arguments))
 
 
-def _list_messages(given: Iterable[SourceMessage] | None) -> list[SourceMessage]:
-    messages = list(given or ())
+def _list_messages(result: Iterable[SourceMessage] | None) -> list[SourceMessage]:
+    messages = list(result or ())
     for kind in {type(message) for message in messages}:
         if not issubclass(kind, SourceMessage):
             raise TypeError(
-                "read() must give SourceMessage objects or a pyarrow.RecordBatch, "
+                "read() must return SourceMessage objects or a pyarrow.RecordBatch, "
                 f"not {kind.__name__}"
             )
     return messages
@@ -287,7 +287,7 @@ def _list_nacks(nacks: pa.RecordBatch) -> list[NackOffset]:
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch, how many of its messages are not settled, and the bytes that each takes, about."""
+    """A batch, how many of its messages are not settled, and their average bytes."""
 
     rows: pa.RecordBatch
     left: int
@@ -312,11 +312,11 @@ class InFlightRows:
 
     @property
     def nbytes(self) -> float:
-        """The bytes that the messages in flight take, about."""
+        """The approximate bytes of the messages in flight."""
         return sum(batch.left * batch.size for batch in self._batches.values())
 
     def without_known(self, columns: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns those of the messages that are not in flight yet, each once."""
+        """Returns the messages that are not in flight yet, once each."""
         offsets = columns.column("offset").to_pylist()
         if self._batch_of.keys().isdisjoint(offsets) and len(set(offsets)) == len(offsets):
             return columns
@@ -325,14 +325,14 @@ class InFlightRows:
         return columns.take(pa.array(fresh, pa.int64()))
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Notes that these are given; none of them is in flight already."""
+        """Notes that these are in flight; none of them may be in flight already."""
         self._number += 1
         count = rows.num_rows
         self._batches[self._number] = _Batch(rows, count, rows.nbytes / max(1, count))
         self._batch_of |= dict.fromkeys(rows.column("offset").to_pylist(), self._number)
 
     def settle(self, offsets: pa.BinaryArray) -> None:
-        """Lets these go; those that are not in flight are not minded."""
+        """Removes these; offsets that are not in flight are ignored."""
         settled = Counter(map(self._batch_of.pop, offsets.to_pylist(), repeat(0)))
         for number, count in settled.items():
             if number:
@@ -341,7 +341,7 @@ class InFlightRows:
                     del self._batches[number]
 
     def take_all(self) -> list[pa.RecordBatch]:
-        """Returns all that are in flight, in the order they were given, and lets them go."""
+        """Removes and returns all messages in flight, in the order they were delivered."""
         taken = [self._unsettled(number) for number in self._batches]
         self._batch_of, self._batches = {}, {}
         return taken
