@@ -407,19 +407,30 @@ def test_what_is_neither_messages_nor_columns_fails_the_source(given_instead, mo
 
 
 class Strict(TakingBack):
-    """Raises at the first message that it does not know, before it hears of the others."""
+    """Raises at the first message that it does not know, before it sees the others."""
+
+    refusal: type[BaseException] = KeyError
 
     def _end(self, offsets):
         for offset in offsets:
             if offset not in self._outside.given:
-                raise KeyError(offset)
+                raise self.refusal(offset)
             self._outside.given.pop(offset)
             self._outside.acked.append(offset)
 
 
+class Leaving(Strict):
+    """Calls ``sys.exit`` instead."""
+
+    refusal = SystemExit
+
+
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-def test_a_source_made_anew_hears_of_all_that_it_knows_whatever_it_does_not_know():
-    with served(Strict, 8) as (outside, run):
+@pytest.mark.parametrize("source", [Strict, Leaving])
+def test_a_reopened_source_gets_every_outcome_of_messages_it_knows_whatever_it_raises_for_others(
+    source,
+):
+    with served(source, 8) as (outside, run):
         first = Task(run, EmptyLedger())
         until(lambda: len(outside.given) == 8)
         taken = first.take(100)

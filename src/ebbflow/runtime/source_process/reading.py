@@ -256,7 +256,7 @@ class SourceReading:
         for some, others in ((acks, nacks.slice(0, 0)), (acks.slice(0, 0), nacks)):
             try:
                 self._ack_and_nack(some, others)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if self._order.systems.means_down(error):
                     raise
 
