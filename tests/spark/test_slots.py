@@ -77,7 +77,7 @@ def test_a_lost_executor_is_told_and_explains_silence_for_a_while(told):
     assert (told, slots.explain_silence()) == ([], None)
     slots.note_executors({("driver", 1), ("b", 7)})
     now[0] += 12
-    assert told == ["Spark lost an executor on a; it starts its tasks again on others"]
+    assert told == ["Spark lost an executor on a; it restarts its tasks on others"]
     assert slots.explain_silence() == "Spark lost an executor on a 12 s ago"
     now[0] += 60
     assert slots.explain_silence() is None
