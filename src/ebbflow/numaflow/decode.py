@@ -364,7 +364,7 @@ class _Matched:
 
 
 def _find_rows(named: pa.StringArray, ids: pa.StringArray) -> Numbers:
-    """Returns the row that each response names."""
+    """Returns the row whose id each response has."""
     if len(named) <= FEW:
         rows = {row_id: row for row, row_id in enumerate(ids.to_pylist())}
         return np.array([rows.get(row_id, _UNKNOWN) for row_id in named.to_pylist()], np.int64)

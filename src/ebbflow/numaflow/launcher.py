@@ -32,7 +32,7 @@ from typing import Any
 PLACE = Path("/var/run/numaflow")
 """The folder in which functions listen by default."""
 
-REFUSED = f"{PLACE} cannot be made the function's own here"
+REFUSED = f"the function cannot get its own {PLACE} here"
 """The beginning of the line that reports that the system does not allow it."""
 
 NOTE = "refused"

@@ -418,7 +418,7 @@ class RemoteStore(RemoteCode):
 
 
 class _StoreCall(FunctionCall):
-    """One call; its only row stands for the answer to its request."""
+    """One call; its only row represents the answer to its request."""
 
     def __init__(self, session: Session, name: str, request: bytes) -> None:
         self.answer: bytes | None = None

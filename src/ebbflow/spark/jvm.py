@@ -212,7 +212,7 @@ def startup_error(why: str, log: Path) -> SetupError:
     """Returns the error for a Spark that did not start; ``why`` is Java's or Spark's message."""
     return SetupError(
         f"Spark did not start: {why.rstrip('.')}.",
-        f"Correct --master, --conf or Java; all that Spark said is in {log}.",
+        f"Correct --master, --conf or Java; Spark's output is in {log}.",
     )
 
 

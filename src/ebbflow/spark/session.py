@@ -94,7 +94,7 @@ def _ask_version(java: str) -> int | None:
             text=True,
             errors="replace",
             timeout=_ASKING,
-            start_new_session=True,  # Ctrl-C must not look like a Java that does not work
+            start_new_session=True,  # so that Ctrl-C does not make Java seem broken
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -103,7 +103,7 @@ def _ask_version(java: str) -> int | None:
 
 
 def active_session() -> SparkSession | None:
-    """Returns the session that the user's program has started itself, if it has."""
+    """Returns the active session of this process, if there is one."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -150,7 +150,7 @@ class SessionPlan:
         return alike and has_memory and self.tasks >= other.tasks
 
     def settings(self) -> dict[str, str]:
-        """Returns all settings of Spark for it, the user's included."""
+        """Returns all of Spark's settings for the plan, including the user's."""
         return {
             "spark.app.name": f"ebbflow {self.name}",
             "spark.master": self.master or f"local[{self.tasks + _SPARE_SLOTS}]",

@@ -190,7 +190,7 @@ class PynumaflowSource(Source):
         self._types = sys.modules["pynumaflow.sourcer"]
 
     async def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
-        """Reads once."""
+        """Calls the read handler once and returns its messages."""
         milliseconds = timeout // timedelta(milliseconds=1)
         request = self._types.ReadRequest(num_records=limit, timeout_in_ms=milliseconds)
         output = ReadOutput()
@@ -198,7 +198,7 @@ class PynumaflowSource(Source):
         return [_read_message(message) for message in output.messages]
 
     async def ack(self, offsets: Sequence[bytes]) -> None:
-        """Acknowledges."""
+        """Acknowledges messages."""
         named = [self._offset(offset) for offset in offsets]
         await self._sourcer.ack_handler(self._types.AckRequest(offsets=named))
 
@@ -288,7 +288,7 @@ def adapt_messages(messages: Any, facts: RowFacts) -> Any:
     if isinstance(messages, Message) or hasattr(messages, "_tags"):
         return read_message(messages, facts)
     if not isinstance(messages, Iterable) or isinstance(messages, NOT_MESSAGES):
-        raise TypeError(f"a handler for pynumaflow returned {type(messages).__name__}, no Messages")
+        raise TypeError(f"a pynumaflow handler returned {type(messages).__name__}, not Messages")
     return [read_message(message, facts) for message in messages]
 
 

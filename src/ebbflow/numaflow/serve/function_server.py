@@ -92,7 +92,7 @@ def _prepare(serving: Serving) -> None:
     except OSError as error:
         raise SetupError(
             f"The folder {serving.folder} cannot be used: {error.strerror}.",
-            "Give another with --folder; inside Numaflow it is there and writable.",
+            "Give another with --folder; inside Numaflow it exists and is writable.",
         ) from None
 
 

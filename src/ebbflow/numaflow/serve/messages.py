@@ -56,7 +56,7 @@ from ebbflow.numaflow.services import (
 )
 
 EPOCH = datetime.fromtimestamp(0, UTC)
-# Room next to the value for keys, tags and ids.
+# Bytes reserved for keys, tags and ids next to the value.
 _RESERVED = 64 * 1024
 _FAILED = DeadLetter("failed")
 # A response may have 64 MB; answers that are served can be large.

@@ -155,7 +155,7 @@ class OneByOne(ServedStream):
 
 
 class InBatches(ServedStream):
-    """Serves a batch map or a sink, whose requests come in batches."""
+    """Serves a batch map or a sink, whose requests arrive in batches."""
 
     async def _answer_all(self, context: Any) -> None:
         batch: list[Request] = []

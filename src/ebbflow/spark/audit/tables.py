@@ -111,7 +111,7 @@ class ParquetFolder(AuditTable):
         try:
             self._files.aside.mkdir(parents=True, exist_ok=True)
             if not os.access(self._folder, os.W_OK):
-                raise PermissionError("it may not be written")
+                raise PermissionError("it is not writable")
         except OSError as error:
             raise _unusable(str(self._folder), error.strerror or str(error)) from error
 
@@ -250,5 +250,5 @@ def _explain(error: PySparkException) -> tuple[str, str]:
 def _unusable(folder: str, why: str) -> SetupError:
     return SetupError(
         f"The audit table cannot be written to {folder}: {why}.",
-        "Give its folder to the user that runs the pipeline, or name another path in the spec.",
+        "Make the folder writable for the user of the pipeline, or name another path in the spec.",
     )

@@ -84,7 +84,7 @@ class BatchWork:
         raise NotImplementedError
 
     def attempt(self, rows: DataFrame, call: BatchCall) -> None:
-        """Works on some rows; raises what Spark, a database or user code raises."""
+        """Processes some rows; forwards exceptions of Spark, a database or user code."""
         raise NotImplementedError
 
     def explain_failure(self, error: Exception) -> Trouble:
@@ -100,7 +100,7 @@ class BatchWork:
 
 
 def messages(rows: DataFrame) -> DataFrame:
-    """Returns the messages as queries see them."""
+    """Returns the messages with the columns for queries."""
     return rows.selectExpr(
         "id",
         "coalesce(keys, CAST(array() AS ARRAY<STRING>)) AS keys",

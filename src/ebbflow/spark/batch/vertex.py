@@ -402,7 +402,7 @@ class BatchPartition:
 
 
 def _stopped() -> SparkError:
-    return SparkError("Stopped", "the batch is worked on by the next run")
+    return SparkError("Stopped", "the next run processes the batch")
 
 
 def _plan_for_workers(plan: VertexPlan) -> VertexPlan:
