@@ -226,8 +226,8 @@ def _are_first(rows: pa.RecordBatch) -> bool:
     """Returns whether no row has been delivered or tried before."""
     tried = pc.max(rows.column("retries")).as_py()
     reasons = rows.column("nack_reason")
-    again = pc.max(rows.column("deliveries")).as_py() > 1 or reasons.null_count < len(reasons)
-    return not (tried or again)
+    delivered = pc.max(rows.column("deliveries")).as_py() > 1 or reasons.null_count < len(reasons)
+    return not (tried or delivered)
 
 
 def _encode_times(column: pa.TimestampArray) -> pa.BinaryArray:

@@ -113,14 +113,14 @@ class Http2:
         self._control = bytearray(PREFACE + self._greeting())
 
     def _greeting(self) -> bytes:
-        ours = [
+        settings = [
             (_ENABLE_PUSH, 0),
             (_INITIAL_WINDOW, self._window),
             (_MAX_FRAME, _OUR_FRAME),
             (_MAX_HEADER_LIST, _LONGEST_BLOCK),
         ]
         more = _NUMBER.pack(max(1, self._window - _DEFAULT_WINDOW))
-        opening = frame(FrameType.SETTINGS, 0, 0, settings_payload(ours))
+        opening = frame(FrameType.SETTINGS, 0, 0, settings_payload(settings))
         return opening + frame(FrameType.WINDOW_UPDATE, 0, 0, more)
 
     # --- requests -------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Http2:
                 else:
                     edges += (start, stop)
             else:
-                self._take_frame(word & 0xFF, flags, number & _ID, buffer[start:stop])
+                self._handle_frame(word & 0xFF, flags, number & _ID, buffer[start:stop])
             at = stop
         self._rest = buffer[at:]
         for number, pairs in arrived.items():
@@ -256,26 +256,26 @@ class Http2:
                 self._control += frame(FrameType.WINDOW_UPDATE, 0, exchange.number, more)
                 exchange.consumed = 0
 
-    def _take_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+    def _handle_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and (kind != FrameType.CONTINUATION or number != self._block[0]):
             self.lose("the function cut its headers short")
             return
         try:
             match kind:
                 case FrameType.HEADERS:
-                    self._take_headers(flags, number, payload)
+                    self._handle_headers(flags, number, payload)
                 case FrameType.CONTINUATION:
-                    self._take_continuation(flags, number, payload)
+                    self._handle_continuation(flags, number, payload)
                 case FrameType.SETTINGS:
-                    self._take_settings(flags, payload)
+                    self._handle_settings(flags, payload)
                 case FrameType.PING if not flags & ACK:
                     self._control += frame(FrameType.PING, ACK, 0, payload)
                 case FrameType.WINDOW_UPDATE:
-                    self._take_window_update(number, payload)
+                    self._handle_window_update(number, payload)
                 case FrameType.RST_STREAM:
-                    self._take_reset(number, payload)
+                    self._handle_reset(number, payload)
                 case FrameType.GOAWAY:
-                    self._take_goaway(payload)
+                    self._handle_goaway(payload)
                 case FrameType.PUSH_PROMISE:
                     self.lose("the function pushed a response without a request")
         except (struct.error, IndexError, HPACKError, UnicodeDecodeError) as error:
@@ -283,7 +283,7 @@ class Http2:
 
     # --- headers --------------------------------------------------------------------------------
 
-    def _take_headers(self, flags: int, number: int, payload: bytes) -> None:
+    def _handle_headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & PADDED:
             payload = payload[1 : len(payload) - payload[0]]
         if flags & HAS_PRIORITY:
@@ -292,7 +292,7 @@ class Http2:
         if flags & END_HEADERS:
             self._end_block()
 
-    def _take_continuation(self, flags: int, number: int, payload: bytes) -> None:
+    def _handle_continuation(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None:
             self.lose("the function continued headers that it had not begun")
             return
@@ -320,7 +320,7 @@ class Http2:
 
     # --- the connection -------------------------------------------------------------------------
 
-    def _take_settings(self, flags: int, payload: bytes) -> None:
+    def _handle_settings(self, flags: int, payload: bytes) -> None:
         if flags & ACK:
             return
         for name, value in _SETTING.iter_unpack(payload):
@@ -336,7 +336,7 @@ class Http2:
                 self._encoder.header_table_size = min(value, 4_096)
         self._control += frame(FrameType.SETTINGS, ACK, 0)
 
-    def _take_window_update(self, number: int, payload: bytes) -> None:
+    def _handle_window_update(self, number: int, payload: bytes) -> None:
         more = _NUMBER.unpack(payload)[0] & _ID
         if not number:
             self._send_window += more
@@ -345,12 +345,12 @@ class Http2:
         elif number in self._exchanges:
             self._exchanges[number].window += more
 
-    def _take_reset(self, number: int, payload: bytes) -> None:
+    def _handle_reset(self, number: int, payload: bytes) -> None:
         exchange = self._exchanges.get(number)
         if exchange is not None:
             self._end(exchange, f"the function reset the stream: {_name(payload)}")
 
-    def _take_goaway(self, payload: bytes) -> None:
+    def _handle_goaway(self, payload: bytes) -> None:
         last, text = _NUMBER.unpack(payload[:4])[0] & _ID, payload[8:].decode("utf-8", "replace")
         self._going_away = last
         why = f"the function refused the stream: {_name(payload[4:8])} {text}".rstrip()

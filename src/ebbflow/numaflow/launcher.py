@@ -62,7 +62,7 @@ def main() -> int:
     if not order["linux"]:
         _end_with_launcher(child)
     code, asked = _wait(child, woken, float(order["grace"]))
-    _end_the_rest(child, order["linux"])
+    _kill_descendants(child, order["linux"])
     note = Path(order["folder"]).parent / NOTE
     if code and not asked and note.exists():
         print(f"{REFUSED}: {note.read_text()}", file=sys.stderr, flush=True)
@@ -119,7 +119,7 @@ def _signal(child: int, number: int) -> None:
         os.killpg(child, number)
 
 
-def _end_the_rest(child: int, linux: bool) -> None:
+def _kill_descendants(child: int, linux: bool) -> None:
     """Ends the processes that the function has left behind.
 
     On Linux, this process adopts orphans of any session; elsewhere, those of other sessions remain.
@@ -152,14 +152,14 @@ def _list_children() -> list[int]:
 
 def _end_with_launcher(child: int) -> None:
     """Starts a process that kills the function when this process is gone."""
-    ended, held = os.pipe()
+    reader, writer = os.pipe()
     if os.fork() != 0:
-        os.close(ended)
+        os.close(reader)
         return
     os.setsid()
-    os.close(held)
+    os.close(writer)
     with contextlib.suppress(OSError):
-        os.read(ended, 1)
+        os.read(reader, 1)
         _signal(child, signal.SIGKILL)
     os._exit(0)
 
@@ -176,7 +176,7 @@ def _become_function(order: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_DFL)
     try:
         if order["mount"]:
-            _see_sockets(Path(order["folder"]), order["linux"])
+            _mount_sockets(Path(order["folder"]), order["linux"])
         if order["linux"]:
             _call("prctl", _DEATH_SIGNAL, signal.SIGKILL)  # not sooner: new rights reset it
             if os.getppid() != owner:
@@ -193,7 +193,7 @@ def _become_function(order: dict[str, Any]) -> None:
         os._exit(_CANNOT_START)
 
 
-def _see_sockets(folder: Path, linux: bool) -> None:
+def _mount_sockets(folder: Path, linux: bool) -> None:
     """Mounts the folder where SDKs listen, for this process and the function it becomes."""
     try:
         if not linux:

@@ -337,8 +337,8 @@ class _SinkCall(FunctionCall):
             case sink_pb2.FALLBACK:
                 return Response.fallback()
             case sink_pb2.SERVE:
-                own = result.HasField("serve_response")
-                return Response.serve(payload=result.serve_response if own else self._value(row))
+                sent = result.HasField("serve_response")
+                return Response.serve(payload=result.serve_response if sent else self._value(row))
             case sink_pb2.ON_SUCCESS:
                 has_message = result.HasField("on_success_msg")
                 message = _to_message(result.on_success_msg) if has_message else None

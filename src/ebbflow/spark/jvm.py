@@ -59,7 +59,7 @@ SMALL = (
 )
 
 
-def is_there() -> bool:
+def has_jvm() -> bool:
     """Returns whether there already is a JVM, as in a program that ``spark-submit`` has started."""
     return SparkContext._gateway is not None or _PORT in os.environ
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.spark.daemon import preload
-from ebbflow.spark.jvm import SMALL, ClassArchive, StartingJvm, is_there
+from ebbflow.spark.jvm import SMALL, ClassArchive, StartingJvm, has_jvm
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -165,14 +165,14 @@ class SessionAhead:
     def __init__(self, plan: SessionPlan, preloads: bool = True) -> None:
         self._stack = contextlib.ExitStack()
         self.settings = _prepare(plan)
-        with _own_modules() if plan.is_local else contextlib.nullcontext():
+        with _driver_modules() if plan.is_local else contextlib.nullcontext():
             self._jvm = self._start(plan, preloads)
 
     def _start(self, plan: SessionPlan, preloads: bool) -> StartingJvm | None:
         if preloads and plan.is_local:
             self._stack.enter_context(preload())
         try:
-            return None if is_there() else StartingJvm(self.settings, _jvm_log(plan))
+            return None if has_jvm() else StartingJvm(self.settings, _jvm_log(plan))
         except BaseException:
             self._stack.close()
             raise
@@ -311,7 +311,7 @@ def _prepare(plan: SessionPlan) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _own_modules() -> Iterator[None]:
+def _driver_modules() -> Iterator[None]:
     """Lets workers of a JVM that starts here import the driver's modules, such as a script's.
 
     The path applies only to them and not to other Python processes that are started later.
@@ -344,7 +344,7 @@ def _start(ahead: SessionAhead, plan: SessionPlan) -> tuple[SparkSession, contex
     stack = ahead.connect()
     try:
         conf = SparkConf().setAll(list(ahead.settings.items()))
-        with _own_signals():
+        with _keeping_signals():
             context = SparkContext.getOrCreate(conf)
         quieten_accumulators(context)
         # The builder would make the JVM load all of SQL to apply settings that are already set.
@@ -460,7 +460,7 @@ def _shrink(settings: dict[str, str], tasks: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
+def _keeping_signals() -> Iterator[None]:
     """Keeps our handler of Ctrl-C, as Spark's would raise ``KeyboardInterrupt`` anywhere."""
     if threading.current_thread() is not threading.main_thread():
         yield

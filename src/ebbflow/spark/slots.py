@@ -58,7 +58,7 @@ def find_executors(spark: SparkSession) -> set[tuple[str, int]]:
     return {(info.host(), info.port()) for info in infos if info.port()}
 
 
-def is_here(host: str) -> bool:
+def is_this_machine(host: str) -> bool:
     """Returns whether a host is this machine, which can only listen on its own addresses."""
     try:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
@@ -198,7 +198,7 @@ class Slots:
         )
 
     def _warn_of_loopback(self, hosts: set[str]) -> None:
-        if self._loopback and not all(map(is_here, hosts)):
+        if self._loopback and not all(map(is_this_machine, hosts)):
             self._loopback = False  # once is enough
             self._show(_UNREACHABLE)
 

@@ -265,12 +265,12 @@ class Supervisor:
         both = (*into.plans, *task.plans)
         joined = tuple(plan for plan in self._plans if plan in both)
 
-        def take() -> None:
+        def join() -> None:
             into.change(joined, lambda: None)
             self.tasks = [other for other in self.tasks if other is not task]
             end_epoch(into.plans[0].vertex)
 
-        task.change((), take)
+        task.change((), join)
 
     def stop(self, send_stop: Callable[[], None], timeout: float) -> bool:
         """Lets every task settle its messages and end; ``False`` if some did not in time.

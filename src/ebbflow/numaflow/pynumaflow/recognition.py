@@ -82,7 +82,7 @@ _KINDS = _PACKAGES | {"reducer", "reducestreamer", "accumulator", "sideinput"}
 
 def recognise(code: Any, place: Place) -> Recognised | None:
     """Returns what the code is written for in pynumaflow; ``None`` if it is other code."""
-    bare = take_off_server(code)
+    bare = unwrap_server(code)
     if package := _package_of_class(code) or _package_of_class(bare):
         return Recognised(bare, package)
     if is_class(bare):
@@ -91,15 +91,15 @@ def recognise(code: Any, place: Place) -> Recognised | None:
     return Recognised(bare, package) if package else None
 
 
-def take_off_server(code: Any) -> Any:
+def unwrap_server(code: Any) -> Any:
     """Returns the handler of a pynumaflow server; any other code unchanged.
 
     A server holds sockets and threads, so only its handler can be sent to a worker.
     """
     if inspect.isclass(code) or not any(_package_in(kind) for kind in type(code).__mro__):
         return code
-    held = [value for name, value in vars(code).items() if name.endswith("_instance")]
-    return held[0] if len(held) == 1 and hasattr(code, "servicer") else code
+    found = [value for name, value in vars(code).items() if name.endswith("_instance")]
+    return found[0] if len(found) == 1 and hasattr(code, "servicer") else code
 
 
 def _package_of_class(code: Any) -> str | None:

@@ -79,8 +79,8 @@ class ServedSource(ServedObject):
         """Answers each read with messages and an end mark."""
         await greet(context, _METHODS["ReadFn"], _GREETING)
         while (raw := await context.read()) is not EOF:
-            asked = source_pb2.ReadRequest.FromString(raw).request
-            messages = await self._try(context, self._read, asked.num_records, asked.timeout_in_ms)
+            read = source_pb2.ReadRequest.FromString(raw).request
+            messages = await self._try(context, self._read, read.num_records, read.timeout_in_ms)
             await write_all(context, messages)
             await context.write(_END)
 
@@ -88,8 +88,8 @@ class ServedSource(ServedObject):
         """Acknowledges settled messages to the source, and confirms each request."""
         await greet(context, _METHODS["AckFn"], _ACK_GREETING)
         while (raw := await context.read()) is not EOF:
-            asked = source_pb2.AckRequest.FromString(raw).request
-            offsets = [offset.offset for offset in asked.offsets]
+            request = source_pb2.AckRequest.FromString(raw).request
+            offsets = [offset.offset for offset in request.offsets]
             await self._try(context, self._ack, offsets)
             await context.write(_ACKED)
 
@@ -112,8 +112,8 @@ class ServedSource(ServedObject):
     # --- on the source's thread -----------------------------------------------------------------
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        is_there = hasattr(self._function.handler.instance, name)
-        return self._function.call(name, *arguments) if is_there else None
+        is_defined = hasattr(self._function.handler.instance, name)
+        return self._function.call(name, *arguments) if is_defined else None
 
     def _read(self, limit: int, timeout: int) -> list[bytes]:
         redelivered = list(self._take_due(limit))
@@ -213,14 +213,14 @@ class ServedStore(ServedObject):
 
     async def put(self, raw: bytes, context: Any) -> bytes:
         """Stores the answers to one request."""
-        asked = store_pb2.PutRequest.FromString(raw)
-        payloads = [payload.value for payload in asked.payloads]
-        await self._try(context, self._function.call, "put", asked.id, payloads)
+        request = store_pb2.PutRequest.FromString(raw)
+        payloads = [payload.value for payload in request.payloads]
+        await self._try(context, self._function.call, "put", request.id, payloads)
         return _STORED
 
     async def get(self, raw: bytes, context: Any) -> bytes:
         """Returns the answers to one request."""
-        asked = store_pb2.GetRequest.FromString(raw)
-        answers = await self._try(context, self._function.call, "get", asked.id)
+        request = store_pb2.GetRequest.FromString(raw)
+        answers = await self._try(context, self._function.call, "get", request.id)
         payloads = [{"value": answer} for answer in answers]
-        return pack(store_pb2.GetResponse, id=asked.id, payloads=payloads)
+        return pack(store_pb2.GetResponse, id=request.id, payloads=payloads)

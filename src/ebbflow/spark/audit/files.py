@@ -214,7 +214,7 @@ class TableFiles(AuditFolder):
             for file in files:
                 file.path.unlink(missing_ok=True)
 
-    def list_left(self, now: BatchSpan) -> list[BatchSpan]:
+    def list_leftovers(self, now: BatchSpan) -> list[BatchSpan]:
         """Returns the batches that earlier lives of the same pipeline have left waiting."""
         pipeline, lives = now.life.rpartition("-")[0], dict[str, list[int]]()
         for file in self.list_waiting():
@@ -474,7 +474,7 @@ def _sync_file(path: str) -> None:
         os.fsync(file.fileno())
 
 
-def give_rows(_: Iterator[pa.RecordBatch], rows: BatchRows) -> Iterator[pa.RecordBatch]:
+def yield_rows(_: Iterator[pa.RecordBatch], rows: BatchRows) -> Iterator[pa.RecordBatch]:
     """Yields the rows on a worker, for Spark to write."""
     for batch in rows.read():
         yield batch.cast(PLAIN_TABLE)

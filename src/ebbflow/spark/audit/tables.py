@@ -33,11 +33,11 @@ from ebbflow.spark.audit.files import (
     BatchRows,
     BatchSpan,
     TableFiles,
-    give_rows,
     local_folder,
     merge_files,
     plain_ddl,
     write_files,
+    yield_rows,
 )
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class ParquetFolder(AuditTable):
     @override
     def merge(self, span: BatchSpan) -> None:
         try:
-            for left in self._files.list_left(span):
+            for left in self._files.list_leftovers(span):
                 self._files.publish(left, self._merge_on_worker)
             self._files.publish(span, self._merge_on_worker)
         except PySparkException as error:
@@ -175,7 +175,7 @@ class AppendedTable(AuditTable):
 
     def _rows(self, rows: BatchRows) -> DataFrame:
         one = self._spark.range(0, 1, 1, 1)
-        return one.mapInArrow(partial(give_rows, rows=rows), plain_ddl())
+        return one.mapInArrow(partial(yield_rows, rows=rows), plain_ddl())
 
     def _save(self, frame: DataFrame, options: dict[str, str]) -> None:
         try:

@@ -303,7 +303,7 @@ def _split(whole: Sequence[FrameRange], size: int, tasks: int) -> list[FrameRang
             continue
         cuts = [reading.after.seq + frames * number // count for number in range(1, count)]
         marks = [reading.after, *map(Mark, cuts), reading.until]
-        parts += [replace(reading, after=one, until=other) for one, other in pairwise(marks)]
+        parts += [replace(reading, after=after, until=until) for after, until in pairwise(marks)]
     return parts
 
 
@@ -371,10 +371,10 @@ def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
 
 def _whole_frames(link: Link, reading: FrameRange) -> Iterator[StoredMessage]:
     start, last = reading.after.seq + 1, reading.until.seq
-    there = StreamSnapshot(start, last, frozenset())
+    snapshot = StreamSnapshot(start, last, frozenset())
     count = 0
     while start <= last:
-        page = link.run(read_page(link.client, reading.stream, reading.subject, start, there))
+        page = link.run(read_page(link.client, reading.stream, reading.subject, start, snapshot))
         if not page:
             break
         yield from page
