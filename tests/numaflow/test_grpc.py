@@ -291,7 +291,7 @@ def test_a_message_that_cannot_be_read_breaks_the_stream(tmp_path, sent, why):
         peer, _ = listening.accept()
         peer.sendall(answer(b"good") + frame(http2.FrameType.DATA, 0, 1, sent))
         assert receive_all(stream, 1) == [b"good"]
-        with pytest.raises(StreamBroken, match=f"a message that cannot be read: {why}$"):
+        with pytest.raises(StreamBroken, match=f"a message that cannot be decoded: {why}$"):
             stream.receive(SOON)
         peer.close()
         connection.close()

@@ -328,7 +328,7 @@ def test_after_a_goaway_what_the_peer_has_taken_goes_on_and_nothing_begins():
     assert second.broken == "the function refused the stream: ENHANCE_YOUR_CALM slow down"
     connection.receive(frame(FrameType.DATA, 0, 1, b"more"))
     assert data_in(first) == b"more"
-    with pytest.raises(StreamBroken, match="takes no more requests"):
+    with pytest.raises(StreamBroken, match="accepts no more requests"):
         connection.request(REQUEST)
 
 
@@ -368,9 +368,9 @@ def test_a_lost_connection_ends_all_exchanges_and_begins_no_other():
             + frame(FrameType.CONTINUATION, 0, 1, b"x" * 200_000) * 6,
             "without end",
         ),
-        (frame(FrameType.HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), "cannot be read"),
-        (frame(FrameType.HEADERS, END_HEADERS | PADDED, 1, b""), "cannot be read"),
-        (frame(FrameType.WINDOW_UPDATE, 0, 1, b"x"), "cannot be read"),
+        (frame(FrameType.HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), "cannot be decoded"),
+        (frame(FrameType.HEADERS, END_HEADERS | PADDED, 1, b""), "cannot be decoded"),
+        (frame(FrameType.WINDOW_UPDATE, 0, 1, b"x"), "cannot be decoded"),
         (frame(FrameType.WINDOW_UPDATE, 0, 0, number(2**31 - 1)), "larger than allowed"),
         (
             frame(FrameType.SETTINGS, 0, 0, settings_payload([(MAX_FRAME, 16_383)])),

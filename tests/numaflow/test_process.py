@@ -38,7 +38,7 @@ TOLD = "import os; folder = os.environ['EBBFLOW_SOCKETS']" + MAP.replace(
     "server_info_file=folder + '/mapper-server-info')",
 )
 
-SEES_ITS_OWN = "from ebbflow.numaflow.launcher import _leave_the_shared_view as leave; leave()"
+SEES_ITS_OWN = "from ebbflow.numaflow.launcher import _unshare_mounts; _unshare_mounts()"
 namespaces = pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", SEES_ITS_OWN], capture_output=True).returncode != 0,
     reason="MOUNT NAMESPACES ARE NOT ALLOWED HERE: functions have to be told their folder",
@@ -423,5 +423,5 @@ def test_a_missing_client_and_a_missing_engine_are_told(
     client = tmp_path / "docker"
     client.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
     client.chmod(0o755)
-    with pytest.raises(SetupError, match=r"engine is not there.*: Cannot connect to the Docker"):
+    with pytest.raises(SetupError, match=r"engine is down.*: Cannot connect to the Docker"):
         check_docker()

@@ -295,7 +295,7 @@ def test_a_function_that_ended_while_nobody_asked_it_is_opened_anew_and_blames_n
     function.stop()
     function.start()
     monkeypatch.setattr(
-        function_session, "_ask_alone", lambda *_: pytest.fail("one message at a time")
+        function_session, "_ask_one_by_one", lambda *_: pytest.fail("one message at a time")
     )
     assert call(code, *["b"] * 100) == {}
     assert function.seen["b"] == 100
@@ -315,7 +315,7 @@ def test_a_function_that_is_not_there_cannot_be_opened(tmp_path):
 @pytest.mark.parametrize(
     ("verb", "what"),
     [
-        ("unknown", "answered the id 'nobody', which is of no request"),
+        ("unknown", "answered the unknown id 'nobody'"),
         ("twice", "answered the id 'm1' more than once"),
     ],
 )

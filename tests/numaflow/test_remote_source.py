@@ -247,7 +247,7 @@ def test_a_function_that_says_that_it_cannot_read_is_away() -> None:
 def test_a_message_without_an_offset_cannot_be_taken() -> None:
     with (
         opened("odd_source", "no-offset") as source,
-        pytest.raises(StreamBroken, match="the function gave a message without an offset"),
+        pytest.raises(StreamBroken, match="the function sent a message without an offset"),
     ):
         source.read(100, timedelta(seconds=5))
 

@@ -89,7 +89,7 @@ def test_a_map_says_everything_over_the_wire(call, language, kind):
     assert options.outcome.options == (OPTIONS if language in SAY_OPTIONS else NackOptions())
     assert isinstance(panic.outcome, DeadLetter)
     # A stream map may say that it is done and then close the connection before it says why.
-    reasons = ("oh dear", "takes no more requests") if kind == "stream-map" else ("oh dear",)
+    reasons = ("oh dear", "accepts no more requests") if kind == "stream-map" else ("oh dear",)
     assert any(reason in (panic.outcome.error or "") for reason in reasons)
     assert (after.outcome, values(after)) == (Done(), ["after"])
     saw = json.loads(values(describe)[0])

@@ -162,9 +162,9 @@ def test_a_writer_that_wakes_up_late_changes_nothing(tmp_path: Path):
 def test_what_an_earlier_life_has_left_waiting_is_found(tmp_path: Path):
     Writer(tmp_path).write(DAYS)
     files = TableFiles(tmp_path)
-    assert files.list_left(BatchSpan("orders-ffff", 0, 1)) == [BatchSpan(LIFE, 0, 1)]
-    assert files.list_left(BatchSpan("orders-eu-ffff", 0, 1)) == []
-    assert files.list_left(BatchSpan(LIFE, 0, 1)) == []
+    assert files.list_leftovers(BatchSpan("orders-ffff", 0, 1)) == [BatchSpan(LIFE, 0, 1)]
+    assert files.list_leftovers(BatchSpan("orders-eu-ffff", 0, 1)) == []
+    assert files.list_leftovers(BatchSpan(LIFE, 0, 1)) == []
 
 
 def test_files_expire_with_the_last_of_their_rows_and_only_those_of_the_pipeline(tmp_path: Path):

@@ -240,7 +240,7 @@ def test_a_silent_server_does_not_delay_the_end_of_a_run(spark, names, tmp_path)
             finishing.start()
             finishing.join(120)
             assert not finishing.is_alive(), "it would wait for a minute or two"
-        assert told[-1].endswith("The next run writes what waits.")
+        assert told[-1].endswith("The next run writes the waiting rows.")
         assert table.batches == []
         assert audited.waiting() == 1
 

@@ -211,21 +211,22 @@ def raising(_messages):
         ),
         (
             {"sql": "SELECT id, deliveries AS value FROM messages"},
-            "q: gave struct<id:string,value:bigint>. Give a column 'value' of type STRING or "
+            "q: returned struct<id:string,value:bigint>. Return a column 'value' of type STRING or "
             "BINARY, for example to_json(struct(*)), and if you like 'id', 'keys', 'tags', "
             "'event_time' and 'headers'.",
         ),
         (
             {"sql": "SELECT value, true AS nack FROM messages"},
-            "q: gave a column 'nack' without 'id'. Give the id of the message to nack as well.",
+            "q: returned a column 'nack' without 'id'. Return the id of the message to nack as "
+            "well.",
         ),
         (
             {"dataframe": raising},
             "The DataFrame function of q raised KeyError: 'stock'. It was called with a DataFrame "
-            "of no messages; have it return one without rows then.",
+            "without rows; return one without rows then.",
         ),
         ({"dataframe": len}, "The DataFrame function of q raised TypeError: "),
-        ({"dataframe": str}, "q: returned str, not a DataFrame. Give a column 'value' of type"),
+        ({"dataframe": str}, "q: returned str, not a DataFrame. Return a column 'value' of type"),
     ],
 )
 def test_a_query_that_cannot_work_is_refused_before_anything_runs(run, step, told):
@@ -246,8 +247,8 @@ def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(
     summary = run(pipeline, watcher=StopWhen(has_failed))
 
     assert failures[0] == (
-        "ContractViolation: q: gave the unknown id 'in-0x' as id. Give the id of an input for each "
-        "row, or leave the column out."
+        "ContractViolation: q: returned the unknown id 'in-0x' as id. Return the id of an input "
+        "for each row, or leave the column out."
     )
     assert summary.vertices["q"].read == 0
 

@@ -88,7 +88,7 @@ def test_a_row_without_a_value_is_held_against_its_input_alone():
     assert [row["id"] for row in rows_of(verdict)] == ["a/v"]
     failed = verdict.outcomes[1]
     assert isinstance(failed, Redeliver)
-    assert failed.reason == "ContractViolation: v: gave NULL as value. Give a text or binary."
+    assert failed.reason == "ContractViolation: v: returned NULL as value. Return a text or binary."
 
 
 def test_a_row_may_nack_its_input():
@@ -100,7 +100,9 @@ def test_a_row_may_nack_its_input():
 
 @pytest.mark.parametrize(("given", "told"), [("x", "the unknown id 'x'"), (None, "NULL")])
 def test_an_id_that_is_no_inputs_is_refused(given, told):
-    with pytest.raises(ContractViolation, match=f"v: gave {told} as id. Give the id of an input"):
+    with pytest.raises(
+        ContractViolation, match=f"v: returned {told} as id. Return the id of an input"
+    ):
         returned(pa.table({"id": ["a", given], "value": [b"", b""]}))
 
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from ebbflow.runtime.control import STOP, obey, tell_shorter_epochs
-from ebbflow.spark.slots import TURN, Slots, WarmUp, find_executors, is_here
+from ebbflow.spark.slots import TURN, Slots, WarmUp, find_executors, is_this_machine
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_lost_executor_is_told_and_explains_silence_for_a_while(told):
     assert (told, slots.explain_silence()) == ([], None)
     slots.note_executors({("driver", 1), ("b", 7)})
     now[0] += 12
-    assert told == ["Spark lost an executor on a; it starts its tasks again on others"]
+    assert told == ["Spark lost an executor on a; it restarts its tasks on others"]
     assert slots.explain_silence() == "Spark lost an executor on a 12 s ago"
     now[0] += 60
     assert slots.explain_silence() is None
@@ -91,12 +91,12 @@ def test_short_epochs_that_were_asked_for_stay_short(told):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", socket.gethostname()])
 def test_names_and_addresses_of_this_machine_are_here(host):
-    assert is_here(host)
+    assert is_this_machine(host)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
 def test_other_machines_are_not(host):
-    assert not is_here(host)
+    assert not is_this_machine(host)
 
 
 def test_a_turn_is_told_in_a_word_of_its_own():

@@ -172,7 +172,7 @@ def test_the_error_of_a_run_is_the_one_that_is_raised(frozen: Frozen, short: Non
     with (
         frozen.silence(),
         pytest.raises(ValueError, match="the real one"),
-        run._tell_failure(),
+        run._recording_failure(),
     ):
         raise ValueError("the real one")
 
@@ -181,9 +181,9 @@ def test_a_word_to_the_tasks_is_not_what_a_stop_fails_by(watched: Watched) -> No
     run = Run(watched.spec, RunOptions(), Watcher())
     with open_link(watched.link.server) as link:
         run._link = link
-        run._tell_stop()
-    run._tell_stop()  # the connection is closed now
-    run._tell_turns()
+        run._send_stop()
+    run._send_stop()  # the connection is closed now
+    run._send_turns()
 
 
 def test_a_question_without_an_answer_does_not_end_a_drain(frozen: Frozen) -> None:

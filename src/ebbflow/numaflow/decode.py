@@ -1,20 +1,19 @@
-"""What functions send becomes columns: responses of maps and transformers, messages of sources.
+"""Decodes what functions send into columns: responses of maps and transformers, source messages.
 
 A response of a map names its request and holds any number of results. The columns are those that a
 columnar map returns (``usercode.columns``). An output without keys or metadata has none, as in
-Numaflow: SDKs say nothing of what they leave out. Without an event time it has that of its input.
-Reserved tags have become ``drop``, ``nack`` and ``error``. The text of an error is the reason in
-the options of a nack, if there is one: no other field could hold it.
+Numaflow, because SDKs omit empty fields. An output without an event time has that of its input.
+Reserved tags become ``drop``, ``nack`` and ``error``. The text of an error is the ``reason`` of the
+nack options, if set, because no other field could hold it.
 
-``Answers`` matches the responses to one batch with its rows. Every row has exactly one answer,
-under the id of its request. A row that has none or several, or that may be the one meant by an id
-that no request had, has failed with a ``ContractViolation``; the others keep their answers. The
-outputs are in the order of the inputs, whatever the order of the answers was, so that a replay
-makes the same frames.
+``Answers`` matches the responses to one batch with its rows. Every row must have exactly one
+answer, under the id of its request. A row with no answer or several fails with a
+``ContractViolation``; the others keep their answers. The outputs are in the order of the inputs,
+whatever the order of the answers, so that a replay makes the same frames.
 
-The name of a source's message in the columns is the function's offset and partition in one: two
-partitions may have the same offsets. ``offset_of`` takes it apart again, also for a process of the
-function that did not give the message.
+The offset of a source's message in the columns combines the function's offset and partition, since
+two partitions may have the same offsets. ``offset_of`` splits it again, also for messages that an
+earlier process of the function read.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ from ebbflow.numaflow.services import Service
 from ebbflow.usercode.columns import TYPES
 
 DROP, NACK, FAIL = Signal.DROP.tag, Signal.NACK.tag, Signal.FAIL.tag
-"""The tags by which a function says what is to become of a message, in every language."""
+"""The tags with which a function of any language drops, nacks or fails a message."""
 
 Flags = NDArray[np.bool_]
 FAILED = "failed"
-"""The error of a message of which a function says only that it has failed."""
+"""The error of a message that a function fails without a reason."""
 
 _FIX = "A function answers each request once, with the id of that request."
 _UNKNOWN = -1
@@ -68,7 +67,7 @@ _RESULTS, _ID, _STATUS, _EOT = 1, 2, 4, 1
 _RESULT, _READ_STATUS = 1, 2
 _PAYLOAD, _OFFSET, _EVENT_TIME, _KEYS, _HEADERS, _METADATA = range(1, 7)
 _NAME, _PARTITION = 1, 2
-_NO_OFFSET = "the function gave a message without an offset"
+_NO_OFFSET = "the function sent a message without an offset"
 
 
 # --- responses of maps and transformers -----------------------------------------------------------
@@ -97,9 +96,9 @@ def _shape_of(service: Service) -> ResultShape:
 
 
 class Responses:
-    """Responses to requests, in the order of their arrival; ``ValueError`` if one is none.
+    """Responses to requests, in the order of their arrival; ``ValueError`` if one is malformed.
 
-    ``ids`` name the requests, ``last`` are those with the mark that ends what is transmitted.
+    ``ids`` name the requests, ``last`` flags the responses with the mark that ends a transmission.
     """
 
     def __init__(self, places: Places, service: Service) -> None:
@@ -116,7 +115,7 @@ class Responses:
 
     @property
     def have_ids(self) -> bool:
-        """Whether one of the responses names its request."""
+        """Whether any of the responses names its request."""
         return bool(pc.max(pc.binary_length(self.ids)).as_py())
 
     def columns(self) -> dict[str, pa.Array]:
@@ -141,7 +140,7 @@ class Responses:
         return pa.MapArray.from_arrays(offsets, none.keys, none.items)
 
     def _tagged(self, tags: Fields) -> dict[str, pa.Array]:
-        """Returns the column of tags, and those that the reserved tags ask for."""
+        """Returns the column of tags, and the columns that reserved tags require."""
         texts, count = tags.places.texts(), len(self._results)
 
         def having(tag: str) -> Numbers:
@@ -171,7 +170,7 @@ class Responses:
 
 
 def _marked(statuses: Fields, count: int) -> Flags:
-    """Returns which of the messages have the mark of the end."""
+    """Returns which of the messages have the end mark."""
     marks = np.zeros(count, bool)
     if len(statuses):
         ends = Messages(statuses.places).field(_EOT).last_numbers(len(statuses))
@@ -186,9 +185,9 @@ def _flags(rows: Numbers, count: int) -> pa.BooleanArray:
 
 
 class FewResponses:
-    """The few responses of a trickle, read by protobuf's own classes; otherwise as ``Responses``.
+    """Does the same as ``Responses`` with protobuf's own classes.
 
-    For some messages these are faster than the way that is made for thousands of them.
+    They are faster for a few messages than code that is made for thousands.
     """
 
     def __init__(self, messages: Sequence[bytes], service: Service) -> None:
@@ -209,7 +208,7 @@ class FewResponses:
 
     @property
     def have_ids(self) -> bool:
-        """Whether one of the responses names its request."""
+        """Whether any of the responses names its request."""
         return any(self.ids.to_pylist())
 
     def columns(self) -> dict[str, pa.Array]:
@@ -258,10 +257,10 @@ def _read_groups(metadata: Any) -> list[tuple[str, list[tuple[str, bytes]]]]:
 
 
 class Answers:
-    """What has arrived for the requests with these ids.
+    """The responses to the requests with these ids.
 
-    ``streamed`` if there may be several responses to a request, the last one with a mark. SDKs that
-    answer such requests one after the other leave out the ids; then the order counts.
+    ``streamed`` if a request may have several responses, the last one with a mark. SDKs that answer
+    such requests one after the other leave out the ids; then the order decides.
     """
 
     def __init__(self, ids: pa.StringArray, service: Service, streamed: bool) -> None:
@@ -273,13 +272,13 @@ class Answers:
         self._read: _Matched | None = None
 
     def keep(self, parts: Sequence[Arrived]) -> None:
-        """Keeps responses as they arrive; they are read later, all at once."""
+        """Keeps responses as they arrive; they are decoded later, all at once."""
         self._parts += parts
         self._read = None
 
     @contextmanager
     def all_or_nothing(self, rows: Sequence[int]) -> Iterator[None]:
-        """Forgets the responses that arrive meanwhile if asking for these rows breaks off."""
+        """Discards the responses that arrive in this context if the call for these rows breaks."""
         mark = len(self._parts)
         try:
             yield
@@ -290,12 +289,12 @@ class Answers:
         self._asked += rows
 
     def unanswered(self, rows: Sequence[int]) -> list[int]:
-        """Returns those of the rows that have no answer."""
+        """Returns the rows that have no answer."""
         answered = self._matched.counts
         return [row for row in rows if not answered[row]]
 
     def violations(self, vertex: str, failures: Failures) -> Failures:
-        """Returns the rows that are not answered as they should be, next to those that failed."""
+        """Returns the rows without exactly one answer, except those in ``failures``."""
         matched = self._matched
         wrong = [row for row in np.flatnonzero(matched.counts != 1).tolist() if row not in failures]
         if not wrong:
@@ -306,7 +305,7 @@ class Answers:
         return dict.fromkeys(wrong, ContractViolation(vertex, what, ids, fix=_FIX))
 
     def columns(self, failures: Failures) -> pa.RecordBatch:
-        """Returns the outputs of all rows but those that failed; ``row`` has the input of each."""
+        """Returns the outputs of all rows that did not fail; ``row`` has the input of each."""
         matched, columns = self._matched, self._matched.responses.columns()
         rows = matched.result_rows
         keep = rows != _UNKNOWN
@@ -334,11 +333,11 @@ class Answers:
                 return FewResponses(messages, self._service)
             return Responses(join_parts(self._parts), self._service)
         except ValueError as error:
-            raise StreamBroken(f"the function answered what cannot be read: {error}") from error
+            raise StreamBroken(f"the function sent an undecodable response: {error}") from error
 
 
 class _Matched:
-    """Responses with the rows they are for; ``counts`` says how often each row is answered."""
+    """Responses with the rows they answer; ``counts`` has the number of answers to each row."""
 
     def __init__(
         self,
@@ -350,22 +349,22 @@ class _Matched:
         self.responses = responses
         rows = _find_rows(responses.ids, ids)
         if streamed and (rows == _UNKNOWN).all() and not responses.have_ids:
-            rows = _rows_in_turn(responses.last, asked)
+            rows = _rows_by_order(responses.last, asked)
         ends: Flags = responses.last if streamed else ~responses.last
         # The mark at the end of a batch is not an answer, and has no id.
-        self._strange: Flags = (rows == _UNKNOWN) & (ends | ~responses.last)
+        self._unmatched: Flags = (rows == _UNKNOWN) & (ends | ~responses.last)
         self.counts = np.bincount(rows[ends & (rows != _UNKNOWN)], minlength=len(ids))
         self.result_rows: Numbers = rows[responses.owners]
 
     @property
     def unknown(self) -> list[str]:
         """The ids of responses that belong to no row."""
-        ids: list[str] = self.responses.ids.filter(pa.array(self._strange)).to_pylist()
+        ids: list[str] = self.responses.ids.filter(pa.array(self._unmatched)).to_pylist()
         return ids
 
 
 def _find_rows(named: pa.StringArray, ids: pa.StringArray) -> Numbers:
-    """Returns the row that each response names."""
+    """Returns the row whose id each response has."""
     if len(named) <= FEW:
         rows = {row_id: row for row, row_id in enumerate(ids.to_pylist())}
         return np.array([rows.get(row_id, _UNKNOWN) for row_id in named.to_pylist()], np.int64)
@@ -374,8 +373,8 @@ def _find_rows(named: pa.StringArray, ids: pa.StringArray) -> Numbers:
     return numbers
 
 
-def _rows_in_turn(last: Flags, asked: Sequence[int]) -> Numbers:
-    """Returns the rows of responses without ids: one row after the other, up to each mark."""
+def _rows_by_order(last: Flags, asked: Sequence[int]) -> Numbers:
+    """Returns the rows of responses without ids: each end mark moves on to the next row."""
     turns: Numbers = np.cumsum(last) - last
     return np.append(np.array(asked, np.int64), _UNKNOWN)[np.minimum(turns, len(asked))]
 
@@ -386,7 +385,7 @@ def _is_range(numbers: Numbers, count: int) -> bool:
 
 def _describe(twice: Sequence[str], unknown: Sequence[str]) -> str:
     if unknown:
-        return f"answered the id {unknown[0]!r}, which is of no request"
+        return f"answered the unknown id {unknown[0]!r}"
     if twice:
         return f"answered the id {twice[0]!r} more than once"
     return "did not answer all requests of a batch"
@@ -396,13 +395,13 @@ def _describe(twice: Sequence[str], unknown: Sequence[str]) -> str:
 
 
 def offset_of(name: bytes) -> dict[str, Any]:
-    """Returns the offset and the partition that a function knows a message by."""
+    """Returns the function's offset and partition of a message."""
     offset, _, partition = name.rpartition(b".")
     return {"offset": offset, "partition_id": int(partition)}
 
 
 def read_messages(parts: Sequence[Arrived]) -> tuple[pa.RecordBatch, int]:
-    """Returns the messages in some responses, and how many of these mark an end.
+    """Returns the messages in some responses, and how many of the responses mark an end.
 
     ``ValueError`` if a response cannot be read or a message has no offset.
     """
@@ -415,8 +414,8 @@ def read_messages(parts: Sequence[Arrived]) -> tuple[pa.RecordBatch, int]:
 
 def _read_few(texts: Sequence[bytes]) -> tuple[pa.RecordBatch, int]:
     responses = [source_pb2.ReadResponse.FromString(text) for text in texts]
-    messages = [_read_one(said.result) for said in responses if said.HasField("result")]
-    return columns_of(messages), sum(said.status.eot for said in responses)
+    messages = [_read_one(each.result) for each in responses if each.HasField("result")]
+    return columns_of(messages), sum(each.status.eot for each in responses)
 
 
 def _read_one(result: Any) -> SourceMessage:

@@ -1,9 +1,9 @@
-"""Messages in columns become the requests of functions, all of a batch at once.
+"""Encodes messages in columns as requests of functions, a whole batch at once.
 
-A map, a transformer and a sink are asked alike; a ``Shape`` says where the fields differ. Each
-request is put together column by column, so that no Python object is made for a message. Sizes
-stand in numbers of a fixed width, which protobuf allows: what precedes a value then has the same
-length in every row. The few rows of a trickle go through protobuf's own classes, which is faster.
+Requests to maps, transformers and sinks differ in a few fields, which a ``Shape`` describes. They
+are built column by column, without a Python object for each message. Sizes are padded to a fixed
+width, which protobuf allows: the bytes before a value then have the same length in every row. A few
+rows go through protobuf's own classes, which is faster for them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOTHING_YET = _EPOCH - timedelta(milliseconds=1)
-"""The watermark while none is known, as Numaflow has it."""
+"""The watermark while none is known, the same as in Numaflow."""
 
 _KEYS = 1
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
@@ -42,10 +42,10 @@ _GROUP_ENTRIES, _USER = 1, 3
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A service's request, and the numbers of those fields that differ from service to service.
+    """A service's request, and the numbers of the fields that differ between services.
 
-    ``outside`` if the id is next to the request and not in it. ``retried`` if functions are told
-    also that a message was never tried before.
+    ``outside`` if the id is next to the request and not in it. ``retried`` if functions receive the
+    retry count also when it is 0.
     """
 
     request: Any
@@ -80,9 +80,9 @@ def encode_requests(
 ) -> pa.BinaryArray:
     """Returns a request for each row, with the prefix that gRPC puts before a message.
 
-    ``ids`` are what responses name. The rows have the columns that a columnar map or sink is given.
+    Responses refer to ``ids``. The rows have the columns that a columnar map or sink receives.
     """
-    few = len(rows) <= FEW or not _are_usual(rows.column("event_time"))
+    few = len(rows) <= FEW or not _fit_five_bytes(rows.column("event_time"))
     encode = _encode_few if few else _encode_many
     return encode(rows, ids, _shape_of(service), watermark or _NOTHING_YET)
 
@@ -106,21 +106,21 @@ def _encode_few(
         request.headers.update(rows.column("headers")[index])
         for group, entries in rows.column("metadata")[index].items():
             request.metadata.user_metadata[group].key_value.update(entries)
-        _tell_history(request, histories[index])
+        _add_history(request, histories[index])
         payload = message.SerializeToString()
         written.append(PREFIX.pack(0, len(payload)) + payload)
     return pa.array(written, pa.binary())
 
 
 def _histories(rows: Rows, shape: Shape) -> list[History]:
-    # A sink is told also that it is the first try, as Numaflow does.
+    # A sink also receives a count of 0 on the first try, as in Numaflow.
     tried: list[int | None] = rows.column("retries")
     retries = tried if shape.retried else [number or None for number in tried]
     return list(zip(rows.column("deliveries"), rows.column("nack_reason"), retries, strict=True))
 
 
-def _tell_history(request: Any, history: History) -> None:
-    """Adds what the engine knows about a message, in the groups where functions look for it."""
+def _add_history(request: Any, history: History) -> None:
+    """Adds deliveries, nack reason and retry count, in the groups where functions read them."""
     deliveries, reason, retries = history
     if deliveries != 1:
         group = request.metadata.sys_metadata[HISTORY].key_value
@@ -144,7 +144,7 @@ _START = np.dtype(
         ("value_size", "<u4"),
     ]
 )
-"""What precedes the value: gRPC's prefix, then where the request and its value begin."""
+"""The bytes before the value: gRPC's prefix, then the starts of the request and its value."""
 
 _FIELD = np.dtype([("tag", "u1"), ("size", "<u4")])
 
@@ -160,7 +160,7 @@ _TIME = np.dtype(
         ("more_nanos", "u1"),
     ]
 )
-"""A time as a field; its size is that of all but the first two bytes."""
+"""A time as a field; its size excludes the first two bytes."""
 
 _LATEST = (1 << 35) * 1_000_000
 """The first time, in microseconds since 1970, whose seconds do not fit into five bytes."""
@@ -188,7 +188,7 @@ def _encode_many(
 
 
 def _encode_facts(rows: pa.RecordBatch, shape: Shape) -> list[pa.BinaryArray]:
-    """Returns the keys, headers and metadata, each as a column; what no row has is left out."""
+    """Returns the keys, headers and metadata, each as a column unless no row has any."""
     facts = []
     keys, headers, metadata = (rows.column(name) for name in ("keys", "headers", "metadata"))
     if keys.null_count < len(keys):
@@ -213,7 +213,7 @@ def _encode_histories(rows: pa.RecordBatch, shape: Shape) -> pa.BinaryArray | pa
     @cache
     def encode(history: History) -> bytes:
         request = shape.request.Request()
-        _tell_history(request, history)
+        _add_history(request, history)
         text: bytes = request.SerializeToString()
         return text
 
@@ -226,8 +226,8 @@ def _are_first(rows: pa.RecordBatch) -> bool:
     """Returns whether no row has been delivered or tried before."""
     tried = pc.max(rows.column("retries")).as_py()
     reasons = rows.column("nack_reason")
-    again = pc.max(rows.column("deliveries")).as_py() > 1 or reasons.null_count < len(reasons)
-    return not (tried or again)
+    delivered = pc.max(rows.column("deliveries")).as_py() > 1 or reasons.null_count < len(reasons)
+    return not (tried or delivered)
 
 
 def _encode_times(column: pa.TimestampArray) -> pa.BinaryArray:
@@ -241,14 +241,14 @@ def _encode_times(column: pa.TimestampArray) -> pa.BinaryArray:
 
 
 def _since_epoch(column: pa.TimestampArray) -> Numbers:
-    """Returns microseconds since 1970; a row without a time has that of 1970, as in protobuf."""
+    """Returns microseconds since 1970; 0 for a row without a time, as in protobuf."""
     micros = column.cast(pa.int64())
     numbers: Numbers = (micros.fill_null(0) if micros.null_count else micros).to_numpy()
     return numbers
 
 
-def _are_usual(column: pa.TimestampArray) -> bool:
-    """Returns whether all times are as long as those of our days."""
+def _fit_five_bytes(column: pa.TimestampArray) -> bool:
+    """Returns whether the seconds of all times fit into the five bytes of ``_TIME``."""
     numbers = _since_epoch(column)
     return bool(numbers.min() >= 0 and numbers.max() < _LATEST)
 
@@ -263,7 +263,7 @@ def _encode_group(entries: pa.MapArray) -> pa.BinaryArray:
 def _encode_map(
     number: int, column: pa.MapArray, encode: Callable[[pa.Array], pa.BinaryArray]
 ) -> pa.BinaryArray:
-    """Returns the entries of each row's map, one behind the other; ``encode`` writes the values."""
+    """Returns the entries of each row's map, concatenated; ``encode`` writes the values."""
     entries, ends = _children(column)
     names, values = entries.field(0).cast(pa.binary()), encode(entries.field(1))
     both = _enclose(_ENTRY_KEY, names), _enclose(_ENTRY_VALUE, values)
@@ -271,8 +271,8 @@ def _encode_map(
 
 
 def _children(column: pa.ListArray | pa.MapArray) -> tuple[pa.Array, pa.Int32Array]:
-    """Returns the values of all rows, and where those of each row begin and end."""
-    if column.null_count:  # behind a null there may be values that do not count
+    """Returns the values of all rows, and the offsets of each row's values."""
+    if column.null_count:  # a null may still refer to values, which do not count
         column = column.take(pa.array(range(len(column)), pa.int32()))
     ends = column.offsets
     first, last = ends[0].as_py(), ends[-1].as_py()
@@ -298,7 +298,7 @@ def _tag(number: int) -> int:
 
 
 def _varints(numbers: Any) -> Numbers:
-    """Returns numbers below 2**28 seven bits a byte, in four bytes each."""
+    """Returns numbers below 2**28 as varints of four bytes each, with seven bits a byte."""
     low = numbers.astype(np.uint32)
     spread = low & 0x7F | low << 1 & 0x7F00 | low << 2 & 0x7F0000 | low << 3 & 0x7F000000
     written: Numbers = spread | 0x808080
@@ -306,13 +306,13 @@ def _varints(numbers: Any) -> Numbers:
 
 
 def _sizes(column: pa.BinaryArray | pa.BinaryScalar) -> Any:
-    """Returns the sizes of the values, or of the one that all rows have."""
+    """Returns the sizes of the values, or the size of the one value that all rows have."""
     sizes = pc.binary_length(column)
     return sizes.as_py() if isinstance(column, pa.Scalar) else sizes.to_numpy()
 
 
 def _as_column(written: Numbers) -> pa.BinaryArray:
-    """Returns records of a fixed size as a column, without copying them."""
+    """Returns records of a fixed size as a column without copying."""
     ends = _ends(len(written), written.itemsize)
     return pa.Array.from_buffers(pa.binary(), len(written), [None, ends, pa.py_buffer(written)])
 

@@ -1,15 +1,15 @@
 """A session with a function: its process, a connection, and its streams after their handshake.
 
-A session that cannot be opened is an outage of the function, ``Unavailable``: no message is
-penalised. One that breaks is opened again, with a new process: Numaflow's SDKs end theirs after any
-failure, and whoever asks the old one meets it while it goes down.
+If a session cannot be opened, the function is ``Unavailable`` and no message is penalised. A
+session that breaks is reopened with a new process: Numaflow's SDKs end their process after any
+failure, and a call to the old process would reach it during its shutdown.
 
-``ask_all`` decides the outcomes of messages when the function breaks off in the middle of them.
-Messages that are answered keep their answers. The function is opened again at once, and the others
-are given to it one at a time, so that the one during which it breaks again is known: it is to
-blame, and fails as if user code had raised. A function that is over its time is ended and opened
-again in the same way. If it cannot be opened, no message is penalised. It always ends: every
-message is given twice at most, and a function that breaks again and again is left alone.
+``ask_all`` decides the outcomes of messages when the function breaks in the middle of a call.
+Answered messages keep their answers. The function is restarted at once and receives the others one
+at a time, which shows the message on which it breaks again: that message is to blame and fails as
+if user code had raised. A function that exceeds its time limit is stopped and restarted in the same
+way. If it cannot be restarted, no message is penalised. This always terminates: each message is
+sent at most twice, and a function that keeps breaking is not called again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ OPEN_LIMIT = 60.0
 """The seconds that a function may take from its server-info to its readiness."""
 
 Failures = dict[int, BaseException | None]
-"""Rows without an answer, each with the reason; ``None`` for one that was not tried."""
+"""Rows without an answer, each with the reason; ``None`` for a row that was not tried."""
 
 _CALL_LIMIT, _PAUSE = 10.0, 0.02
 _EMPTY = b""
-_SAID_BY_USER_CODE = "UDF_EXECUTION_ERROR"
+_RAISED_BY_USER_CODE = "UDF_EXECUTION_ERROR"
 
 
 class Session:
-    """An open conversation with a function, for one thread."""
+    """A process, a connection and the open streams of a function, for one thread."""
 
     def __init__(self, process: FunctionProcess, service: Service) -> None:
         self.process = process
@@ -46,7 +46,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used; not after a try to open it that failed."""
+        """Whether it can be used; false after a failed attempt to open it."""
         return self._connection is not None
 
     def open(self) -> None:
@@ -54,12 +54,12 @@ class Session:
         self._open(self.process.start)
 
     def reopen(self) -> None:
-        """Does the same with a new process, after the function has failed or is overdue."""
+        """Does the same with a new process, after the function has failed or timed out."""
         self._disconnect()
         self._open(self.process.restart)
 
     def reopen_if_ended(self) -> None:
-        """Opens what the function has ended since it was asked last; no message is penalised."""
+        """Reopens what the function has ended since the last call; no message is penalised."""
         if self._connection is not None:
             self._connection.catch_up()
         streams = self.streams.values()
@@ -70,7 +70,7 @@ class Session:
             self.renew_streams()
 
     def renew_streams(self) -> None:
-        """Opens the streams again in the same process, after one has ended."""
+        """Reopens the streams to the same process, after a stream has ended."""
         self._disconnect()
         self._open(lambda: None)  # it is running
 
@@ -156,41 +156,41 @@ class RemoteCode:
 # --- when the function breaks ---------------------------------------------------------------------
 
 
-class Asking(Protocol):
+class FunctionCall(Protocol):
     """A call of the function with the rows of a batch."""
 
     def ask(self, rows: Sequence[int]) -> None:
-        """Gives the function these rows and keeps its answers until it has given the last one.
+        """Sends the function these rows and keeps its answers until the last has arrived.
 
-        Raises ``StreamBroken`` or ``CallTimeout`` when it does not come to that.
+        Raises ``StreamBroken`` or ``CallTimeout`` if the function ends or stalls before that.
         """
 
     def unanswered(self, rows: Sequence[int]) -> list[int]:
-        """Returns those of the rows that have no answer yet."""
+        """Returns the rows that have no answer yet."""
 
 
-def ask_all(session: Session, asking: Asking, rows: Sequence[int]) -> Failures:
-    """Has the function answer for all rows; returns those for which it has none."""
+def ask_all(session: Session, call: FunctionCall, rows: Sequence[int]) -> Failures:
+    """Asks the function for answers to all rows; returns the rows without one."""
     session.reopen_if_ended()
     try:
-        asking.ask(rows)
+        call.ask(rows)
     except (StreamBroken, CallTimeout) as error:
-        left = asking.unanswered(rows)
+        left = call.unanswered(rows)
         try:
             _continue(session, error)
         except Unavailable as outage:
             return dict.fromkeys(left, outage)
-        return _ask_alone(session, asking, left)
+        return _ask_one_by_one(session, call, left)
     return {}
 
 
-def _ask_alone(session: Session, asking: Asking, rows: Sequence[int]) -> Failures:
-    """Gives the function one row after the other, as long as that leads to anything."""
+def _ask_one_by_one(session: Session, call: FunctionCall, rows: Sequence[int]) -> Failures:
+    """Sends the function one row at a time, until it has broken too often in a row."""
     failures: Failures = {}
     in_a_row = 0
     for place, row in enumerate(rows):
         try:
-            asking.ask([row])
+            call.ask([row])
             in_a_row = 0
         except (StreamBroken, CallTimeout) as error:
             failures[row] = reason = _reason(session, error)
@@ -206,7 +206,7 @@ def _ask_alone(session: Session, asking: Asking, rows: Sequence[int]) -> Failure
 
 
 def _reason(session: Session, error: StreamBroken | CallTimeout) -> BaseException:
-    """Returns what the row failed with; a system that user code says is down is not a break."""
+    """Returns the row's error; ``Unavailable`` if user code reported a system as down."""
     if isinstance(error, CallTimeout):
         return error
     if _means_outage(error):
@@ -229,4 +229,4 @@ def _continue(session: Session, error: StreamBroken | CallTimeout) -> None:
 
 def _means_outage(error: StreamBroken) -> bool:
     """Returns whether user code behind the function has raised ``Unavailable``."""
-    return error.code == UNAVAILABLE and _SAID_BY_USER_CODE in error.what
+    return error.code == UNAVAILABLE and _RAISED_BY_USER_CODE in error.what

@@ -1,13 +1,13 @@
-"""gRPC on a unix socket for those who send and receive many messages at a time.
+"""gRPC on a unix socket, made for sending and receiving many messages at a time.
 
 ``GrpcConnection`` is a blocking client: it reads while it writes, so that neither side ever waits
-for the other to make room, and it looks at the socket only inside a call. ``GrpcStream`` is one
-bidirectional call. Messages go out many to a frame, and what has arrived is split at once.
+for the other to make room, and it uses the socket only during a call. ``GrpcStream`` is one
+bidirectional call. Many messages share a frame, and all data that has arrived is split at once.
 
-A function that says nothing for ``RUNNING.limit`` seconds, or for the timeout of a call, ends the
-call with ``CallTimeout``. Everything else that goes wrong is ``StreamBroken``, with what the
-function says about it: status, message, its own stack and how long to wait. A detail that cannot be
-read is left out: a failure must not be hidden by a second one.
+If nothing arrives for ``RUNNING.limit`` seconds, or for the timeout of a call, the call raises
+``CallTimeout``. Every other failure is ``StreamBroken``, with the details that the function sent:
+status, message, stack and how long to wait. A detail that cannot be decoded is left out, because a
+second failure must not hide the first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ebbflow.numaflow.services import LARGEST
 from ebbflow.usercode.call_watch import RUNNING
 
 PREFIX = struct.Struct(">BI")
-"""What stands before each message: whether it is compressed, and its size."""
+"""The prefix of each message: whether it is compressed, and its size."""
 
 OK = "0"
 UNKNOWN, UNAVAILABLE = 2, 14
@@ -50,7 +50,7 @@ _USER_AGENT = "ebbflow"
 
 @dataclass(slots=True)
 class Arrived:
-    """Messages in the order of their arrival, over the buffer that they arrived in.
+    """Messages in the order of their arrival, as slices of the buffer that they arrived in.
 
     ``edges`` has the start and the end of each message.
     """
@@ -68,7 +68,7 @@ class Arrived:
 
 
 class Splitter:
-    """Splits the data of frames into messages. ``fault`` says what is wrong with them, if it is."""
+    """Splits the data of frames into messages. ``fault`` says what is wrong with them, if set."""
 
     def __init__(self) -> None:
         self.fault: str | None = None
@@ -96,7 +96,7 @@ class Splitter:
             compressed, size = PREFIX.unpack_from(data, at)
             if compressed or size > LARGEST:
                 self.fault = "it is compressed" if compressed else f"it has {size:,} bytes"
-                self.fault = f"the function sent a message that cannot be read: {self.fault}"
+                self.fault = f"the function sent a message that cannot be decoded: {self.fault}"
                 break
             start = at + PREFIX.size
             if start + size > end:
@@ -109,7 +109,7 @@ class Splitter:
 
 
 def _whole_frames(buffer: bytes, edges: list[int]) -> list[int] | None:
-    """Returns the edges of the messages if each frame is one, as many servers send them."""
+    """Returns the edges of the messages if each frame holds exactly one, as is common."""
     whole: list[int] = []
     unpack, ends = PREFIX.unpack_from, iter(edges)
     for start, end in zip(ends, ends, strict=True):
@@ -129,7 +129,7 @@ class GrpcConnection:
         self._path = str(path)
         self._http2 = Http2()
         self._unwritten = memoryview(b"")
-        self._takes_bytes = True
+        self._can_write = True
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(self._path)
@@ -157,7 +157,7 @@ class GrpcConnection:
         return responses[0]
 
     def close(self) -> None:
-        """Ends all streams. Calls on them raise from now on."""
+        """Ends all streams. Later calls on them raise."""
         self._http2.close()
         self._write()
         self._socket.close()
@@ -169,7 +169,7 @@ class GrpcConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is known by now that the connection is of no more use."""
+        """Whether the connection is known to be lost."""
         return self._http2.lost is not None
 
     def catch_up(self) -> None:
@@ -178,7 +178,7 @@ class GrpcConnection:
             self._write()
 
     def flush(self) -> None:
-        """Writes what can be written at once."""
+        """Writes as much as the socket accepts at once."""
         self._write()
 
     def wait(self, ready: Callable[[], bool], timeout: float | None = None) -> None:
@@ -193,7 +193,7 @@ class GrpcConnection:
                 self._sleep(limit, since)
 
     def _sleep(self, limit: float | None, since: float) -> None:
-        """Waits for the socket; shows the watch over calls that this wait has its own limit."""
+        """Waits for the socket; keeps the call watch quiet, because this wait has its own limit."""
         left = None if limit is None else since + limit - time.monotonic()
         if left is not None and left <= 0:
             assert limit is not None
@@ -206,9 +206,9 @@ class GrpcConnection:
         RUNNING.beat += 1
 
     def _write(self) -> bool:
-        """Writes what may be written and what the socket takes; returns whether it took any."""
+        """Writes as much as the peer and the socket accept; returns whether they accepted any."""
         wrote = False
-        while self._takes_bytes:
+        while self._can_write:
             if not self._unwritten:
                 self._unwritten = memoryview(self._http2.take())
             if not self._unwritten:
@@ -217,15 +217,15 @@ class GrpcConnection:
                 size = self._socket.send(self._unwritten, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return wrote
-            except OSError:  # what the function said before it went is still to be read
-                self._unwritten, self._takes_bytes = memoryview(b""), False
+            except OSError:  # responses that were sent before the end are still to be read
+                self._unwritten, self._can_write = memoryview(b""), False
                 return wrote
             self._unwritten = self._unwritten[size:]
             wrote = True
         return wrote
 
     def _read(self) -> bool:
-        """Reads what is there; returns whether there was anything, the end included."""
+        """Reads available data; returns whether there was any, or the connection has ended."""
         try:
             data = self._socket.recv(_READ)
         except BlockingIOError:
@@ -262,7 +262,7 @@ class GrpcStream:
         self._splitter = Splitter()
 
     def send(self, messages: Iterable[bytes]) -> None:
-        """Has messages sent, in order; returns at once, with what fits into the socket written."""
+        """Queues messages in order, writes as much as the socket accepts, and returns at once."""
         pack, unsent = PREFIX.pack, self._exchange.unsent
         for message in messages:
             unsent += pack(0, len(message))
@@ -270,12 +270,12 @@ class GrpcStream:
         self._connection.flush()
 
     def send_packed(self, packed: bytes | memoryview) -> None:
-        """Does the same for messages that stand one behind the other, each with its ``PREFIX``."""
+        """Does the same for concatenated messages, each with its ``PREFIX``."""
         self._exchange.unsent += packed
         self._connection.flush()
 
     def end(self) -> None:
-        """Says that no more messages follow; answers may still come."""
+        """Ends the requests; responses may still arrive."""
         self._exchange.finishing = True
         self._connection.flush()
 
@@ -284,15 +284,15 @@ class GrpcStream:
         self._connection.cancel(self._exchange)
 
     def receive(self, timeout: float | None = None) -> list[bytes]:
-        """Waits for messages and returns all that have arrived; none when the call has ended well.
+        """Waits for messages and returns all that have arrived; none after a successful end.
 
-        Raises ``StreamBroken`` when it has not, after all that arrived before has been returned,
-        and ``CallTimeout`` when nothing arrives for ``timeout`` or ``RUNNING.limit`` seconds.
+        Raises ``StreamBroken`` after a failure, once all earlier messages have been returned, and
+        ``CallTimeout`` when nothing arrives for ``timeout`` or ``RUNNING.limit`` seconds.
         """
         return [message for part in self.receive_parts(timeout) for message in part.messages()]
 
     def receive_parts(self, timeout: float | None = None) -> list[Arrived]:
-        """Does the same without a copy: the messages where they are, one part for each read."""
+        """Does the same without copying the messages; returns one part for each read."""
         while True:
             self._connection.wait(self._has_news, timeout)
             parts = self._take_arrived()
@@ -305,16 +305,16 @@ class GrpcStream:
 
     @property
     def ended(self) -> bool:
-        """Whether it is known by now that the function has ended the call, well or not."""
+        """Whether the function is known to have ended the call, successfully or not."""
         return self._exchange.ended
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is known by now that the function has ended the call with an error."""
+        """Whether the function is known to have ended the call with an error."""
         return self._exchange.ended and self._failure() is not None
 
     def raise_if_ended(self) -> None:
-        """Raises ``StreamBroken`` if it is known by now that the function has ended the call."""
+        """Raises ``StreamBroken`` if the function is known to have ended the call."""
         if self._exchange.ended:
             raise self._failure() or StreamBroken("the function has ended the stream")
 
@@ -330,7 +330,7 @@ class GrpcStream:
         return parts
 
     def _failure(self) -> StreamBroken | None:
-        """Returns what the call that has ended has failed with, if it has."""
+        """Returns the error of an ended call, if it failed."""
         exchange = self._exchange
         trailers = exchange.trailers or {}
         if exchange.broken is not None:
@@ -344,20 +344,20 @@ class GrpcStream:
 
 
 def read_failure(headers: Mapping[str, str], trailers: Mapping[str, str]) -> StreamBroken:
-    """Returns the error that the headers and trailers of a failed call say."""
+    """Returns the error that the headers and trailers of a failed call describe."""
     if "grpc-status" not in trailers:
         http = headers.get(":status", "no status")
         return StreamBroken(f"the function ended the stream without a result (HTTP {http})")
     text = trailers["grpc-status"]
     code = int(text) if text.isdecimal() else UNKNOWN
     name = CODES[code] if code < len(CODES) else f"status {code}"
-    said = unquote(trailers.get("grpc-message", ""))
+    message = unquote(trailers.get("grpc-message", ""))
     stack, wait = read_details(trailers.get("grpc-status-details-bin", ""))
-    return StreamBroken(f"{name}: {said}" if said else name, code, stack, wait)
+    return StreamBroken(f"{name}: {message}" if message else name, code, stack, wait)
 
 
 def read_details(details: str) -> tuple[str, timedelta | None]:
-    """Returns the stack and the wait in the details of a status, as far as there are any."""
+    """Returns the stack and the wait in the details of a status, if there are any."""
     try:
         raw = base64.b64decode(details + "=" * (-len(details) % 4), validate=True)
         infos = rpc_status_pb2.Status.FromString(raw).details

@@ -1,8 +1,8 @@
-"""HTTP/2 as a client speaks it, many messages a frame: bytes in, bytes out, no socket.
+"""The client side of HTTP/2, many messages a frame: bytes in, bytes out, no socket.
 
-What arrives is cut into frames all at once, and what is sent goes into frames as large as the peer
-takes them. Both flow-control windows are honoured in both directions. Whatever the peer does, the
-exchanges it concerns end with a reason, and the others continue.
+Data that has arrived is cut into frames all at once, and data to send goes into frames as large as
+the peer accepts. Both flow-control windows are honoured in both directions. If the peer misbehaves,
+the affected exchanges end with a reason, and the others continue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADER_LIST = 1, 2,
 _NO_ERROR, _PROTOCOL_ERROR, _CANCEL = 0, 1, 8
 
 WINDOW = 16 * 1024 * 1024
-"""The bytes that the peer may have on the way to us, on the connection and on each exchange."""
+"""The unread bytes that the peer may send, on the connection and on each exchange."""
 
 _DEFAULT_WINDOW, _LARGEST_WINDOW = 65_535, 2**31 - 1
 _DEFAULT_FRAME, _OUR_FRAME = 16_384, 256 * 1024
@@ -44,7 +44,7 @@ Headers = list[tuple[str, str]]
 
 
 class FrameType(IntEnum):
-    """The types of frames that HTTP/2 knows; peers may send others, which do not count."""
+    """The frame types of HTTP/2; frames of other types are ignored."""
 
     DATA = 0
     HEADERS = 1
@@ -70,11 +70,11 @@ def settings_payload(pairs: Iterable[tuple[int, int]]) -> bytes:
 
 @dataclass(slots=True)
 class Http2Exchange:
-    """One request and its response. ``arrived`` are the data that came, whoever reads takes them.
+    """One request and its response. ``arrived`` holds the unread data; a reader removes it.
 
-    Each piece is a buffer and the start and end of every frame's data in it. ``headers`` are the
-    response's, ``trailers`` what ended it; ``ended`` when nothing more comes, and then ``broken``
-    says why if the peer did not end it in order.
+    Each piece is a buffer with the start and end of every frame's data in it. ``headers`` and
+    ``trailers`` are those of the response. ``ended`` is true when no more follows, and ``broken``
+    then says why if the peer did not end it properly.
     """
 
     number: int
@@ -90,12 +90,12 @@ class Http2Exchange:
 
     @property
     def wants_to_send(self) -> bool:
-        """Whether something is left to be sent, now or when the peer allows it."""
+        """Whether data or the end is still to be sent, now or when the peer allows it."""
         return bool(self.unsent or self.finishing)
 
 
 class Http2:
-    """The client's side of one connection. ``lost`` says why it can no longer be used."""
+    """The client side of one connection. ``lost`` says why it can no longer be used."""
 
     def __init__(self, window: int = WINDOW) -> None:
         self.lost: str | None = None
@@ -113,14 +113,14 @@ class Http2:
         self._control = bytearray(PREFACE + self._greeting())
 
     def _greeting(self) -> bytes:
-        ours = [
+        settings = [
             (_ENABLE_PUSH, 0),
             (_INITIAL_WINDOW, self._window),
             (_MAX_FRAME, _OUR_FRAME),
             (_MAX_HEADER_LIST, _LONGEST_BLOCK),
         ]
         more = _NUMBER.pack(max(1, self._window - _DEFAULT_WINDOW))
-        opening = frame(FrameType.SETTINGS, 0, 0, settings_payload(ours))
+        opening = frame(FrameType.SETTINGS, 0, 0, settings_payload(settings))
         return opening + frame(FrameType.WINDOW_UPDATE, 0, 0, more)
 
     # --- requests -------------------------------------------------------------------------------
@@ -142,18 +142,18 @@ class Http2:
         if self.lost is not None:
             raise StreamBroken(self.lost)
         if self._going_away is not None:
-            raise StreamBroken("the function takes no more requests on this connection")
+            raise StreamBroken("the function accepts no more requests on this connection")
 
     def cancel(self, exchange: Http2Exchange) -> None:
-        """Ends an exchange from this side; the peer is told, unless it has ended it."""
+        """Ends an exchange from this side and notifies the peer, unless the peer has ended it."""
         if self._exchanges.pop(exchange.number, None) is not None and not exchange.ended:
             self._control += frame(FrameType.RST_STREAM, 0, exchange.number, _NUMBER.pack(_CANCEL))
             exchange.ended, exchange.broken = True, "cancelled"
 
     def take(self, most: int = 256 * 1024) -> bytes:
-        """Returns what may be written now, about ``most`` bytes; nothing if there is nothing.
+        """Returns the data that may be written now, about ``most`` bytes, or none.
 
-        What it returns must be written in this order and whole.
+        All of it must be written, in this order.
         """
         parts = [bytes(self._control)]
         self._control.clear()
@@ -185,7 +185,7 @@ class Http2:
     # --- what arrives ---------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Takes bytes off the wire, cut anywhere."""
+        """Processes bytes from the socket, which may begin and end anywhere in a frame."""
         buffer = self._rest + data if self._rest else data
         arrived: dict[int, list[int]] = {}
         at, end, current = 0, len(buffer), 0
@@ -208,11 +208,11 @@ class Http2:
                 else:
                     edges += (start, stop)
             else:
-                self._take_frame(word & 0xFF, flags, number & _ID, buffer[start:stop])
+                self._handle_frame(word & 0xFF, flags, number & _ID, buffer[start:stop])
             at = stop
         self._rest = buffer[at:]
         for number, pairs in arrived.items():
-            self._hand_over(number, buffer, pairs)
+            self._deliver(number, buffer, pairs)
         self._return_window()
         while self._over:
             self._exchanges.pop(self._over.pop(), None)
@@ -220,7 +220,7 @@ class Http2:
     def _open_data(
         self, buffer: bytes, start: int, stop: int, flags: int, number: int
     ) -> tuple[int, int]:
-        """Returns where the data of a frame with flags are; padding counts in the windows."""
+        """Returns start and end of a frame's data; padding counts towards the windows too."""
         last = stop
         if flags & PADDED:
             padding = buffer[start] if stop > start else 0
@@ -233,7 +233,7 @@ class Http2:
             self._end(self._exchanges[number], None)
         return start, last
 
-    def _hand_over(self, number: int, buffer: bytes, edges: list[int]) -> None:
+    def _deliver(self, number: int, buffer: bytes, edges: list[int]) -> None:
         self._consume(number, sum(edges[1::2]) - sum(edges[::2]))
         exchange = self._exchanges.get(number)
         if exchange is not None:
@@ -245,7 +245,7 @@ class Http2:
             self._exchanges[number].consumed += size
 
     def _return_window(self) -> None:
-        """Lets the peer send on, in large steps."""
+        """Lets the peer send more, in large steps."""
         step = self._window // 4
         if self._consumed > step:
             self._control += frame(FrameType.WINDOW_UPDATE, 0, 0, _NUMBER.pack(self._consumed))
@@ -256,34 +256,34 @@ class Http2:
                 self._control += frame(FrameType.WINDOW_UPDATE, 0, exchange.number, more)
                 exchange.consumed = 0
 
-    def _take_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+    def _handle_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and (kind != FrameType.CONTINUATION or number != self._block[0]):
             self.lose("the function cut its headers short")
             return
         try:
             match kind:
                 case FrameType.HEADERS:
-                    self._take_headers(flags, number, payload)
+                    self._handle_headers(flags, number, payload)
                 case FrameType.CONTINUATION:
-                    self._take_continuation(flags, number, payload)
+                    self._handle_continuation(flags, number, payload)
                 case FrameType.SETTINGS:
-                    self._take_settings(flags, payload)
+                    self._handle_settings(flags, payload)
                 case FrameType.PING if not flags & ACK:
                     self._control += frame(FrameType.PING, ACK, 0, payload)
                 case FrameType.WINDOW_UPDATE:
-                    self._take_window_update(number, payload)
+                    self._handle_window_update(number, payload)
                 case FrameType.RST_STREAM:
-                    self._take_reset(number, payload)
+                    self._handle_reset(number, payload)
                 case FrameType.GOAWAY:
-                    self._take_goaway(payload)
+                    self._handle_goaway(payload)
                 case FrameType.PUSH_PROMISE:
                     self.lose("the function pushed a response without a request")
         except (struct.error, IndexError, HPACKError, UnicodeDecodeError) as error:
-            self.lose(f"the function sent a frame that cannot be read: {error}")
+            self.lose(f"the function sent a frame that cannot be decoded: {error}")
 
     # --- headers --------------------------------------------------------------------------------
 
-    def _take_headers(self, flags: int, number: int, payload: bytes) -> None:
+    def _handle_headers(self, flags: int, number: int, payload: bytes) -> None:
         if flags & PADDED:
             payload = payload[1 : len(payload) - payload[0]]
         if flags & HAS_PRIORITY:
@@ -292,7 +292,7 @@ class Http2:
         if flags & END_HEADERS:
             self._end_block()
 
-    def _take_continuation(self, flags: int, number: int, payload: bytes) -> None:
+    def _handle_continuation(self, flags: int, number: int, payload: bytes) -> None:
         if self._block is None:
             self.lose("the function continued headers that it had not begun")
             return
@@ -303,7 +303,7 @@ class Http2:
             self._end_block()
 
     def _end_block(self) -> None:
-        """Reads headers, also of exchanges that are over: later ones refer to them."""
+        """Decodes headers, also of ended exchanges, because later headers refer to them."""
         assert self._block is not None
         (number, flags, block), self._block = self._block, None
         headers = {str(name): str(value) for name, value in self._decoder.decode(bytes(block))}
@@ -320,7 +320,7 @@ class Http2:
 
     # --- the connection -------------------------------------------------------------------------
 
-    def _take_settings(self, flags: int, payload: bytes) -> None:
+    def _handle_settings(self, flags: int, payload: bytes) -> None:
         if flags & ACK:
             return
         for name, value in _SETTING.iter_unpack(payload):
@@ -329,14 +329,14 @@ class Http2:
                     exchange.window += value - self._initial_window
                 self._initial_window = value
             elif name == _MAX_FRAME and value < _DEFAULT_FRAME:
-                self.lose("the function takes only frames that are smaller than allowed")
+                self.lose("the function only accepts frames that are smaller than allowed")
             elif name == _MAX_FRAME:
                 self._max_frame = value
             elif name == _TABLE_SIZE:
                 self._encoder.header_table_size = min(value, 4_096)
         self._control += frame(FrameType.SETTINGS, ACK, 0)
 
-    def _take_window_update(self, number: int, payload: bytes) -> None:
+    def _handle_window_update(self, number: int, payload: bytes) -> None:
         more = _NUMBER.unpack(payload)[0] & _ID
         if not number:
             self._send_window += more
@@ -345,12 +345,12 @@ class Http2:
         elif number in self._exchanges:
             self._exchanges[number].window += more
 
-    def _take_reset(self, number: int, payload: bytes) -> None:
+    def _handle_reset(self, number: int, payload: bytes) -> None:
         exchange = self._exchanges.get(number)
         if exchange is not None:
             self._end(exchange, f"the function reset the stream: {_name(payload)}")
 
-    def _take_goaway(self, payload: bytes) -> None:
+    def _handle_goaway(self, payload: bytes) -> None:
         last, text = _NUMBER.unpack(payload[:4])[0] & _ID, payload[8:].decode("utf-8", "replace")
         self._going_away = last
         why = f"the function refused the stream: {_name(payload[4:8])} {text}".rstrip()
@@ -358,7 +358,7 @@ class Http2:
             self._end(exchange, why)
 
     def _end(self, exchange: Http2Exchange, broken: str | None) -> None:
-        """Ends an exchange; what came before it in the same piece is still handed over."""
+        """Ends an exchange; data that arrived before the end is still delivered."""
         if not exchange.ended:
             exchange.ended, exchange.broken = True, broken
             self._over.append(exchange.number)
@@ -366,11 +366,11 @@ class Http2:
         exchange.finishing = False
 
     def close(self) -> None:
-        """Ends everything from this side, in order."""
+        """Ends the connection and its exchanges from this side, without an error."""
         self.lose("the connection was closed", _NO_ERROR)
 
     def lose(self, why: str, code: int = _PROTOCOL_ERROR) -> None:
-        """Ends everything: the connection is gone, or the peer does not speak HTTP/2."""
+        """Ends all exchanges: the connection is gone, or the peer violates HTTP/2."""
         if self.lost is None:
             self.lost = why
             self._control += frame(FrameType.GOAWAY, 0, 0, _NUMBER.pack(0) + _NUMBER.pack(code))

@@ -1,15 +1,15 @@
 """The code that is bound to the images of Numaflow's examples: maps, transformers, sinks, sources.
 
-Most maps and all sinks take columns. Those that read JSON or keep counts are called with single
-messages, so that one message on which they fail does not affect the others.
+Most maps and all sinks take columns. Code that reads JSON or keeps counts is called with single
+messages, so that one message on which it fails does not affect the others.
 
-An output of an image says all about itself: without keys it has none, without metadata it has none.
-Outputs of Ebbflow's own code would have those of their input, so they are told to have none.
+An output of an image has only the keys and metadata that it sets. An output of Ebbflow's own code
+would inherit those of its input, so the functions here set empty ones.
 
-The lines that sinks print begin with the name of their vertex. Sources count, and keep in memory
-what they gave, as the images do: a process that takes the place of a lost one begins to count
-again, under its own offsets. They have no ``nack``, so Ebbflow keeps what is nacked and redelivers
-it itself, with its delay.
+The lines that sinks print begin with the name of their vertex. Sources count, and keep unsettled
+messages in memory, as the images do: a process that replaces a lost one starts counting again, with
+new offsets. They have no ``nack``, so Ebbflow keeps nacked messages and redelivers them itself,
+with their delay.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ebbflow.engine.frames import TIME
 from ebbflow.usercode.columns import TYPES
 
 Responses = dict[int, Response]
-"""The answers for the rows that are not simply written."""
+"""The responses for the rows that are not simply written."""
 
 _PARITY_KEYS = pa.array([["even"], ["odd"]], TYPES["keys"])
 _PARITY_TAGS = pa.array([["even-tag"], ["odd-tag"]], TYPES["tags"])
 _WHOLE_NUMBER, _ODD_NUMBER = r"^[+-]?[0-9]+$", r"^[+-]?[0-9]*[13579]$"
 _ROUNDS = 3
-"""This many times ``RetryRounds`` sees a value before it lets it pass."""
+"""The round in which ``RetryRounds`` lets a value pass."""
 
 _BYPASS_WORDS = {
     "fallback": (b"fallback", b"Fallback"),
@@ -60,7 +60,7 @@ _FAILURE = Response.failure(error="this sink fails for every message, so that re
 
 
 def without(rows: int, *names: str) -> dict[str, pa.Array]:
-    """Returns columns that say of that many outputs that they have no keys, or no metadata."""
+    """Returns empty columns of keys or metadata for that many outputs."""
     return {name: pa.array([[]] * rows, TYPES[name]) for name in names}
 
 
@@ -71,7 +71,7 @@ def cat(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def even_odd(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Gives whole numbers the key and the tag of their parity; drops everything else."""
+    """Sets the parity of whole numbers as key and tag; drops all other messages."""
     numbers = batch.filter(pc.match_substring_regex(batch.column("value"), _WHOLE_NUMBER))
     parity = pc.match_substring_regex(numbers.column("value"), _ODD_NUMBER).cast(pa.int8())
     columns = {
@@ -85,7 +85,7 @@ def even_odd(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def even_odd_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Gives every message the key of its parity and no tag; what is not a number counts as even."""
+    """Sets the parity as key, without a tag; a value that is not a number counts as even."""
     values = batch.column("value")
     parity = pc.match_substring_regex(values, _ODD_NUMBER).cast(pa.int8())
     columns = {"value": values, "keys": _PARITY_KEYS.take(parity)}
@@ -93,7 +93,7 @@ def even_odd_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def even_odd_bytes(datum: Datum) -> Message:
-    """Takes the bytes for a number, lowest first; gives it the key and the tag of its parity."""
+    """Reads the bytes as a little-endian number and sets its parity as key and tag."""
     word = "odd" if datum.value[:1] and datum.value[0] % 2 else "even"
     return Message(datum.value, keys=[word], tags=[f"{word}-tag"], metadata={})
 
@@ -143,7 +143,7 @@ def filter_small_ids(datum: Datum) -> Message:
 def filter_greetings(datum: Datum) -> Message:
     """Forwards JSON objects that are a good greeting, without keys; drops the others.
 
-    Such a one has an ``id`` below 100, "hello" as ``msg`` and "good" in its ``desc``.
+    A good greeting has an ``id`` below 100, "hello" as ``msg`` and "good" in its ``desc``.
     """
     return _bare(datum) if is_good_greeting(datum.value) else Message.to_drop()
 
@@ -153,7 +153,7 @@ def _bare(datum: Datum, *tags: str) -> Message:
 
 
 class RetryRounds:
-    """Tags a value ``retry`` the first two times that it comes, and lets it pass the third time.
+    """Tags a value ``retry`` the first two times that it arrives, and lets it pass the third time.
 
     For a map that an edge with this tag leads back to. It counts in memory, for one partition.
     """
@@ -162,7 +162,7 @@ class RetryRounds:
         self._rounds: Counter[bytes] = Counter()
 
     def __call__(self, datum: Datum) -> Message:
-        """Returns the message, to be sent round again or not."""
+        """Returns the message, with the tag ``retry`` before the last round."""
         self._rounds[datum.value] += 1
         if self._rounds[datum.value] < _ROUNDS:
             return _bare(datum, "retry")
@@ -183,7 +183,7 @@ def tags_by_words(value: bytes) -> list[str]:
 
 
 def tag_for_bypass(datum: Datum) -> Message:
-    """Forwards the message with the tags of the sinks that its payload speaks of."""
+    """Forwards the message with the tags of the sinks that its payload mentions."""
     return Message(datum.value, tags=tags_by_words(datum.value), metadata={})
 
 
@@ -191,16 +191,17 @@ def tag_for_bypass(datum: Datum) -> Message:
 
 
 def assign_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Gives every message the present time as its event time."""
+    """Sets the current time as the event time of every message."""
     now = pa.repeat(pa.scalar(datetime.now(UTC), TIME), batch.num_rows)
     columns = {"value": batch.column("value"), "event_time": now}
     return pa.RecordBatch.from_pydict(columns | without(batch.num_rows, "metadata"))
 
 
 def filter_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Drops what happened before 2022; tags the rest by year and moves it to a first of January.
+    """Drops messages from before 2022; tags the rest by year and sets their event times.
 
-    What is of 2022 moves to the beginning of 2022, what is later to that of 2023. Keys are gone.
+    The event time becomes the start of 2022 for messages of 2022 and that of 2023 for later ones.
+    Keys are removed.
     """
     kept = batch.filter(pc.greater_equal(batch.column("event_time"), _STARTS[0]))
     later = pc.greater_equal(kept.column("event_time"), _STARTS[1]).cast(pa.int8())
@@ -221,7 +222,7 @@ def filter_keyed_greetings(datum: Datum) -> Message:
 
 
 def add_event_time(datum: Datum) -> Message:
-    """Gives the message the present time, also in its metadata, in ``event-time-group``."""
+    """Sets the current time as event time, and in the metadata in ``event-time-group``."""
     now = datetime.now(UTC)
     text = now.isoformat(timespec="seconds").encode()
     group = {**datum.metadata.get("event-time-group", {}), "event-time": text}
@@ -230,7 +231,7 @@ def add_event_time(datum: Datum) -> Message:
 
 
 def tag_for_bypass_now(datum: Datum) -> Message:
-    """Forwards the message, as of now, with the tags of the sinks that its payload speaks of."""
+    """Forwards the message with the current time and the tags of the sinks that it mentions."""
     tags, now = tags_by_words(datum.value), datetime.now(UTC)
     return Message(datum.value, tags=tags, event_time=now, metadata={})
 
@@ -260,13 +261,13 @@ def send_to_fallback(batch: pa.RecordBatch) -> Responses:
 
 
 def send_to_on_success(batch: pa.RecordBatch) -> Responses:
-    """Prints every payload and sends its own message to the on-success sink."""
+    """Prints every payload and sends a fixed message to the on-success sink."""
     _print_payloads(batch, "to the on-success sink, ")
     return dict.fromkeys(range(batch.num_rows), _ON_SUCCESS)
 
 
 def send_to_either(batch: pa.RecordBatch) -> Responses:
-    """Sends every message, by chance, to the on-success sink or to the fallback sink."""
+    """Sends every message at random to the on-success sink or to the fallback sink."""
     written = (random.getrandbits(1) for _ in range(batch.num_rows))
     return {row: _SUCCESS if success else _FALLBACK for row, success in enumerate(written)}
 
@@ -278,13 +279,13 @@ def serve_payloads(batch: pa.RecordBatch) -> Responses:
 
 
 def fail(batch: pa.RecordBatch) -> Responses:
-    """Fails for every message, so that the sink's ``retryStrategy`` can be seen at work."""
+    """Fails for every message, to demonstrate the sink's ``retryStrategy``."""
     return dict.fromkeys(range(batch.num_rows), _FAILURE)
 
 
 def panic(batch: pa.RecordBatch) -> None:
-    """Raises for every call, as a sink does that ends with its first message."""
-    raise RuntimeError(f"this sink takes no message, and it was given {batch.num_rows}")
+    """Raises on every call, like a sink that crashes on its first message."""
+    raise RuntimeError(f"this sink takes no message, and it received {batch.num_rows}")
 
 
 def _print_payloads(batch: pa.RecordBatch, before: str = "") -> None:
@@ -293,7 +294,7 @@ def _print_payloads(batch: pa.RecordBatch, before: str = "") -> None:
 
 
 def _print_lines(lines: Iterable[str]) -> None:
-    """Prints all at once, as each print of user code is handed on by itself."""
+    """Prints all lines at once, because each print of user code is forwarded separately."""
     names = (os.environ.get(name) for name in _NAMES)
     place = next((f"({name}) " for name in names if name), "")
     print("\n".join(place + line for line in lines))
@@ -307,9 +308,9 @@ def _write_payload(payload: bytes) -> str:
 
 
 class CountingSource(Source):
-    """Gives 0, 1, 2, … with a header ``x-txn-id``, and no more while one of them is unsettled.
+    """Produces 0, 1, 2, … with a header ``x-txn-id``, and no more while any is unsettled.
 
-    A read gives as many as it is asked for, and the next one nothing until all are acknowledged.
+    A read returns as many as requested, and the next read none until all are acknowledged.
     """
 
     _end = sys.maxsize
@@ -320,7 +321,7 @@ class CountingSource(Source):
         self._start = time.time_ns()
 
     def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
-        """Returns the next numbers if all that were given are settled, else nothing."""
+        """Returns the next numbers if all earlier ones are settled, else none."""
         if self._open:
             return []
         first, self._count = self._count, min(self._count + limit, self._end)
@@ -340,12 +341,12 @@ class CountingSource(Source):
         self._open.difference_update(offsets)
 
     def pending(self) -> int:
-        """Returns how many of the messages are not settled."""
+        """Returns how many messages are not settled."""
         return len(self._open)
 
 
 class CountingMetadataSource(CountingSource):
-    """Gives 0 to 99, each with a ``txn-id`` in the group ``simple-source`` of its metadata."""
+    """Produces 0 to 99, each with a ``txn-id`` in the group ``simple-source`` of its metadata."""
 
     _end = 100
 
@@ -354,5 +355,5 @@ class CountingMetadataSource(CountingSource):
 
     @property
     def exhausted(self) -> bool:
-        """Whether all have been given and acknowledged."""
+        """Whether all numbers have been produced and acknowledged."""
         return self._count >= self._end and not self._open

@@ -1,14 +1,15 @@
 """Starts a function and stays next to it: when its owner is gone, the function ends.
 
 A separate program that needs nothing but Python. The owner holds its standard input: the first
-line is an order, ``stop`` ends the function in good order, and so does the end of the pipe, which
-comes when the owner closes it or is killed. Whatever the function has started goes with it.
+line has the instructions, a second line stops the function gracefully, and so does the end of the
+pipe, which comes when the owner closes it or is killed. Every process that the function has started
+ends with it.
 
-SDKs of Numaflow listen in ``/var/run/numaflow``, and none of them takes another place from its
-environment. So the function gets a view of the file system of its own, in which that place is the
-folder of its sockets; the machine's own is left alone. Where the system does not allow that, the
-function is started all the same: it may have been told its folder. The launcher says so only if
-the function fails.
+SDKs of Numaflow listen in ``/var/run/numaflow``, and none of them reads another folder from its
+environment. So the function gets its own view of the file system, in which that path is the folder
+of its sockets; the machine's file system is unchanged. Where the system does not allow that, the
+function is started anyway, because it may be configured to use its folder. The launcher mentions
+the refusal only if the function fails.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 PLACE = Path("/var/run/numaflow")
-"""Where functions listen, unless they are told something else."""
+"""The folder in which functions listen by default."""
 
-REFUSED = f"{PLACE} cannot be made the function's own here"
-"""The beginning of the line that says that the system does not allow it."""
+REFUSED = f"the function cannot get its own {PLACE} here"
+"""The beginning of the line that reports that the system does not allow it."""
 
 NOTE = "refused"
-"""The file next to the folder of the sockets that says so, and why, while the function runs."""
+"""The file with the reason, next to the folder of the sockets, while the function runs."""
 
 _NEW_MOUNTS, _NEW_USER = 0x0002_0000, 0x1000_0000
 _BIND, _MOVE, _RECURSIVE, _PRIVATE = 0x1000, 0x2000, 0x4000, 0x4_0000
@@ -45,7 +46,7 @@ _AGAIN = 1.0
 
 
 def main() -> int:
-    """Runs the function until it ends or is to end; returns its exit code."""
+    """Runs the function until it ends or is stopped; returns its exit code."""
     order = json.loads(_read_line())
     os.set_inheritable(order["lock"], False)  # held here, and not by the function
     woken, wake = os.pipe()
@@ -61,7 +62,7 @@ def main() -> int:
     if not order["linux"]:
         _end_with_launcher(child)
     code, asked = _wait(child, woken, float(order["grace"]))
-    _end_the_rest(child, order["linux"])
+    _kill_descendants(child, order["linux"])
     note = Path(order["folder"]).parent / NOTE
     if code and not asked and note.exists():
         print(f"{REFUSED}: {note.read_text()}", file=sys.stderr, flush=True)
@@ -72,7 +73,7 @@ def main() -> int:
 
 
 def _read_line() -> bytes:
-    """Returns the next line of the owner, byte by byte: what comes later is not for now."""
+    """Returns the owner's next line, read byte by byte so that later lines stay in the pipe."""
     line = bytearray()
     while (byte := os.read(0, 1)) not in (b"", b"\n"):
         line += byte
@@ -80,9 +81,9 @@ def _read_line() -> bytes:
 
 
 def _wait(child: int, woken: int, grace: float) -> tuple[int, bool]:
-    """Waits for the function; asks it to end when that is wanted, and then makes it.
+    """Waits for the function; on request terminates it, then kills it after the grace period.
 
-    Returns its exit code, and whether it was asked.
+    Returns its exit code, and whether it was terminated on request.
     """
     deadline: float | None = None
     while (code := _reap(child)) is None:
@@ -93,14 +94,14 @@ def _wait(child: int, woken: int, grace: float) -> tuple[int, bool]:
             _signal(child, signal.SIGKILL)
             deadline = time.monotonic() + _AGAIN
         elif deadline is None and (asked or 0 in ready):
-            said = _read_line() if 0 in ready else b""
-            deadline = time.monotonic() + float(said or grace)
+            line = _read_line() if 0 in ready else b""
+            deadline = time.monotonic() + float(line or grace)
             _signal(child, signal.SIGTERM)
     return code, deadline is not None
 
 
 def _reap(child: int) -> int | None:
-    """Returns the function's exit code if it has ended; takes leave of orphans on the way."""
+    """Returns the function's exit code if it has ended; reaps orphans as well."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -118,10 +119,10 @@ def _signal(child: int, number: int) -> None:
         os.killpg(child, number)
 
 
-def _end_the_rest(child: int, linux: bool) -> None:
-    """Ends what the function has left behind.
+def _kill_descendants(child: int, linux: bool) -> None:
+    """Ends the processes that the function has left behind.
 
-    On Linux orphans of any session belong to this process; elsewhere those of another session stay.
+    On Linux, this process adopts orphans of any session; elsewhere, those of other sessions remain.
     """
     _signal(child, signal.SIGKILL)
     while children := list(_children() if linux else _list_children()):
@@ -137,7 +138,7 @@ def _children() -> Iterator[int]:
     own = str(os.getpid())
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
-            # After the name, which may have spaces and brackets, come the state and the parent.
+            # The state and the parent follow the name, which may contain spaces and brackets.
             if entry.read_text().rpartition(")")[2].split()[1] == own:
                 yield int(entry.parent.name)
 
@@ -150,15 +151,15 @@ def _list_children() -> list[int]:
 
 
 def _end_with_launcher(child: int) -> None:
-    """Starts a process that kills the function when this one is gone."""
-    ended, held = os.pipe()
+    """Starts a process that kills the function when this process is gone."""
+    reader, writer = os.pipe()
     if os.fork() != 0:
-        os.close(ended)
+        os.close(reader)
         return
     os.setsid()
-    os.close(held)
+    os.close(writer)
     with contextlib.suppress(OSError):
-        os.read(ended, 1)
+        os.read(reader, 1)
         _signal(child, signal.SIGKILL)
     os._exit(0)
 
@@ -167,7 +168,7 @@ def _end_with_launcher(child: int) -> None:
 
 
 def _become_function(order: dict[str, Any]) -> None:
-    """Becomes the function; what stands in the way is said where its output goes."""
+    """Becomes the function; errors are printed to the function's output."""
     owner = os.getppid()
     os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
@@ -175,9 +176,9 @@ def _become_function(order: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_DFL)
     try:
         if order["mount"]:
-            _see_sockets(Path(order["folder"]), order["linux"])
+            _mount_sockets(Path(order["folder"]), order["linux"])
         if order["linux"]:
-            _call("prctl", _DEATH_SIGNAL, signal.SIGKILL)  # not sooner: new rights take it away
+            _call("prctl", _DEATH_SIGNAL, signal.SIGKILL)  # not sooner: new rights reset it
             if os.getppid() != owner:
                 os._exit(_CANNOT_START)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -192,21 +193,21 @@ def _become_function(order: dict[str, Any]) -> None:
         os._exit(_CANNOT_START)
 
 
-def _see_sockets(folder: Path, linux: bool) -> None:
-    """Makes the folder appear where SDKs listen, for this process and what it becomes."""
+def _mount_sockets(folder: Path, linux: bool) -> None:
+    """Mounts the folder where SDKs listen, for this process and the function it becomes."""
     try:
         if not linux:
             raise OSError(errno.ENOSYS, "only Linux can give a process its own view of files")
-        _leave_the_shared_view()
+        _unshare_mounts()
         if not PLACE.exists():
-            _copy_the_view_of(PLACE.parent.resolve(), folder)
+            _replace_with_copy(PLACE.parent.resolve(), folder)
         _mount(folder, PLACE, _BIND)
     except OSError as error:
         with contextlib.suppress(OSError):
             (folder.parent / NOTE).write_text(error.strerror or "")
 
 
-def _leave_the_shared_view() -> None:
+def _unshare_mounts() -> None:
     user, group = os.getuid(), os.getgid()
     try:
         _call("unshare", _NEW_MOUNTS)
@@ -218,10 +219,10 @@ def _leave_the_shared_view() -> None:
     _mount("none", "/", _RECURSIVE | _PRIVATE)
 
 
-def _copy_the_view_of(parent: Path, folder: Path) -> None:
-    """Puts a folder with the same content, and room for one more, in the place of ``parent``.
+def _replace_with_copy(parent: Path, folder: Path) -> None:
+    """Mounts a folder over ``parent`` that has the same entries and the folder of the sockets.
 
-    On the machine itself nothing is made, for which one would need rights, and which would stay.
+    Making that folder on the machine itself would need rights, and it would be left behind.
     """
     stage = folder.parent / "view"
     stage.mkdir(exist_ok=True)

@@ -1,16 +1,16 @@
-"""Functions in their own processes: started next to the task that calls them, watched, ended.
+"""Function processes: started next to the task that calls them, supervised and stopped.
 
 A ``FunctionPlan`` says what to start, or where a function is running already. A ``FunctionProcess``
-starts it on a worker with a folder of sockets that is its own, so that any number of vertices and
-partitions get along on one machine. A launcher stands between them (see ``launcher``): the function
-ends with its worker, also when that is killed. What the function prints is shown as what user code
-prints; the last lines are part of the error when it does not come up.
+starts it on a worker with its own folder of sockets, so that any number of vertices and partitions
+share a machine without conflict. It does so through a launcher (see ``launcher``), which ends the
+function with its worker even if the worker is killed. The function's output is shown like that of
+user code; its last lines are part of the error if the function does not start.
 
-Its environment is the worker's, which says in Numaflow's variables which vertex it serves, and the
-container's own. What Spark and Ebbflow have put there for themselves, secrets among it, is not for
-functions. In a container of Docker's the folder of the sockets is mounted where SDKs listen. Values
-of variables are handed over in the environment of Docker's client and not on its command line,
-where everybody could read them.
+The function gets the environment of the worker, in which Numaflow's variables name its vertex, and
+the variables of its container. It does not get the variables of Spark and Ebbflow, which include
+secrets. In a Docker container, the folder of the sockets is mounted where SDKs listen. The values
+of variables are passed in the environment of Docker's client and not on its command line, which
+every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from ebbflow.numaflow.services import ContainerType
 from ebbflow.usercode.printing import LONGEST, cut
 
 BATCH_ROWS = 500
-"""The most messages that a sink gets at a time or a source is asked for, unless a spec says it.
+"""The default for the most messages that a sink receives or a source is asked for at a time.
 
-Numaflow's own number, which functions are written for.
+The same as in Numaflow, since functions are written for that.
 """
 
 START_LIMIT = 60.0
-"""The seconds that a function may take until it can be called."""
+"""The seconds that a function may take to become ready."""
 
 SOCKETS = "EBBFLOW_SOCKETS"
-"""The variable with the folder of the sockets, for functions that can be told where to listen."""
+"""The variable with the folder of the sockets, for functions that can listen anywhere."""
 
 _RUNNING_LIMIT = 5.0
 _STOP_GRACE, _RESTART_GRACE = 5.0, 1.0
@@ -74,7 +74,7 @@ _SET_BY_SPARK = ("OMP_NUM_THREADS", "PYTHONHASHSEED")
 _PYTHON_PATH = "PYTHONPATH"
 T = TypeVar("T")
 _failures: dict[FunctionPlan, int] = {}
-"""How often in a row a function has not come up; whoever starts it is made again each time."""
+"""How often in a row a function has failed to start. Kept here, as each try has a new process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ class FunctionPlan:
 
     ``command`` with ``args`` is started next to the task, or ``folder`` has the sockets of a
     function that is running already; with ``docker`` the ``image`` itself runs. All of these and
-    ``env`` may name variables as Kubernetes writes them, ``$(NAME)``; they are put in when the
-    function starts. The facts of the vertex are not here: Numaflow's variables in the worker's own
-    environment have them.
+    ``env`` may refer to variables as in Kubernetes, ``$(NAME)``; they are expanded when the
+    function starts. Facts about the vertex are not here but in Numaflow's variables in the worker's
+    environment.
     """
 
     container: ContainerType
@@ -99,7 +99,7 @@ class FunctionPlan:
 
     @property
     def name(self) -> str:
-        """What people call it: its image, its command or its folder."""
+        """Its name in texts for people: its image, its command or its folder."""
         name = self.image or self.folder or shlex.join((self.command or ()) + self.args)
         return name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
 
@@ -107,9 +107,9 @@ class FunctionPlan:
 class FunctionProcess:
     """The process of one function, for one owner. All methods are for the owner's thread.
 
-    ``start`` and ``restart`` return the folder with its sockets once it can be called. They raise
-    ``Unavailable`` if it does not come up, for that may change by itself, and ``SetupError`` if it
-    has come up and can never be called.
+    ``start`` and ``restart`` return the folder with its sockets once it is ready. They raise
+    ``Unavailable`` if it does not start, since that may resolve itself, and ``SetupError`` if it
+    has started and can never be called.
     """
 
     def __init__(self, plan: FunctionPlan, limit: float = START_LIMIT) -> None:
@@ -121,9 +121,9 @@ class FunctionProcess:
         self.server_info = ServerInfo()
 
     def start(self) -> Path:
-        """Starts the function and waits until it can be called; returns the folder of its sockets.
+        """Starts the function and waits until it is ready; returns the folder of its sockets.
 
-        One that is running already is only waited for.
+        If the function is started elsewhere, this only waits for it.
         """
         plan = self._plan
         if plan.folder is not None:
@@ -143,7 +143,7 @@ class FunctionProcess:
         return folder
 
     def restart(self) -> Path:
-        """Ends what there is of the function, at once if need be, and starts it again."""
+        """Stops the function, by force if need be, and starts it again."""
         self.stop(_RESTART_GRACE)
         return self.start()
 
@@ -155,7 +155,7 @@ class FunctionProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it is running; of one that others have started that is not known, so yes."""
+        """Whether it is running; true if it was started elsewhere, as that is not known."""
         return self._process is None or self._process.poll() is None
 
     def explain_end(self, patience: float = 1.0) -> str | None:
@@ -167,9 +167,9 @@ class FunctionProcess:
         return None
 
     def stop(self, grace: float = _STOP_GRACE) -> None:
-        """Asks it to end, and makes it after ``grace`` seconds; not one that others have started.
+        """Terminates it, and kills it after ``grace`` seconds, unless it was started elsewhere.
 
-        Nothing that the function has started is left when this returns.
+        No process that the function has started is left when this returns.
         """
         process, self._process, folder = self._process, None, self._folder
         if process is None or folder is None:
@@ -206,7 +206,7 @@ class FunctionProcess:
         self._output.follow(process.stdout)
 
     def _order(self, folder: Path) -> dict[str, Any]:
-        """Returns what the launcher is to do."""
+        """Returns the launcher's instructions."""
         plan = self._plan
         environment = function_environment(
             plan.container, plan.env, launcher.PLACE if plan.docker else folder
@@ -228,7 +228,7 @@ class FunctionProcess:
     def _docker_order(
         self, folder: Path, environment: dict[str, str], command: list[str], args: list[str]
     ) -> dict[str, Any]:
-        """Returns what is different if Docker runs the function's image; nothing if it does not."""
+        """Returns the instructions that differ if Docker runs the function's image, else none."""
         plan = self._plan
         if not plan.docker:
             return {}
@@ -237,23 +237,23 @@ class FunctionProcess:
         own = [name for name, _ in plan.env]
         names = [*(name for name in environment if name.startswith("NUMAFLOW_")), SOCKETS, *own]
         run = docker_run(plan.image, name, folder, names, command, args, plan.cwd)
-        # Ends the container also when the client that ran it was killed.
+        # A container outlives its client if that is killed, so it is removed explicitly.
         remove = ["docker", "rm", "--force", name]
         return {"command": run, "cwd": None, "mount": False, "after": remove}
 
     def _await(self, look: Callable[[], T | None]) -> T:
-        """Returns what is looked for once it is there; ``Unavailable`` if it does not come."""
+        """Returns the result of ``look`` once there is one; ``Unavailable`` after the limit."""
         deadline, pause = time.monotonic() + self._limit, _SOON
-        while (sight := look()) is None:
+        while (found := look()) is None:
             ended = self._process is not None and self._process.poll() is not None
             if ended or time.monotonic() > deadline:
                 raise Unavailable(self._complaint(), self._next_try())
             time.sleep(pause)
             pause = min(_LATER, pause * 1.5)
-        return sight
+        return found
 
     def _complaint(self) -> str:
-        """Returns why the function cannot be called, and what to do where that is known."""
+        """Returns why the function cannot be called, and the remedy if it is known."""
         name = f"the function {self._plan.name}"
         if self._process is None:
             return f"{name}: nothing listens in {self._folder}"
@@ -268,9 +268,9 @@ class FunctionProcess:
         return f"{name}: {state}"
 
     def _next_try(self) -> timedelta | None:
-        """Returns how long to wait before it is started again: longer each time in a row.
+        """Returns how long to wait before the next start: longer after each failure in a row.
 
-        Looking for one that others have started costs nothing, and does not wait.
+        There is no wait for a function that is started elsewhere: looking for it costs nothing.
         """
         if self._plan.folder is not None:
             return None
@@ -315,20 +315,20 @@ class FunctionOutput:
                 self._show()
 
     def _show(self) -> None:
-        if sys.stdout is sys.__stdout__:  # no one reads it here now
+        if sys.stdout is sys.__stdout__:  # output is not being captured now
             return
         while self._unshown:
             sys.stdout.write(self._unshown.popleft())
 
     def finish(self) -> None:
-        """Waits until all is read; the process must have ended."""
+        """Waits until all output is read; the process must have ended."""
         if self._thread is not None:
             self._thread.join(timeout=5)
             self._thread = None
         self._show()
 
     def last_lines(self) -> str:
-        """Returns the last lines as the end of an error's text, on one line; all were shown."""
+        """Returns the last lines as one line, to be appended to an error."""
         lines = [text for line in list(self._lines)[-_SHOWN:] if (text := line.strip())]
         return f": {' | '.join(lines)[-_LONGEST:]}" if lines else ""
 
@@ -337,7 +337,7 @@ class FunctionOutput:
 
 
 def function_environment(container: str, own: Variables, folder: Path) -> dict[str, str]:
-    """Returns the variables for a function; those of its container go before all others."""
+    """Returns the variables for a function; those of its container take precedence."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -374,12 +374,12 @@ def docker_run(
 ) -> list[str]:
     """Returns the command that runs an image with the folder of its sockets.
 
-    ``variables`` are the names of those that the container gets, and none of the machine's others;
-    Docker's client has them in its own environment. ``command`` replaces the image's entry point
-    and ``args`` what it is given, as in Kubernetes.
+    ``variables`` are the names of the only variables that the container gets; their values are in
+    the environment of Docker's client. ``command`` replaces the image's entry point and ``args``
+    its arguments, as in Kubernetes.
     """
     run = ["docker", "run", "--rm", "--name", name, "--volume", f"{folder}:{PLACE}"]
-    if os.getuid() != 0:  # whoever connects to a socket must be allowed to write to it
+    if os.getuid() != 0:  # a socket can only be connected to with permission to write to it
         run += ["--user", f"{os.getuid()}:{os.getgid()}"]
     for variable in dict.fromkeys(variables):
         run += ["--env", variable]
@@ -392,7 +392,7 @@ def docker_run(
 
 @cache
 def check_docker() -> None:
-    """Raises ``SetupError`` if there is no client of Docker's, or no engine behind it."""
+    """Raises ``SetupError`` if Docker's client is missing or its engine does not answer."""
     if shutil.which("docker") is None:
         raise SetupError(
             "Docker is not installed, and --containers docker needs it.",
@@ -400,14 +400,14 @@ def check_docker() -> None:
         )
     question = ["docker", "version", "--format", "{{.Server.Version}}"]
     try:
-        asked = subprocess.run(question, capture_output=True, text=True, timeout=_PATIENCE)
+        answer = subprocess.run(question, capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
-        said = f"it did not answer within {_PATIENCE:g} s"
+        why = f"it did not answer within {_PATIENCE:g} s"
     else:
-        if asked.returncode == 0:
+        if answer.returncode == 0:
             return
-        said = " ".join(asked.stderr.split()) or f"its client ended with code {asked.returncode}"
+        why = " ".join(answer.stderr.split()) or f"its client ended with code {answer.returncode}"
     raise SetupError(
-        f"Docker's engine is not there, and --containers docker needs it: {said.rstrip('.?! ')}.",
+        f"Docker's engine is down, and --containers docker needs it: {why.rstrip('.?! ')}.",
         "Start it, or bind the images to commands: see docs/guides/numaflow.md#bindings",
     )

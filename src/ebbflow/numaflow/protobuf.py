@@ -1,9 +1,9 @@
-"""Protobuf read in bulk: the fields of thousands of messages at a time, as columns.
+"""Protobuf decoded in bulk: the fields of thousands of messages at a time, as columns.
 
-Nothing is done for each message by itself: ``Messages`` takes the next field off every message at
-once, until none is left. No bytes are copied before a column is made of them. A message that is no
-protobuf is a ``ValueError``. What is nested in messages becomes columns of lists, maps and times; a
-message without such a field has a null.
+No code runs per message: ``Messages`` takes the next field from every message at once, until none
+is left. No bytes are copied before they become a column. A message that is not valid protobuf is a
+``ValueError``. Nested fields become columns of lists, maps and times; a message without such a
+field has a null.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_VARINT = 10
 _SIZES = np.array([0, 8, 0, -1, -1, 4, -1, -1])
 _USER_METADATA, _KEY_VALUES, _KEY, _VALUE = 3, 1, 1, 2
 _SECONDS, _NANOS = 1, 2
-# The first and the last second that Python's times know.
+# The first and the last second that ``datetime`` can hold.
 _FIRST, _LAST = -62_135_596_800, 253_402_300_799
 
 
@@ -43,7 +43,7 @@ class Places:
 
     @property
     def has_content(self) -> bool:
-        """Whether one of the pieces is not empty."""
+        """Whether any of the pieces is not empty."""
         return bool((self.ends > self.starts).any())
 
     def at(self, rows: Numbers) -> Places:
@@ -51,10 +51,10 @@ class Places:
         return Places(self.buffer, self.starts[rows], self.ends[rows])
 
     def column(self, order: Numbers | None = None) -> pa.BinaryArray:
-        """Returns the pieces as a column, in their order or another."""
+        """Returns the pieces as a column, in their order or in ``order``."""
         if not len(self):
             return pa.array([], pa.binary())
-        # The buffer is one column of pieces and of what is between them; every other one is ours.
+        # The buffer is a column in which pieces and the gaps between them alternate.
         offsets = np.empty(2 * len(self), np.int32)
         offsets[::2], offsets[1::2] = self.starts, self.ends
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.buffer)]
@@ -62,7 +62,7 @@ class Places:
         return whole.take(pa.array(2 * (np.arange(len(self)) if order is None else order)))
 
     def texts(self, order: Numbers | None = None) -> pa.StringArray:
-        """Returns the pieces as texts; ``ValueError`` if one is none."""
+        """Returns the pieces as texts; ``ValueError`` if any is not valid UTF-8."""
         return self.column(order).cast(pa.string())
 
 
@@ -78,7 +78,7 @@ def join_parts(parts: Sequence[Arrived]) -> Places:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Fields of messages: the message of each, and where its content is; message by message."""
+    """Fields of messages, ordered by message: the message of each, and the place of its content."""
 
     owners: Numbers
     places: Places
@@ -87,18 +87,18 @@ class Fields:
         return len(self.owners)
 
     def offsets(self, count: int) -> pa.Int32Array:
-        """Returns where in these fields the ones of each of ``count`` messages begin."""
+        """Returns the offset in these fields at which each of ``count`` messages begins."""
         ends = np.bincount(self.owners, minlength=count).cumsum()
         return pa.array(np.concatenate(([0], ends)).astype(np.int32))
 
     def last(self, messages: Places) -> Places:
-        """Returns for each message the last of these fields, an empty piece if it has none."""
+        """Returns the last of these fields for each message, an empty piece if it has none."""
         starts, ends = messages.starts.copy(), messages.starts.copy()
         starts[self.owners], ends[self.owners] = self.places.starts, self.places.ends
         return Places(messages.buffer, starts, ends)
 
     def last_numbers(self, count: int) -> Numbers:
-        """Returns for each message the last of these fields as a number, 0 if it has none."""
+        """Returns the last of these fields for each message as a number, 0 if it has none."""
         numbers = np.zeros(count, np.int64)
         numbers[self.owners] = _read_varints(self.places)[0].view(np.int64)
         return numbers
@@ -123,16 +123,16 @@ class Messages:
 def _split(places: Places) -> tuple[Numbers, Numbers, Places]:
     """Returns number, message and place of every field, in order."""
     numbers, owners, starts, ends = [], [], [], []
-    rest, whose = places, np.arange(len(places))
+    rest, owner = places, np.arange(len(places))
     while True:
         left = np.flatnonzero(rest.starts < rest.ends)
-        if len(left) < len(whose):
-            rest, whose = rest.at(left), whose[left]
-        if not len(whose):
+        if len(left) < len(owner):
+            rest, owner = rest.at(left), owner[left]
+        if not len(owner):
             break
         number, fields = _first_fields(rest)
         numbers.append(number)
-        owners.append(whose)
+        owners.append(owner)
         starts.append(fields.starts)
         ends.append(fields.ends)
         rest = Places(places.buffer, fields.ends, rest.ends)
@@ -158,7 +158,7 @@ def _in_order(
 
 
 def _first_fields(rest: Places) -> tuple[Numbers, Places]:
-    """Returns number and place of the first field of each message; none is empty."""
+    """Returns number and place of the first field of each message, none of which is empty."""
     keys, starts = _read_varints(rest)
     kinds = (keys & np.uint64(7)).astype(np.int64)
     numbers = (keys >> np.uint64(3)).astype(np.int64)
@@ -175,7 +175,7 @@ def _first_fields(rest: Places) -> tuple[Numbers, Places]:
 
 
 def _mixed_ends(rest: Places, kinds: Numbers, starts: Numbers) -> tuple[Numbers, Numbers]:
-    """Does the same where there are fields of a fixed size among the others."""
+    """Returns starts and ends of the content of fields, some of which have a fixed size."""
     sizes = _SIZES[kinds]
     if (sizes < 0).any():
         raise ValueError("a message has a field of an unknown kind")
@@ -215,7 +215,7 @@ def _read_varints(places: Places) -> tuple[NDArray[np.uint64], Numbers]:
 
 
 def list_texts(fields: Fields, count: int, nulls: bool = True) -> pa.ListArray:
-    """Returns the texts of each message as a list; an empty one for none if not null."""
+    """Returns the texts of each message as a list; for no texts null, or empty if not ``nulls``."""
     offsets, absent = fields.offsets(count), _absent(fields, count) if nulls else None
     return pa.ListArray.from_arrays(offsets, fields.places.texts(), mask=absent)
 
@@ -228,7 +228,7 @@ def map_texts(fields: Fields, count: int) -> pa.MapArray:
 
 
 def map_groups(fields: Fields, count: int, nulls: bool = True) -> pa.MapArray:
-    """Returns the user's groups of ``metadata.Metadata``; no groups for none if not null."""
+    """Returns the user's groups of ``metadata.Metadata``; for none null, or empty likewise."""
     groups = Messages(fields.places).field(_USER_METADATA)
     owned = Fields(fields.owners[groups.owners], groups.places)
     names, entries = read_entries(owned)
@@ -247,7 +247,7 @@ def read_entries(fields: Fields) -> tuple[pa.StringArray, Places]:
 
 
 def read_times(fields: Fields, count: int) -> pa.TimestampArray:
-    """Returns times; null where there is none, or none that Python knows."""
+    """Returns times; null where there is none, or one that ``datetime`` cannot hold."""
     stamps = Messages(fields.places)
     seconds = stamps.field(_SECONDS).last_numbers(len(fields))
     nanos = stamps.field(_NANOS).last_numbers(len(fields))
@@ -259,7 +259,7 @@ def read_times(fields: Fields, count: int) -> pa.TimestampArray:
 
 
 def timestamp_to_time(stamp: Timestamp) -> datetime | None:
-    """Returns the time of one message, likewise."""
+    """Returns the time of one message; ``None`` if ``datetime`` cannot hold it."""
     try:
         return stamp.ToDatetime(UTC)
     except (ValueError, OverflowError):

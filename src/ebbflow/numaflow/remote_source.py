@@ -1,13 +1,13 @@
-"""Sources in their own processes, read from as any source is.
+"""Sources in their own processes, read like any other source.
 
-A function is asked for a number of messages, sends them one by one and marks the end. It is asked
-for the next ones before the last ones have been handed on, so that it never waits for us. What it
-sends between reads waits in the connection; a read returns whatever has arrived in its time,
-and the function continues with what it was asked for.
+A function receives a request for a number of messages, sends them one by one and marks the end. The
+next request is sent before the last messages have been forwarded, so that the function never waits.
+Messages that arrive between reads wait in the connection. A read returns what has arrived within
+its time, while the function continues with the request.
 
-A function that breaks while it is read from, or is gone, is unavailable: what it gave is handed on,
-then it is closed and opened again. One that fails on an acknowledgement fails its vertex, as any
-source does that raises there.
+A function that breaks during a read, or is gone, is unavailable: the messages that it sent are
+forwarded, then it is closed and opened again. A function that fails on an acknowledgement fails its
+vertex, as does any source that raises there.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ebbflow.numaflow.services import pack
 
 _READ, _ACK = "ReadFn", "AckFn"
 ACK_LIMIT = 60.0
-"""The seconds that a function may take to learn of messages that are settled."""
+"""The seconds that a function may take to confirm settled messages."""
 
 _CALL_LIMIT = 10.0
-# Seconds for which a read continues once the first messages have come: a word to the task costs
-# hardly more with many than with few.
+# Seconds for which a read continues after the first messages: handing many messages to the task
+# costs hardly more than handing over a few.
 _GATHER = 0.005
 _AHEAD = 2
 _MESSAGE_FIRST = b"\x0a"
@@ -50,8 +50,8 @@ _MESSAGE_FIRST = b"\x0a"
 class RemoteSource(RemoteCode, Source):
     """The code of a source that runs as its own function.
 
-    A function whose SDK has no nacks looks like a source without them: Ebbflow then keeps the
-    messages itself. One whose SDK tells no options learns of a nack when its delay is over.
+    If the function's SDK has no nacks, this class has no ``nack`` either, and Ebbflow keeps nacked
+    messages itself. If the SDK has nacks without options, each is sent when its delay is over.
     """
 
     def __init__(self, plan: FunctionPlan) -> None:
@@ -71,7 +71,7 @@ class RemoteSource(RemoteCode, Source):
     # --- reading --------------------------------------------------------------------------------
 
     def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
-        """Returns what arrives in that time, as columns; ``Unavailable`` if the function broke."""
+        """Returns the messages that arrive in that time; ``Unavailable`` if the function broke."""
         self._raise_if_broken()
         now = time.monotonic()
         self._nack_now(self._held.take_due(now))
@@ -79,9 +79,9 @@ class RemoteSource(RemoteCode, Source):
         try:
             messages, ends = read_messages(self._receive(limit, seconds))
         except (ValueError, DecodeError) as error:
-            raise StreamBroken(f"the function gave what cannot be read: {error}") from error
+            raise StreamBroken(f"the function sent an undecodable message: {error}") from error
         self._asked -= ends
-        # One that has given as many as it was asked for has more, and need not wait to be asked.
+        # A function that filled a request has more messages, so it gets two requests at a time.
         self._ahead = _AHEAD if messages.num_rows >= self._batch_rows else 1
         if messages.num_rows:
             self._ask(limit, seconds)
@@ -90,7 +90,7 @@ class RemoteSource(RemoteCode, Source):
         return messages
 
     def _receive(self, limit: int, timeout: float) -> list[Arrived]:
-        """Returns what arrives until there is enough, or nothing more for the moment."""
+        """Returns what arrives until there is enough, or no more for the moment."""
         parts: list[Arrived] = []
         self._ask(limit, timeout)
         until, ends = time.monotonic() + timeout, 0
@@ -105,7 +105,7 @@ class RemoteSource(RemoteCode, Source):
         return parts
 
     def _receive_until(self, moment: float) -> list[Arrived]:
-        """Waits until something arrives; returns nothing if nothing does, or if it is broken."""
+        """Waits for responses; returns none if none arrive in time or the stream is broken."""
         try:
             arrived = self._stream(_READ).receive_parts(max(0.0, moment - time.monotonic()))
         except CallTimeout:
@@ -114,31 +114,31 @@ class RemoteSource(RemoteCode, Source):
             self._broken = self._session.explain(error)
             return []
         if not arrived:
-            self._broken = StreamBroken("the function ended the stream that it is read from")
+            self._broken = StreamBroken("the function ended the stream of its messages")
         return arrived
 
     def _ask(self, limit: int, timeout: float) -> None:
-        """Asks for messages, unless the function still has enough to do."""
+        """Requests messages, unless enough requests are still open."""
         if self._broken or self._asked >= self._ahead:
             return
-        wish = {
+        read = {
             "num_records": min(limit, self._batch_rows),
             "timeout_in_ms": math.ceil(timeout * 1000),
         }
-        request = pack(source_pb2.ReadRequest, request=wish)
+        request = pack(source_pb2.ReadRequest, request=read)
         self._stream(_READ).send([request] * (self._ahead - self._asked))
         self._asked = self._ahead
 
     def _count_ends(self, part: Arrived) -> int:
-        """Returns how many of the responses mark an end; those begin with no message."""
+        """Returns how many of the responses mark an end; these hold no message."""
         buffer, edges = part.buffer, iter(part.edges)
-        others = (
+        statuses = (
             source_pb2.ReadResponse.FromString(buffer[start:end]).status
             for start, end in zip(edges, edges, strict=True)
             if buffer[start : start + 1] != _MESSAGE_FIRST
         )
         ends = 0
-        for status in others:
+        for status in statuses:
             ends += status.eot
             if status.code != source_pb2.ReadResponse.Status.SUCCESS:
                 self._broken = StreamBroken(f"the function could not read: {status.msg}")
@@ -151,22 +151,22 @@ class RemoteSource(RemoteCode, Source):
     # --- settling -------------------------------------------------------------------------------
 
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """Tells the function of settled messages and waits until it has heard of them."""
+        """Acknowledges settled messages to the function and waits until it has confirmed them."""
         requests = [
             pack(source_pb2.AckRequest, request={"offsets": list(map(offset_of, part))})
             for part in _cut(offsets, self._batch_rows)
         ]
-        with self._telling():
+        with self._reporting():
             stream = self._stream(_ACK)
             stream.send(requests)
-            heard = 0
-            while heard < len(requests):
-                heard += len(responses := stream.receive(ACK_LIMIT))
+            confirmed = 0
+            while confirmed < len(requests):
+                confirmed += len(responses := stream.receive(ACK_LIMIT))
                 if not responses:
                     raise StreamBroken("the function ended the stream of acknowledgements")
 
     def nack(self, nacks: Sequence[NackOffset]) -> None:
-        """Has the function give messages again, each not before its delay is over."""
+        """Makes the function redeliver messages, each not before its delay is over."""
         if self._session.process.server_info.takes_nack_options:
             self._nack_now(nacks)
         else:
@@ -178,15 +178,15 @@ class RemoteSource(RemoteCode, Source):
         if not nacks:
             return
         request = pack(source_pb2.NackRequest, request=list(map(_write_nack, nacks)))
-        with self._telling():
+        with self._reporting():
             self._session.call("NackFn", request, ACK_LIMIT)
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Has a function that is gone be unavailable; raises what it says about what it was told.
+    def _reporting(self) -> Iterator[None]:
+        """Raises ``Unavailable`` if the function is gone, and its own error if it reports one.
 
-        What it said is not an outage: a function that breaks on what it hears would do so for ever.
-        It is started again, for what it is told next.
+        An error of the function is not an outage, because a function that fails on a report would
+        fail on it forever. The function is restarted for the next report.
         """
         try:
             yield
@@ -219,7 +219,7 @@ class RemoteSource(RemoteCode, Source):
         return list(source_pb2.PartitionsResponse.FromString(answer).result.partitions)
 
     def _call_if_possible(self, name: str) -> bytes | None:
-        """Returns an answer that nothing depends on; of a break the next read will hear."""
+        """Returns an answer that nothing depends on; the next read detects a broken function."""
         with contextlib.suppress(StreamBroken, CallTimeout):
             return self._session.call(name, timeout=_CALL_LIMIT)
         return None

@@ -1,12 +1,12 @@
-"""Server-info files and folders for sockets: where a function says of itself that it can be called.
+"""Server-info files, in which functions report that they are ready, and folders for sockets.
 
-Every SDK of Numaflow writes such a file next to its socket, as JSON with an end marker behind it. A
-function whose SDK is too old, or that listens where it cannot be called, is refused here with what
-to do: its stream would only break later, for no reason that anybody could see.
+Every SDK of Numaflow writes such a file next to its socket, as JSON followed by an end marker. A
+function whose SDK is too old, or that listens where it cannot be called, is refused here with a
+remedy: its stream would only break later, for no visible reason.
 
-The folder of a function's sockets is new for each process, short and private, and none stays
-behind. A launcher removes its function's folder in the end. One whose launcher was killed is
-removed when the next function starts: a lock shows that it is not in use any more.
+The folder of a function's sockets is new for each process, short and private, and none is left
+behind. A launcher removes its function's folder when it ends. If the launcher was killed, the
+folder is removed when the next function starts: a lock shows that it is no longer in use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ebbflow.numaflow.services import ContainerType, MapMode, Service, service_o
 
 END_MARKER = "U+005C__END__"
 NACK_OPTIONS = "NACK_OPTIONS"
-"""In the metadata of a source that is told the options of nacks whatever its version says."""
+"""In the metadata of a source that takes the options of nacks whatever its version is."""
 
 _MAP_MODES = get_args(MapMode)
 # The release of Numaflow's own Python SDK whose protocol this is; it has the nack of a source.
@@ -43,7 +43,7 @@ _OLDEST: dict[str, dict[str, _Version]] = {
     "nack": {"go": (0, 11, 0), "java": (0, 11, 0), "python": (0, 11, 0), "rust": (0, 4, 0)},
     "nack options": {"go": (0, 12, 0), "python": (0, 15, 0), "rust": (0, 6, 0)},
 }
-"""The first release of the SDK for each language with which something works."""
+"""The first release of the SDK for each language that supports a feature."""
 _PREFIX = "ebf-"
 _LONGEST_NAME = len("/sourcetransform.sock")
 # A younger folder may belong to a launcher that is about to lock it.
@@ -52,7 +52,7 @@ _OLD = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a function has written about itself; empty texts where it wrote nothing."""
+    """The server-info of a function; empty texts where it has none."""
 
     protocol: str = "uds"
     language: str = ""
@@ -61,21 +61,21 @@ class ServerInfo:
 
     @property
     def map_mode(self) -> MapMode:
-        """How a map wants to be called; one message at a time if it does not say."""
+        """How a map is to be called; one message at a time if it does not say."""
         mode = self.metadata.get("MAP_MODE", "unary-map")
         return cast("MapMode", mode) if mode in _MAP_MODES else "unary-map"
 
     @property
     def takes_nacks(self) -> bool:
-        """Whether a source with this SDK has the call ``NackFn``; yes if that is not known."""
+        """Whether a source with this SDK has the call ``NackFn``; true if that is not known."""
         return self._is_at_least(_OLDEST["nack"])
 
     @property
     def takes_nack_options(self) -> bool:
-        """Whether a source with this SDK is told the options of a nack; no if it is not known."""
+        """Whether a source with this SDK takes nack options; false if that is not known."""
         oldest = _OLDEST["nack options"]
-        knows = self.language in oldest and _numbers(self.version) is not None
-        return NACK_OPTIONS in self.metadata or (knows and self._is_at_least(oldest))
+        known = self.language in oldest and _numbers(self.version) is not None
+        return NACK_OPTIONS in self.metadata or (known and self._is_at_least(oldest))
 
     def _is_at_least(self, oldest: dict[str, _Version]) -> bool:
         version = _numbers(self.version)
@@ -88,16 +88,16 @@ def info_path(folder: Path, container: ContainerType) -> Path:
 
 
 def socket_path(folder: Path, container: ContainerType, info: ServerInfo) -> Path:
-    """Returns the socket that a function listens on; of a map its mode decides which one."""
+    """Returns the socket that a function listens on, which for a map depends on its mode."""
     if "MULTIPROC" in info.metadata:
-        return folder / "multiproc0.sock"  # one server of those that may be several
+        return folder / "multiproc0.sock"  # the first of one or more servers
     return service_of(container, info.map_mode).socket_path(folder)
 
 
 def read_server_info(folder: Path, container: ContainerType) -> ServerInfo | None:
-    """Returns what the function says of itself; ``None`` as long as it has not written all of it.
+    """Returns the function's server-info; ``None`` until the file is complete.
 
-    ``SetupError`` if it has, and it cannot be read.
+    ``SetupError`` if it is complete and cannot be decoded.
     """
     path = info_path(folder, container)
     try:
@@ -122,7 +122,7 @@ def read_server_info(folder: Path, container: ContainerType) -> ServerInfo | Non
 
 
 def check_server_info(info: ServerInfo, container: ContainerType) -> None:
-    """Raises ``SetupError`` if a function cannot be called, with what to do about it."""
+    """Raises ``SetupError`` with a remedy if a function cannot be called."""
     oldest = _OLDEST["on-success" if container == "ons-udsink" else "call"]
     if not info._is_at_least(oldest):
         wanted = ".".join(map(str, oldest[info.language]))
@@ -142,7 +142,7 @@ def check_server_info(info: ServerInfo, container: ContainerType) -> None:
 
 
 def own_server_info(service: Service) -> ServerInfo:
-    """Returns what a function that Ebbflow serves says of itself."""
+    """Returns the server-info of a function that Ebbflow serves."""
     metadata: dict[str, str] = {"MAP_MODE": service.map_mode} if service.map_mode else {}
     if service.name == "source":
         metadata[NACK_OPTIONS] = "true"
@@ -150,7 +150,7 @@ def own_server_info(service: Service) -> ServerInfo:
 
 
 def write_server_info(folder: Path, service: Service) -> None:
-    """Tells the runtime that a function is ready. The file is complete before it is there."""
+    """Tells the runtime that a function is ready. The file appears only once it is complete."""
     facts = asdict(own_server_info(service)) | {"minimum_numaflow_version": service.minimum}
     path = service.info_path(folder)
     fresh = path.with_name(f"{path.name}.new")
@@ -172,13 +172,13 @@ def _texts(metadata: Any) -> dict[str, str]:
 
 
 def make_folder() -> Path:
-    """Makes a folder for sockets, whose paths may not be long; removes those left behind.
+    """Makes a folder for sockets, with a short path as they require; removes abandoned folders.
 
-    It lies in a folder that only this user can enter, and is itself open to whatever user a
-    container runs as.
+    Its parent folder is open only to this user. The folder itself is open to every user, because a
+    container may run as any of them.
     """
     parent = _parent()
-    for outer in _left_behind(parent):
+    for outer in _abandoned(parent):
         shutil.rmtree(outer, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)) / "s"
     folder.mkdir()
@@ -192,7 +192,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def lock_folder(folder: Path) -> int:
-    """Returns a descriptor that keeps the folder for as long as any process has it open."""
+    """Returns a descriptor that locks the folder for as long as any process has it open."""
     descriptor = os.open(folder.parent, os.O_RDONLY | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
@@ -203,7 +203,7 @@ def _parent() -> Path:
     return Path(usual if len(usual) + room <= LONGEST_SOCKET_PATH else "/tmp")  # noqa: S108
 
 
-def _left_behind(parent: Path) -> Iterator[Path]:
+def _abandoned(parent: Path) -> Iterator[Path]:
     """Yields the folders of launchers that have died."""
     for outer in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):

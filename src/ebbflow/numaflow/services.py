@@ -1,9 +1,9 @@
-"""The services of Numaflow's protocol: one row for each kind of function, and what follows from it.
+"""The services of Numaflow's protocol: a table with one row for each kind of function.
 
-``SERVICES`` is the only place that says which kinds there are: the client, the server, the command
-line and the spec read it. A row has the names of a kind: of its container, its files, its modes and
-the code that calls it. Its methods and the classes of their messages follow from the ``.proto``
-files, so handshakes, end marks and numbers of fields are written down there and nowhere else.
+``SERVICES`` is the only list of the kinds: the client, the server, the command line and the spec
+read it. A row has the names of a kind: of its container, its files, its modes and the code that
+calls it. Its methods and the classes of their messages are derived from the ``.proto`` files, so
+handshakes, end marks and field numbers are defined only there.
 
 Lint and the command line read the table without protobuf: messages are imported on first use.
 """
@@ -29,24 +29,24 @@ Kind = Literal[
     "source",
     "store",
 ]
-"""The kinds of functions, in the words of ``ebbflow serve-udf``."""
+"""The kinds of functions, as ``ebbflow serve-udf`` names them."""
 
 ContainerType = Literal[
     "udf", "udsink", "fb-udsink", "ons-udsink", "transformer", "udsource", "udstore"
 ]
-"""The part that a function plays, in Numaflow's words (``NUMAFLOW_UD_CONTAINER_TYPE``)."""
+"""The role of a function, as Numaflow names it (``NUMAFLOW_UD_CONTAINER_TYPE``)."""
 
 MapMode = Literal["unary-map", "batch-map", "stream-map"]
-"""What a map is given at a time, and how it answers, in Numaflow's words (``MAP_MODE``)."""
+"""How a map receives messages and answers, as Numaflow names it (``MAP_MODE``)."""
 
 LARGEST = 64 * 1024 * 1024
-"""The largest message that either side sends and takes, in bytes."""
+"""The largest message that either side sends and accepts, in bytes."""
 
 HISTORY, DELIVERIES, NACK_REASON = "ebbflow", "deliveries", "nack_reason"
-"""The group of the system metadata, and its keys, in which a redelivered message says so."""
+"""The group of the system metadata, and its keys, that describe a redelivered message."""
 
 SINK_GROUP, RETRY_COUNT = "sink", "retry_count"
-"""The group and the key in which a sink is told how often it has tried a message before."""
+"""The group and the key with the number of times that a sink has tried a message before."""
 
 READY = "IsReady"
 """The method that every service has."""
@@ -56,7 +56,7 @@ READY = "IsReady"
 class Method:
     """A method of a service, and the classes of its messages; ``streamed`` if the call stays open.
 
-    A stream begins with a handshake of both sides. Whatever comes in batches ends with a mark.
+    A stream begins with a handshake of both sides. Each batch ends with a mark.
     """
 
     service: str
@@ -67,7 +67,7 @@ class Method:
 
     @property
     def path(self) -> str:
-        """What gRPC calls it."""
+        """Its path in gRPC."""
         return f"/{self.service}/{self.name}"
 
     @property
@@ -119,12 +119,12 @@ def methods_of(proto: str) -> Mapping[str, Method]:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One kind of function. ``name`` is what people call it, ``container`` what Numaflow does.
+    """One kind of function. ``name`` is its name for people, ``container`` its name in Numaflow.
 
     ``proto`` is the file with its messages, ``caller`` the code that calls a function in its own
     process. ``info`` and ``socket`` are the beginnings of the names of its files. ``modes`` are the
-    ways in which code may be called that is served as this, the usual one first. ``map_mode`` tells
-    Numaflow how to send to a map. ``minimum`` is the oldest Numaflow that can call it.
+    modes in which code of this kind may be served, the default first. ``map_mode`` tells Numaflow
+    how to send to a map. ``minimum`` is the oldest Numaflow that can call it.
     """
 
     name: Kind
@@ -185,14 +185,14 @@ SERVICES: dict[Kind, Service] = {
 
 
 def find_service(container: str, map_mode: MapMode | None = None) -> Service | None:
-    """Returns what a container holds, if it is known; of the three maps the one of the mode."""
+    """Returns the service of a container, if known; ``map_mode`` selects one of the three maps."""
     fitting = [service for service in SERVICES.values() if service.container == container]
     chosen = [service for service in fitting if service.map_mode == map_mode] or fitting
     return chosen[0] if chosen else None
 
 
 def service_of(container: ContainerType, map_mode: MapMode | None = None) -> Service:
-    """Returns the same for a container that is known."""
+    """Returns the same for a known container."""
     service = find_service(container, map_mode)
     assert service is not None, f"SERVICES has every container: {container}"
     return service

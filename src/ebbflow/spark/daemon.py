@@ -3,12 +3,13 @@
 Spark starts it as ``python -m ebbflow.spark.daemon`` when the first task needs a worker, and every
 worker inherits the modules that it has loaded.
 
-The driver saves that time with ``preload``. While the JVM is starting, it starts a second process
-that loads the same modules. The daemon hands its standard input and output over to that process and
-stays only to pass signals on. First messages arrive more than a second earlier. This works on this
-machine only, and only on Linux; if anything goes wrong, the daemon loads everything itself.
+The driver saves that time with ``preload``. While the JVM is starting, the driver starts a second
+process that loads the same modules. The daemon hands its standard input and output over to that
+process and then only forwards signals. The first messages arrive more than a second earlier. This
+works on this machine only, and only on Linux; if anything goes wrong, the daemon loads everything
+itself.
 
-A worker's connection to Spark is its own: see ``domain.host``.
+Each worker keeps its connection to Spark private: see ``domain.host``.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from pathlib import Path
 
 from ebbflow.domain import host
 
-# A chunk makes thousands of small objects that live for a moment. Looking for cycles among them
-# every 700 of these costs a fifth of a map's time; what was imported need never be looked at.
+# A chunk makes thousands of short-lived objects. Searching them for cycles after every 700
+# allocations costs a fifth of a map's time; imported objects never need to be searched.
 _OBJECTS = 100_000
-# The seconds that user code may keep the thread of the connection waiting. A chunk is confirmed in
-# half a dozen turns of that thread. By default each waits 5 ms, which is longer than it all takes.
+# The seconds that user code may keep the connection's thread waiting. Confirming a chunk takes that
+# thread about six turns. By default each turn waits 5 ms, which is longer than the work itself.
 _TURN = 0.0005
 # The variable that says where the preloaded process listens.
 _SOCKET = "EBBFLOW_LOADED_AHEAD"
@@ -61,7 +62,7 @@ def import_for_workers() -> None:
 
 
 def fork_workers() -> None:
-    """Forks workers for as long as Spark wants any."""
+    """Forks workers for as long as Spark requests them."""
     from pyspark import daemon
 
     from ebbflow.domain.host import keep_private
@@ -69,8 +70,8 @@ def fork_workers() -> None:
     work, this = daemon.worker, os.getpid()
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
-        # As when Spark ends in good order. A worker whose daemon was killed could wait for ever for
-        # a server that is gone as well.
+        # The same signal as when Spark ends normally. Without it, a worker whose daemon was killed
+        # could wait forever for a server that is gone as well.
         host.end_with_parent(this, signal.SIGHUP)
         keep_private(sock.fileno())
         return work(sock, authenticated)
@@ -91,7 +92,7 @@ def preload() -> Iterator[None]:
         [sys.executable, "-m", __name__, _PRELOAD, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        process_group=0,  # Ctrl-C is for the driver, which ends this one
+        process_group=0,  # Ctrl-C is for the driver, which ends this process
     )
     try:
         yield
@@ -104,7 +105,8 @@ def preload() -> Iterator[None]:
 
 def hand_over() -> bool:
     """Lets the preloaded process be the daemon until it ends; ``False`` if there is none."""
-    # Spark may end the daemon as soon as the other process has answered: that signal is passed on.
+    # Spark may end the daemon as soon as the other process has answered, so block the signal until
+    # it can be forwarded.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         pid = _ask_preloaded()
@@ -136,7 +138,7 @@ def _ask_preloaded() -> int | None:
 
 
 def _connect(connection: socket.socket, address: str) -> None:
-    """Connects to the preloaded process, which on a busy machine may be about to listen."""
+    """Connects to the preloaded process, which on a busy machine may not listen yet."""
     deadline = time.monotonic() + _LISTENING
     while True:
         try:
@@ -154,7 +156,7 @@ def _terminate(pid: int) -> None:
 
 
 def wait_preloaded(driver: int) -> None:
-    """Loads, waits until the daemon hands over, and serves in its place; ends with the driver."""
+    """Loads the modules, waits for the daemon's state, and replaces it; ends with the driver."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.environ.pop(_SOCKET))
         listener.listen()
@@ -171,7 +173,7 @@ def wait_preloaded(driver: int) -> None:
 
 
 def _take_over(connection: socket.socket) -> None:
-    """Makes this process look like the daemon that Spark has started."""
+    """Gives this process the state of the daemon that Spark has started."""
     with connection:
         text, descriptors, _, _ = socket.recv_fds(connection, _LARGEST, len(_HANDED))
         state = json.loads(text)
@@ -187,7 +189,7 @@ def _take_over(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """Runs this process as the daemon, or as the one that is preloaded for it."""
+    """Runs this process as the daemon, or as the preloaded process for it."""
     if sys.argv[1:2] == [_PRELOAD]:
         wait_preloaded(driver=int(sys.argv[2]))
     elif not hand_over():

@@ -1,9 +1,9 @@
 """The engine: Spark's JVM, watched and replaced within a second when it dies.
 
-A JVM can be killed, run out of memory, or stop Spark when its cluster is gone. Everything that a
-pipeline knows is in NATS, so a new one continues where the old one was: nothing is lost, and only
-what tasks had in flight is processed again. A JVM that keeps dying is not started for ever, and a
-session that the user's program has started is the user's to start again.
+A JVM can be killed, run out of memory, or stop Spark when its cluster is gone. The whole state of a
+pipeline is in NATS, so a new JVM continues where the old one was: no message is lost, and only
+messages in flight are processed again. A JVM that keeps dying is not restarted forever, and a
+session that the user's program has started must be restarted by the user.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_DEATHS, WITHIN = 3, 600.0
-# A JVM that is dying is deaf a moment before its process has ended.
+# A dying JVM stops answering a moment before its process ends.
 _DYING = 2.0
 _OUT_OF_MEMORY = (3, 52)
 _MORE_MEMORY = "give it more, for example with --conf spark.driver.memory=4g"
 
 
 class Engine:
-    """The Spark that vertices run on at the moment. ``own`` if this run has started it."""
+    """The Spark that vertices currently run on. ``own`` if this run has started it."""
 
     def __init__(self, spark: SparkSession, own: bool) -> None:
         self.spark = spark
@@ -46,7 +46,7 @@ class Engine:
         self._process: subprocess.Popen[bytes] | None = getattr(self._gateway, "proc", None)
 
     def check(self, suspected: bool) -> None:
-        """Raises ``EngineDied`` if it is gone; ``suspected`` if something that needs it failed."""
+        """Raises ``EngineDied`` if it is gone; ``suspected`` if a task has failed."""
         if how := self.death(suspected):
             raise EngineDied(how)
 
@@ -56,13 +56,13 @@ class Engine:
         if code is None and suspected and not self._answers():
             code = self._exit_code()
             if code is None:
-                return "it does not answer any more"
+                return "it no longer answers"
         if code is not None:
             return describe_exit(code)
         return "Spark has stopped by itself" if suspected and self._has_stopped() else None
 
     def death_behind(self, error: BaseException) -> str | None:
-        """Returns how it ended, if that is what an error comes from."""
+        """Returns how it ended, if that caused the error."""
         if isinstance(error, EngineDied):
             return str(error)
         return None if isinstance(error, EbbflowError) else self.death()
@@ -74,7 +74,7 @@ class Engine:
             return None
 
     def _answers(self) -> bool:
-        """Asks whether the JVM still listens, without Spark, whose calls may hang."""
+        """Returns whether the JVM still listens. Does not call Spark, whose calls may hang."""
         where = getattr(self._gateway, "java_parameters", None) or self._gateway.gateway_parameters
         try:
             socket.create_connection((where.address, where.port), _DYING).close()
@@ -89,7 +89,7 @@ class Engine:
         try:
             return context is None or bool(context.sc().isStopped())
         except (Py4JError, OSError):
-            return False  # it is dying; the next look finds the process ended
+            return False  # it is dying; the next check finds the process ended
 
 
 def describe_exit(code: int) -> str:
@@ -112,26 +112,26 @@ def _do(work: Callable[[Engine], T], engine: Engine) -> T:
 class Engines:
     """Spark for a whole run: one session after another, as long as they do not die too often.
 
-    ``open_session`` starts a session, ``tell`` shows a line to whoever watches the run.
+    ``open_session`` starts a session, ``show`` shows a line to the user.
     """
 
     def __init__(
         self,
         open_session: Callable[[], AbstractContextManager[SparkSession]],
-        tell: Callable[[str], None],
+        show: Callable[[str], None],
         stopping: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_session = open_session
-        self._tell = tell
+        self._show = show
         self._stopping = stopping
         self._clock = clock
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
 
     def run(self, work: Callable[[Engine], T]) -> T | None:
-        """Does the work, and starts over when Spark dies under it; ``None`` if stopped then."""
+        """Runs ``work``, again whenever Spark dies; ``None`` if Spark dies during a stop."""
         while True:
-            self._tell("starting Spark")
+            self._show("starting Spark")
             own = not is_users_session()
             try:
                 with ExitStack() as stack:
@@ -142,7 +142,7 @@ class Engines:
                 self.note_death(str(death), own)
 
     def _start(self, stack: ExitStack) -> SparkSession:
-        """Starts a session; if an earlier one could start, an error means that it has died."""
+        """Starts a session; after a first death, an error counts as another death."""
         try:
             return stack.enter_context(self._open_session())
         except Exception as error:
@@ -151,7 +151,7 @@ class Engines:
             raise EngineDied("while it was starting") from error
 
     def note_death(self, how: str, own: bool) -> None:
-        """Tells of a death; ``EngineLost`` if it is one too many, or a session of the user's."""
+        """Reports a death; ``EngineLost`` after too many, or if the session is the user's."""
         self._deaths.append(self._clock())
         if not own:
             raise EngineLost(how, 1, "Start a new session and run the pipeline again")
@@ -160,4 +160,4 @@ class Engines:
             logs = "See jvm.log and spark.log in the folder logs of the state folder"
             raise EngineLost(how, MOST_DEATHS, f"{logs}; if memory is short, {_MORE_MEMORY}")
         hint = f" ({_MORE_MEMORY})" if how == "out of memory" else ""
-        self._tell(f"Spark's JVM died ({how}); starting a new one{hint}")
+        self._show(f"Spark's JVM died ({how}); starting a new one{hint}")

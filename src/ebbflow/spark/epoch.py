@@ -1,7 +1,7 @@
-"""An epoch: one Spark job that runs the resident tasks of a vertex, or of several, for a while.
+"""An epoch: one Spark job that runs the resident tasks of one or more vertices for a while.
 
-``Epochs`` is the driver's side; an epoch is over when every task of it has returned.
-``_tasks`` is the workers' side: Spark calls it once per partition.
+``Epochs`` is the driver's side; an epoch is over when all its tasks have returned. ``_tasks`` is
+the workers' side, which Spark calls once per partition.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Epochs:
     """The epochs of vertices that share a task, one after another. Used from one driver thread.
 
-    A job of Spark's without SQL: a first DataFrame would cost every start a second of work. What is
-    made for an epoch is used again for the next of the same length.
+    They do not use SQL, because the first DataFrame would add a second to every start. An epoch
+    reuses the RDD of an earlier one of the same length.
     """
 
     def __init__(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
@@ -59,11 +59,11 @@ class Epochs:
 def _tasks(
     partitions: Iterator[int], plans: Sequence[VertexPlan], seconds: float, isolate: bool
 ) -> Iterator[tuple[int, Report]]:
-    # Spark itself may have started this task again, after its first worker was lost.
+    # Spark itself restarts a task whose first worker was lost.
     context = TaskContext.get()
-    again = context is not None and context.attemptNumber() > 0
+    retried = context is not None and context.attemptNumber() > 0
     for partition in partitions:
-        yield partition, run_partition(plans, partition, seconds, isolate or again)
+        yield partition, run_partition(plans, partition, seconds, isolate or retried)
 
 
 def run_partition(
@@ -92,7 +92,7 @@ def run_partition(
 def _open_code(
     vertex: VertexTask, partition: int, speaker: Speaker, isolate: bool, plans: Sequence[VertexPlan]
 ) -> UserCode:
-    """Returns the user code of a vertex, which the process speaks for while it is called."""
+    """Returns the user code of a vertex; during its calls the process reports for that vertex."""
     enter = partial(speaker.turn_to, vertex.events, vertex_variables(vertex.plan, partition))
     enter()
     return UserCode(

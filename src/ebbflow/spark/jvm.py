@@ -1,12 +1,12 @@
 """The JVM of a run: started, and ended, by the driver alone.
 
-It has its own session and ignores what asks a process to end, so that of a signal to everybody
-(Ctrl-C, a closed terminal, a service manager) only the driver hears, which then stops in order.
-It ends with the driver, however that ends: its standard input is a pipe that the driver holds.
-PySpark's own way to start it can do neither, and waits for ever for a Java that ends at once.
+It has its own session and ignores termination signals. So if a signal goes to all processes
+(Ctrl-C, a closed terminal, a service manager), only the driver reacts and stops gracefully. The JVM
+ends with the driver, however that ends: its standard input is a pipe that the driver holds.
+PySpark's own launcher can do neither, and waits forever if Java ends at once.
 
 The classes that it has loaded are kept for the next start (``ClassArchive``). With them Spark
-starts in a third of the time and of the processor's work.
+starts in a third of the time and with a third of the CPU work.
 
 **Memory.** A JVM that only places tasks needs little: ``SMALL`` has the options for it.
 """
@@ -38,34 +38,34 @@ from ebbflow.domain.errors import SetupError
 
 _LOOK_EVERY = 0.05
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
-_HEAD = struct.Struct(">ii")  # the port, and how long the secret is that follows
+_HEAD = struct.Struct(">ii")  # the port, and the length of the secret that follows
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _THROWN = re.compile(r'^Exception in thread "main" (?:[\w.$]+: )?(?:\[[\w.]+] )?(.+)$', re.M)
 _NOISE = re.compile(r"\s|WARNING|Picked up |Using Spark's |Error: (?:Could not create|A fatal)|$")
 _UNUSED = 30 * 86_400.0
-# Writing takes a JVM 15 seconds of work. One that is killed half-way has written nothing, and the
-# next one begins again: on a busy machine every start would be slow and none would be the last.
+# Writing the archive takes a JVM 15 seconds of work. If it is killed halfway, nothing is written,
+# and the next one starts over: with a short limit, a busy machine might never get an archive.
 _WRITTEN_WITHIN = 300.0
 _ENDED_WITHIN = 30.0
 _QUIET = "-Xlog:cds=off"
-# Java moves an archive to a random address by default. That rewrites every page of it at each
+# By default, Java relocates an archive to a random address. That rewrites all of its pages at each
 # start: half a second of work, and 85 MB that no other process can share.
 _IN_PLACE = "-XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0"
 
-# Collects early and gives pages back, compiles in one thread, and keeps stacks and code small.
+# Collects early and returns pages, compiles in one thread, and keeps stacks and code small.
 SMALL = (
     "-Xms16m -Xmn12m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=20 -Xss512k "
     "-XX:ReservedCodeCacheSize=32m -XX:CICompilerCount=1"
 )
 
 
-def is_there() -> bool:
-    """Returns whether a JVM is there, as in a program that ``spark-submit`` has started."""
+def has_jvm() -> bool:
+    """Returns whether there already is a JVM, as in a program that ``spark-submit`` has started."""
     return SparkContext._gateway is not None or _PORT in os.environ
 
 
 class StartingJvm:
-    """A JVM that is starting, for Spark to use; what it prints goes to the log."""
+    """A JVM that is starting, for Spark to use; its output goes to the log."""
 
     def __init__(self, settings: Mapping[str, str], log: Path) -> None:
         self._log = log
@@ -76,7 +76,7 @@ class StartingJvm:
             self._process = _start_process(settings, output, self._handshake)
 
     def connect(self) -> None:
-        """Waits until it is ready; ``SetupError`` with its own words if it ends before."""
+        """Waits until it is ready; ``SetupError`` with its own message if it ends before."""
         try:
             port, secret = _await_gateway(self._process, self._handshake)
             _connect(self._process, port, secret)
@@ -89,7 +89,7 @@ class StartingJvm:
             self._folder.cleanup()
 
     def kill(self) -> None:
-        """Ends one that is not wanted after all."""
+        """Kills a JVM that is not needed after all."""
         self._process.kill()
         self._process.wait()
         self._folder.cleanup()
@@ -98,7 +98,7 @@ class StartingJvm:
 def end(within: float = 30.0) -> int | None:
     """Ends the JVM that was launched, waits until it is gone and returns its exit code, if any.
 
-    One that takes more seconds than ``within`` is killed.
+    After ``within`` seconds it is killed.
     """
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
@@ -141,7 +141,7 @@ def _ignore_signals() -> None:
 
 
 def _await_gateway(process: subprocess.Popen[bytes], handshake: Path) -> tuple[int, str]:
-    """Waits for the port of the JVM and the secret for it; ``EOFError`` if it has ended."""
+    """Waits for the port and the secret of the JVM; ``EOFError`` if it has ended."""
     while not handshake.is_file():
         if process.poll() is not None:
             raise EOFError
@@ -151,9 +151,9 @@ def _await_gateway(process: subprocess.Popen[bytes], handshake: Path) -> tuple[i
 
 
 def is_not_of_py4j(record: logging.LogRecord) -> bool:
-    """Whether Py4J has not logged it: a JVM that is gone is reported in a sentence of ours.
+    """Returns whether a record is not Py4J's. Ebbflow itself reports a JVM that is gone.
 
-    Py4J logs a traceback for each call that it interrupts, and to the root logger, which prints it.
+    Py4J logs a traceback for each interrupted call to the root logger, which prints it.
     """
     return bool(record.pathname != java_gateway.__file__)
 
@@ -171,9 +171,9 @@ def _connect(process: subprocess.Popen[bytes], port: int, secret: str) -> None:
 
 
 def _narrow_numpy_converters(gateway: Any) -> None:
-    """Has PySpark's converters of NumPy values asked about such values alone.
+    """Limits PySpark's converters of NumPy values to such values.
 
-    Asked about anything, they import pandas first: half a second of every start, in which the JVM
+    For any value they import pandas first, which costs every start half a second while the JVM
     waits.
     """
     converters = gateway._gateway_client.converters
@@ -184,7 +184,7 @@ def _narrow_numpy_converters(gateway: Any) -> None:
 
 
 class OnlyNumpy:
-    """A converter of PySpark's for NumPy values, which is asked about no other values."""
+    """Wraps PySpark's converter of NumPy values so that it only sees such values."""
 
     def __init__(self, converter: Any) -> None:
         self._converter = converter
@@ -197,41 +197,41 @@ class OnlyNumpy:
         )
 
     def convert(self, value: object, client: Any) -> Any:
-        """Returns the value as the JVM knows it."""
+        """Returns the value as a Java object."""
         return self._converter.convert(value, client)
 
 
 def _read_startup_error(code: int, log: Path, before: int) -> SetupError:
     with open(log, "rb") as file:
         file.seek(before)
-        said = file.read().decode(errors="replace")
-    return startup_error(_find_reason(said) or f"Java ended with code {code} and said nothing", log)
+        text = file.read().decode(errors="replace")
+    return startup_error(_find_reason(text) or f"Java ended with code {code} and said nothing", log)
 
 
 def startup_error(why: str, log: Path) -> SetupError:
-    """Returns the error for a Spark that did not start; ``why`` is in Java's words or Spark's."""
+    """Returns the error for a Spark that did not start; ``why`` is Java's or Spark's message."""
     return SetupError(
         f"Spark did not start: {why.rstrip('.')}.",
-        f"Correct --master, --conf or Java; all that Spark said is in {log}.",
+        f"Correct --master, --conf or Java; Spark's output is in {log}.",
     )
 
 
-def _find_reason(said: str) -> str | None:
-    """Returns the line that says what is wrong, of all that was printed."""
-    if thrown := _THROWN.search(said):
+def _find_reason(text: str) -> str | None:
+    """Returns the line of the output that says what is wrong."""
+    if thrown := _THROWN.search(text):
         return thrown[1]
-    lines = (line.rstrip() for line in said.splitlines())
+    lines = (line.rstrip() for line in text.splitlines())
     return next((line for line in lines if not _NOISE.match(line)), None)
 
 
 class ClassArchive:
     """The archive of this process's JVM, written by the first run and used by later ones.
 
-    The user's cache folder has one file for each installed Spark and version of Java: the JVM
-    takes an archive only from the jars it was written from, at their path. A JVM that ``schedules``
-    only has one of its own, half as large: each page of it that is touched is memory of the run.
-    The file is written under another name and moved into place whole, so that a killed JVM leaves
-    no broken one. An archive that was not used for a month is removed.
+    The user's cache folder has one file for each installed Spark and version of Java: the JVM only
+    accepts an archive of the same jars at the same path. A JVM that only ``schedules`` has its own
+    archive of half the size, because each page of it that is touched costs the run memory. The file
+    is written under another name and moved into place when complete, so that a killed JVM leaves no
+    broken archive. An archive that was not used for a month is removed.
     """
 
     def __init__(self, java: int, schedules: bool = False) -> None:
@@ -249,7 +249,7 @@ class ClassArchive:
         if self._file.exists():
             with contextlib.suppress(OSError):
                 os.utime(self._file)  # in use
-            # The archive holds for one collector only; for a driver this small it is the best.
+            # An archive is valid for one collector only; the serial one suits a small driver best.
             return f'-XX:+UseSerialGC {_IN_PLACE} "-XX:SharedArchiveFile={self._file}" {_QUIET}'
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -259,11 +259,11 @@ class ClassArchive:
 
     @property
     def seconds_to_end(self) -> float:
-        """The seconds that a JVM may take to end: more, if it writes the archive."""
+        """The seconds that a JVM may take to end: more if it writes the archive."""
         return _ENDED_WITHIN if self._file.exists() else _WRITTEN_WITHIN
 
     def keep(self, whole: bool) -> None:
-        """Moves what the JVM of this process wrote into place once it has ended, or deletes it."""
+        """Moves the archive of this process's JVM into place once it has ended, or deletes it."""
         with contextlib.suppress(OSError):
             os.replace(self._draft, self._file) if whole else os.unlink(self._draft)
             self._remove_unused()

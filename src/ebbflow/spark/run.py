@@ -1,7 +1,7 @@
 """A run: everything a pipeline needs is started, watched and stopped here, on the driver.
 
-The order of stopping matters: tasks settle what they hold while NATS and Spark are still there,
-then Spark ends, then the embedded server. Whatever fails on the way, all that was started is
+The order of stopping matters: tasks settle their messages while NATS and Spark are still up, then
+Spark is stopped, then the embedded server. If anything fails, everything that was started is
 stopped again.
 """
 
@@ -72,10 +72,10 @@ if TYPE_CHECKING:
     from ebbflow.spec.model import Spec
 
 _LOOK_EVERY = 0.5
-# A task that does nothing speaks every two seconds; one that is silent for so long hangs.
+# An idle task reports every two seconds; a task that is silent for this long hangs.
 _SILENT = 5.0
 _STOP_TIMEOUT = 40.0
-# Seconds for NATS to take a word for the tasks.
+# Seconds for NATS to accept a message for the tasks.
 _SEND_WITHIN = 2.0
 
 
@@ -94,19 +94,19 @@ def run_pipeline(
     return Run(spec, RunOptions.of(options), watcher or QuietWatcher(), attachments).execute()
 
 
-def _signals_to_hear() -> list[signal.Signals]:
-    """Returns the signals that ask a process to end, but for those that ``nohup`` has ignored."""
+def _stop_signals() -> list[signal.Signals]:
+    """Returns the signals that ask a process to end, except any that ``nohup`` ignores."""
     ignorable = (signal.SIGHUP, signal.SIGQUIT)
-    heard = [number for number in ignorable if signal.getsignal(number) is not signal.SIG_IGN]
-    return [signal.SIGINT, signal.SIGTERM, *heard]
+    active = [number for number in ignorable if signal.getsignal(number) is not signal.SIG_IGN]
+    return [signal.SIGINT, signal.SIGTERM, *active]
 
 
 class Run:
     """One run of one pipeline.
 
-    ``answer_within`` is how many seconds NATS may take to say whether everything is done.
-    ``keep_spark`` leaves the session that the run starts for the next run of this process. ``link``
-    is the connection of the run once there is one; it is closed when the run has ended.
+    ``answer_within`` is how many seconds NATS may take to answer whether everything is done.
+    ``keep_spark`` leaves the session that the run starts to the next run of this process. ``link``
+    is the connection of the run once it is open; it is closed when the run has ended.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Run:
         self._names = Names(spec.name)
         self._stop = threading.Event()
         self._deadline: float | None = None
-        self._listener = TaskListener(self._names, self._pass_on)
+        self._listener = TaskListener(self._names, self._show_log)
         memory = options.state / "feeds" / spec.name
         self._feeds = Feeds(watcher.stage, memory, options.drain, self.is_ready)
         self._supervisor: Supervisor | None = None
@@ -143,13 +143,13 @@ class Run:
         self._ahead: SessionAhead | None = None
 
     def stop(self) -> None:
-        """Ends the run in good order; from any thread."""
+        """Stops the run gracefully. Safe to call from any thread."""
         self._stop.set()
 
     def is_ready(self) -> bool:
-        """Returns whether every vertex has all its tasks at work; from any thread, at once.
+        """Returns whether all tasks of every vertex run. Does not block; safe from any thread.
 
-        Not while a vertex has failed and is started again, nor while its breaker has stopped it.
+        False while a vertex that has failed is restarted, and while a breaker has stopped a vertex.
         """
         supervisor = self._supervisor
         if supervisor is None or self._stop.is_set():
@@ -157,10 +157,10 @@ class Run:
         return all(self._is_up(plan, supervisor.of(plan.vertex)) for plan in self._plans)
 
     def _is_up(self, plan: VertexPlan, task: TaskSupervisor) -> bool:
-        name, heard = plan.vertex, self._listener
-        if task.failure is not None or heard.halted(name) is not None:
+        name, listener = plan.vertex, self._listener
+        if task.failure is not None or listener.halted(name) is not None:
             return False
-        return plan.streams.batched or heard.has_heard(name, plan.partitions, task.up_since)
+        return plan.streams.batched or listener.has_heard(name, plan.partitions, task.up_since)
 
     def execute(self) -> Summary:
         """Starts everything, waits for the end, stops everything and returns the summary."""
@@ -193,13 +193,13 @@ class Run:
             self._observer.begin()
             for attachment in self._attachments:
                 self._attach(stack, attachment)
-            stack.enter_context(self._tell_failure())
+            stack.enter_context(self._recording_failure())
             stack.enter_context(self._listener.listen(self._link))
             stack.callback(self._feeds.stop)
             engines = Engines(self._session, self._watcher.stage, self._stop)
             ended: Ended = engines.run(partial(self._on_spark, plans)) or "stopped"
             self._check_state()
-            # For the last events. A server that is lost now does not matter to the run any more.
+            # For the last events. Losing the server no longer matters to the run.
             with contextlib.suppress(Exception):
                 self._link.flush()
             if self._has_too_many_dead(self._observer.last):
@@ -212,14 +212,14 @@ class Run:
         return Summary(self._spec.name, ended, seconds, vertices, totals, publishing, status)
 
     def _attach(self, stack: ExitStack, attachment: Attachment) -> None:
-        """Opens something next to the run, for as long as the server is there."""
+        """Opens an attachment that is closed before the connection to the server."""
         opened = attachment(self._link.server, self._spec.name, self._watcher.stage)
         for name, address in stack.enter_context(opened).items():
             self._observer.link_to(name, address)
 
     @contextmanager
-    def _tell_failure(self) -> Iterator[None]:
-        """Leaves a state behind that says so when the run ends by an error."""
+    def _recording_failure(self) -> Iterator[None]:
+        """Records the run as failed if it ends with an error."""
         try:
             yield
         except BaseException:
@@ -227,9 +227,9 @@ class Run:
             raise
 
     def _on_spark(self, plans: Sequence[VertexPlan], engine: Engine) -> Ended:
-        """Runs the vertices until the run is to end or Spark has died, then stops them."""
+        """Runs the vertices until the run ends or Spark has died, then stops them."""
         spark = engine.spark
-        self._link_to_spark(spark)
+        self._show_spark_ui(spark)
         self._check_batches(spark, plans)
         slots = self._slots()
         self._takes_turns = slots.takes_turns
@@ -244,7 +244,7 @@ class Run:
                     self._watcher.stage("stopping")
             finally:
                 self._supervisor = None
-                supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
+                supervisor.stop(self._send_stop, _STOP_TIMEOUT)
             self._look(supervisor, "stopping")
             return ended
 
@@ -256,16 +256,16 @@ class Run:
             return contextlib.nullcontext()
         from ebbflow.spark.audit.writer import writing_audit
 
-        told = (self._observer, self._watcher.stage)
-        return writing_audit(self._spec.audit, spark, self._link, plan, slots, *told)
+        reporting = (self._observer, self._watcher.stage)
+        return writing_audit(self._spec.audit, spark, self._link, plan, slots, *reporting)
 
-    def _link_to_spark(self, spark: SparkSession) -> None:
-        """Says where Spark's web UI is, if it is switched on."""
+    def _show_spark_ui(self, spark: SparkSession) -> None:
+        """Shows the address of Spark's web UI, if it is enabled."""
         if address := spark.sparkContext.uiWebUrl:
             self._observer.link_to("spark_ui", address)
             self._watcher.stage(f"Spark's web UI is at {address}")
 
-    def _pass_on(self, entry: LogEntry) -> None:
+    def _show_log(self, entry: LogEntry) -> None:
         if entry.printed.kind == "message":
             self._watcher.line(entry.printed.text)
         else:
@@ -291,7 +291,7 @@ class Run:
 
     @contextmanager
     def _starting_ahead(self) -> Iterator[None]:
-        """Starts the JVM while NATS, streams and plans are prepared; ends one that is not used."""
+        """Starts the JVM while NATS, streams and plans are prepared; ends it if it is not used."""
         plan = self._session_plan
         StateFolder(self._options.state).make_writable(plan.logs)
         self._ahead = start_ahead(plan)
@@ -325,19 +325,19 @@ class Run:
             check_batch_plans(spark, plans)
 
     def _count_tasks(self) -> int:
-        """Returns how many tasks there are; before they are started, how many there will be."""
+        """Returns the number of tasks; before they are started, how many there will be."""
         supervisor = self._supervisor
         if supervisor is not None:
             return supervisor.count_tasks()
         return sum(group[0].partitions for group in group_plans(self._plans))
 
     def _slots(self) -> Slots:
-        tell, epoch, server = self._watcher.stage, self._options.epoch, self._link.server
-        return Slots(self._count_tasks, epoch, tell, self._tell_turns, server.is_loopback)
+        show, epoch, server = self._watcher.stage, self._options.epoch, self._link.server
+        return Slots(self._count_tasks, epoch, show, self._send_turns, server.is_loopback)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Lets signals end the run in good order; only the main thread hears them."""
+        """Lets signals stop the run gracefully; only the main thread receives them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -345,14 +345,14 @@ class Run:
             yield
 
     def stopped_by_signals(self) -> AbstractContextManager[None]:
-        """Lets signals end the run in good order while the context lasts; on the main thread."""
-        return on_signals(_signals_to_hear(), lambda *_: self._stop.set())
+        """Lets signals stop the run gracefully while the context lasts; on the main thread."""
+        return on_signals(_stop_signals(), lambda *_: self._stop.set())
 
     def _wait(
         self, plans: Sequence[VertexPlan], supervisor: Supervisor, engine: Engine, slots: Slots
     ) -> Ended:
-        heard = self._listener
-        sharing = TaskSharing(plans, SystemClock(), heard.load, heard.numbers, heard.in_call)
+        tasks = self._listener
+        sharing = TaskSharing(plans, SystemClock(), tasks.load, tasks.numbers, tasks.in_call)
         if self._deadline is None and self._options.timeout is not None:
             self._deadline = time.monotonic() + self._options.timeout
         while not self._stop.wait(_LOOK_EVERY):
@@ -369,20 +369,20 @@ class Run:
         return "stopped"
 
     def _share_tasks(self, sharing: TaskSharing, supervisor: Supervisor, slots: Slots) -> None:
-        """Has vertices share tasks in another way, if that is due and there are slots for it."""
+        """Changes which vertices share tasks, if that is due and there are enough slots."""
         change = sharing.look(supervisor.groups)
         if change is None or (isinstance(change, Cut) and not slots.has_room(change.tasks)):
             return
         self._watcher.stage(change.describe())
-        supervisor.change(change, lambda name: self._tell_tasks(tell_shorter_epochs(0, name)))
+        supervisor.change(change, lambda name: self._send_to_tasks(tell_shorter_epochs(0, name)))
 
     def _check_state(self) -> None:
-        """Raises ``SetupError`` if the folder of the embedded server is gone: so are messages."""
+        """Raises ``SetupError`` if the folder of the embedded server is gone, with its messages."""
         if self._witness is not None:
             self._witness.check()
 
     def _drained(self, plans: Sequence[VertexPlan]) -> bool:
-        """Returns whether nothing is left; not while NATS cannot tell, which is asked again."""
+        """Returns whether no messages are left; false if NATS does not answer, which is retried."""
         if not self._feeds.exhausted:
             return False
         try:
@@ -399,7 +399,7 @@ class Run:
         vertices = {plan.vertex: plan for plan in self._plans}
         if self._unconfirmed is not None:
             self._unconfirmed.look({name: self._listener.tally(name) for name in vertices})
-        if phase == "running":  # afterwards it counts why they made no progress before the stop
+        if phase == "running":  # after the stop, the last reasons for no progress still matter
             self._jobs = {
                 name: self._facts_of(plan, supervisor.of(name)) for name, plan in vertices.items()
             }
@@ -412,8 +412,8 @@ class Run:
         self._watcher.look(status)
         return status
 
-    def _hear_feed(self, name: str) -> str | None:
-        """Returns why the feed of a vertex takes in nothing, and notes it once for each reason."""
+    def _check_feed(self, name: str) -> str | None:
+        """Returns why the feed of a vertex is failing, and notes each new reason once."""
         before, failure = self._feed_failures.get(name), self._feeds.failure(name)
         if failure is not None and failure != before:
             self._feed_errors[name].add(Raised.of_line(failure), datetime.now(UTC))
@@ -422,40 +422,40 @@ class Run:
 
     def _facts_of(self, plan: VertexPlan, task: TaskSupervisor) -> JobFacts:
         name = plan.vertex
-        unheard = self._listener.unheard(name, plan.partitions)
-        speaks = not (plan.streams.batched or self._takes_turns() or self._is_held_up(plan, task))
-        is_silent = speaks and task.failure is None and _SILENT < unheard < math.inf
-        failure = task.failure_of(name) or self._hear_feed(name)
+        silence = self._listener.unheard(name, plan.partitions)
+        reports = not (plan.streams.batched or self._takes_turns() or self._is_blocked(plan, task))
+        is_silent = reports and task.failure is None and _SILENT < silence < math.inf
+        failure = task.failure_of(name) or self._check_feed(name)
         return JobFacts.with_errors(
             self._feed_errors[name] or task.errors[name],
             restarts=task.restarts,
             failure=failure,
             up=self._is_up(plan, task),
             opened=plan.streams.batched or self._listener.has_opened(name, plan.partitions),
-            silent=unheard if is_silent else None,
+            silent=silence if is_silent else None,
             silent_because=self._explain_silence() if is_silent else None,
         )
 
-    def _is_held_up(self, plan: VertexPlan, task: TaskSupervisor) -> bool:
-        """Whether another vertex of its task is in a long call: then this one cannot report."""
+    def _is_blocked(self, plan: VertexPlan, task: TaskSupervisor) -> bool:
+        """Whether a long call of another vertex in its task keeps this vertex from reporting."""
         others = (other.vertex for other in task.plans if other.vertex != plan.vertex)
         return any(self._listener.in_call(name) is not None for name in others)
 
-    def _tell_stop(self) -> None:
-        self._tell_tasks(STOP)
+    def _send_stop(self) -> None:
+        self._send_to_tasks(STOP)
 
-    def _tell_turns(self) -> None:
-        self._tell_tasks(tell_shorter_epochs(TURN))
+    def _send_turns(self) -> None:
+        self._send_to_tasks(tell_shorter_epochs(TURN))
 
-    def _tell_tasks(self, word: bytes) -> None:
-        """Sends a word to all tasks, if NATS takes it: it is repeated, and epochs end anyway."""
+    def _send_to_tasks(self, message: bytes) -> None:
+        """Sends a message to all tasks. Ignores failures: it is repeated, and epochs end anyway."""
         with contextlib.suppress(Exception):
-            publishing = self._link.client.publish(self._names.control_subject, word)
+            publishing = self._link.client.publish(self._names.control_subject, message)
             self._link.run(publishing, _SEND_WITHIN)
 
 
 def _describe_reading(status: PipelineStatus, unread: str | None) -> str:
     if unread is None:
-        return "NATS says again how far the pipeline is"
+        return "NATS reports the progress of the pipeline again"
     concern = describe_unread(status, unread)
     return f"{concern.what}. {concern.next_step}"

@@ -1,7 +1,7 @@
-"""The Spark session of a run: settings that were measured, and a JVM that keeps quiet.
+"""The Spark session of a run: measured settings, and a JVM that prints nothing to the terminal.
 
-What Spark has to say goes to ``spark.log`` in the state folder, what its JVM prints to ``jvm.log``.
-In local mode everything binds to the loopback interface. User settings (``--conf``) win over ours.
+Spark logs to ``spark.log`` in the state folder, and its JVM prints to ``jvm.log``. In local mode
+everything binds to the loopback interface. User settings (``--conf``) take precedence over ours.
 
 **Ahead of time.** ``start_ahead`` starts the JVM, and the process that workers are forked from,
 before the session is opened, so that a run can prepare its streams meanwhile.
@@ -30,20 +30,20 @@ from typing import TYPE_CHECKING
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.spark.daemon import preload
-from ebbflow.spark.jvm import SMALL, ClassArchive, StartingJvm, is_there
+from ebbflow.spark.jvm import SMALL, ClassArchive, StartingJvm, has_jvm
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
-# Slots beyond the tasks, so that a vertex starting again never waits for one that ends.
+# Slots beyond the tasks, so that a vertex that restarts never waits for another task to end.
 _SPARE_SLOTS = 2
-# A session that later runs use, too, has room for larger pipelines. A free slot costs nothing.
+# A session that later runs reuse has slots for larger pipelines. A free slot costs nothing.
 WARM_TASKS = 16
 _ASKING = 30.0
 _PYTHON_PATH = "PYTHONPATH"
-# Megabytes for a JVM that only places tasks, and for each task. About 30 MB stay in use.
+# Megabytes for a JVM that only places tasks, and for each task. About 30 MB remain in use.
 _SCHEDULING, _FOR_A_TASK = 128, 1
 _RESERVED = 32 * 1024 * 1024
 _MEMORY = {"spark.driver.memory", "spark.driver.extraJavaOptions"}
@@ -77,7 +77,7 @@ def java_version() -> int:
 
 
 def _read_version(java: str) -> int | None:
-    """Returns what is written down next to Java; to start it takes a tenth of a second."""
+    """Returns the version from a file next to Java, as starting Java takes 100 ms."""
     try:
         written = (Path(java).resolve().parents[1] / "release").read_text(errors="replace")
     except OSError:
@@ -94,7 +94,7 @@ def _ask_version(java: str) -> int | None:
             text=True,
             errors="replace",
             timeout=_ASKING,
-            start_new_session=True,  # Ctrl-C must not look like a Java that does not work
+            start_new_session=True,  # so that Ctrl-C does not make Java seem broken
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -103,22 +103,22 @@ def _ask_version(java: str) -> int | None:
 
 
 def active_session() -> SparkSession | None:
-    """Returns the session that the user's program has started itself, if it has."""
+    """Returns the active session of this process, if there is one."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     if SparkContext._active_spark_context is None:
         return None
-    # It may be there, but active in another thread.
+    # It may exist, but be active in another thread.
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """What a pipeline needs of Spark. ``tasks`` run at once.
+    """What a pipeline needs from Spark. ``tasks`` run at once.
 
-    ``schedules`` if all that the JVM does is to place them: there is no SQL, no DataFrame, no table
-    to read or to write. In local mode it then has little memory, unless ``conf`` says otherwise.
+    ``schedules`` if the JVM only places tasks: no SQL, no DataFrame, no table to read or write. In
+    local mode it then has little memory, unless ``conf`` says otherwise.
     """
 
     name: str
@@ -144,13 +144,13 @@ class SessionPlan:
         return ClassArchive(java_version(), self.schedules and self.is_local)
 
     def suits(self, other: SessionPlan) -> bool:
-        """Returns whether a session that was started for this plan is good for another one."""
+        """Returns whether a session that was started for this plan also fits another one."""
         alike = self.master == other.master and self.conf == other.conf
         has_memory = other.schedules or not self.schedules
         return alike and has_memory and self.tasks >= other.tasks
 
     def settings(self) -> dict[str, str]:
-        """Returns all settings of Spark for it, the user's included."""
+        """Returns all of Spark's settings for the plan, including the user's."""
         return {
             "spark.app.name": f"ebbflow {self.name}",
             "spark.master": self.master or f"local[{self.tasks + _SPARE_SLOTS}]",
@@ -165,20 +165,20 @@ class SessionAhead:
     def __init__(self, plan: SessionPlan, preloads: bool = True) -> None:
         self._stack = contextlib.ExitStack()
         self.settings = _prepare(plan)
-        with _own_modules() if plan.is_local else contextlib.nullcontext():
+        with _driver_modules() if plan.is_local else contextlib.nullcontext():
             self._jvm = self._start(plan, preloads)
 
     def _start(self, plan: SessionPlan, preloads: bool) -> StartingJvm | None:
         if preloads and plan.is_local:
             self._stack.enter_context(preload())
         try:
-            return None if is_there() else StartingJvm(self.settings, _jvm_log(plan))
+            return None if has_jvm() else StartingJvm(self.settings, _jvm_log(plan))
         except BaseException:
             self._stack.close()
             raise
 
     def connect(self) -> contextlib.ExitStack:
-        """Waits for the JVM; returns what has to be closed after it."""
+        """Waits for the JVM; returns the resources to close after it."""
         jvm, self._jvm = self._jvm, None
         stack = self._stack.pop_all()
         try:
@@ -190,19 +190,19 @@ class SessionAhead:
         return stack
 
     def close(self) -> None:
-        """Ends what no session has been opened on."""
+        """Ends the JVM and its worker process if no session was opened on them."""
         if self._jvm is not None:
             self._jvm.kill()
         self._stack.close()
 
 
 def start_ahead(plan: SessionPlan) -> SessionAhead | None:
-    """Starts what ``open_session`` waits for; ``None`` if the program has its own session."""
+    """Starts the JVM for ``open_session``; ``None`` if the program has its own session."""
     return None if active_session() is not None else SessionAhead(plan)
 
 
 def is_users_session() -> bool:
-    """Returns whether the session there is was started by the user's program, and not by a run."""
+    """Returns whether the current session was started by the user's program and not by a run."""
     return active_session() is not None and _KEPT.session is None
 
 
@@ -213,14 +213,14 @@ def open_session(
     ahead: SessionAhead | None = None,
     keep: bool = False,
 ) -> Iterator[SparkSession]:
-    """Opens Spark for a pipeline: the session there is, or one of its own.
+    """Opens Spark for a pipeline: the active session, or a new one.
 
-    ``modules`` is the folder of the user's code; it is sent along to workers on other machines.
-    ``ahead`` is what was started for it before, if anything. ``keep`` leaves a session on this
-    machine for the next run, which then starts within a second.
+    ``modules`` is the folder of the user's code, which is sent to workers on other machines.
+    ``ahead`` is what ``start_ahead`` has started, if anything. ``keep`` leaves a local session to
+    the next run, which then starts within a second.
     """
     quieten_py4j()
-    _KEPT.make_way(plan)
+    _KEPT.stop_unless_suitable(plan)
     if (active := active_session()) is not None:
         with _KEPT.dropped_on_error():
             yield active
@@ -236,7 +236,7 @@ def open_session(
 
 
 class _KeptSession:
-    """The session that a run has left to the next one of this process; stopped when that ends."""
+    """The session that a run has left to the next run of this process; stopped at its exit."""
 
     def __init__(self) -> None:
         self.session: SparkSession | None = None
@@ -244,12 +244,12 @@ class _KeptSession:
         self._opened: contextlib.ExitStack | None = None
 
     def keep(self, session: SparkSession, plan: SessionPlan, opened: contextlib.ExitStack) -> None:
-        """Keeps a session and all that was opened for it."""
+        """Keeps a session and the resources that were opened for it."""
         self.session, self._plan, self._opened = session, plan, opened
         atexit.register(self.stop)
 
-    def make_way(self, plan: SessionPlan) -> None:
-        """Stops the session if it is not what the next run asks for, or if it has been stopped."""
+    def stop_unless_suitable(self, plan: SessionPlan) -> None:
+        """Stops the session if it does not suit the next run, or is no longer active."""
         if self._plan is None:
             return
         if not self._plan.suits(plan) or active_session() is not self.session:
@@ -257,7 +257,7 @@ class _KeptSession:
 
     @contextlib.contextmanager
     def dropped_on_error(self) -> Iterator[None]:
-        """Stops the session if a run ends by an error: its JVM may have died."""
+        """Stops the session if a run ends with an error, because its JVM may have died."""
         try:
             yield
         except BaseException:
@@ -277,9 +277,9 @@ _KEPT = _KeptSession()
 
 @contextlib.contextmanager
 def open_local_session(name: str, threads: int = 2) -> Iterator[SparkSession]:
-    """Opens Spark here for a command that reads a table: the session there is, or one of its own.
+    """Opens Spark here for a command that reads a table: the active session, or a new one.
 
-    What its own one logs is thrown away.
+    The logs of a new session are discarded.
     """
     active = active_session()
     if active is not None:
@@ -301,7 +301,7 @@ def start_session(plan: SessionPlan) -> SparkSession:
 
 
 def _prepare(plan: SessionPlan) -> dict[str, str]:
-    """Makes this process ready for Spark and returns all settings."""
+    """Prepares this process for Spark and returns all settings."""
     java_version()
     plan.logs.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -311,10 +311,10 @@ def _prepare(plan: SessionPlan) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _own_modules() -> Iterator[None]:
-    """Lets the workers of a JVM that starts here import what the driver can: a script's modules.
+def _driver_modules() -> Iterator[None]:
+    """Lets workers of a JVM that starts here import the driver's modules, such as a script's.
 
-    The path is for them alone. Another Python that this process starts later has its own modules.
+    The path applies only to them and not to other Python processes that are started later.
     """
     before = os.environ.get(_PYTHON_PATH)
     os.environ[_PYTHON_PATH] = os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))
@@ -332,7 +332,7 @@ def _jvm_log(plan: SessionPlan) -> Path:
 
 
 def _start(ahead: SessionAhead, plan: SessionPlan) -> tuple[SparkSession, contextlib.ExitStack]:
-    """Opens a session on what was started ahead; returns what has to be closed after it as well."""
+    """Opens a session on the JVM that was started ahead; also returns the resources to close."""
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -344,13 +344,13 @@ def _start(ahead: SessionAhead, plan: SessionPlan) -> tuple[SparkSession, contex
     stack = ahead.connect()
     try:
         conf = SparkConf().setAll(list(ahead.settings.items()))
-        with _own_signals():
+        with _keeping_signals():
             context = SparkContext.getOrCreate(conf)
         quieten_accumulators(context)
-        # Not by its builder, which makes the JVM load all of SQL to set what is set already.
+        # The builder would make the JVM load all of SQL to apply settings that are already set.
         return SparkSession(context), stack
     except (Py4JError, PySparkException, ValueError) as error:
-        why = root_cause(error).text  # which the JVM is asked for
+        why = root_cause(error).text  # this asks the JVM, so it comes before the JVM ends
         jvm.end()
         stack.close()
         raise jvm.startup_error(why, _jvm_log(plan)) from error
@@ -361,7 +361,7 @@ def _start(ahead: SessionAhead, plan: SessionPlan) -> tuple[SparkSession, contex
 
 
 def quieten_py4j() -> None:
-    """Keeps py4j from logging each call to the JVM, as it does once user code asks for DEBUG.
+    """Keeps py4j from logging each call to the JVM, which it would do if user code enables DEBUG.
 
     A level that the program has set for py4j itself remains.
     """
@@ -378,7 +378,7 @@ def quieten_accumulators(context: SparkContext) -> None:
 
 
 def _zip_modules(folder: Path, logs: Path) -> str:
-    """Packs the Python modules of a folder into one file that Spark can ship."""
+    """Packs the Python modules of a folder into one file for Spark to ship."""
     target = logs / "modules.zip"
     with zipfile.ZipFile(target, "w") as archive:
         for path in sorted(folder.rglob("*.py")):
@@ -389,9 +389,9 @@ def _zip_modules(folder: Path, logs: Path) -> str:
 
 
 def stop_session(spark: SparkSession, plan: SessionPlan) -> None:
-    """Stops Spark and waits until its JVM is gone, so that nothing is left running.
+    """Stops Spark and waits until its JVM is gone, so that no process is left running.
 
-    A JVM that has died before is forgotten, so that another session can be started.
+    References to a JVM that has died are cleared, so that another session can be started.
     """
     from pyspark import SparkContext
 
@@ -405,23 +405,23 @@ def stop_session(spark: SparkSession, plan: SessionPlan) -> None:
 
 
 def _stop_spark(spark: SparkSession) -> None:
-    """Stops Spark; if its JVM is gone, clears what PySpark keeps in this process as well."""
+    """Stops Spark; if its JVM is gone, clears PySpark's state in this process as well."""
     from pyspark.sql import SparkSession
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # says that the JVM is gone
             spark.stop()
-    except Exception:  # a JVM that is dead cannot stop, and need not
-        spark.sparkContext.stop()  # knows now that there is no JVM to tell, and forgets the rest
+    except Exception:  # the JVM is already dead
+        spark.sparkContext.stop()  # finds no JVM now, and clears the rest
         SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 def _settings(plan: SessionPlan) -> dict[str, str]:
     log4j = plan.logs / "log4j2.properties"
     log4j.write_text(_LOG4J.format(log=plan.logs / "spark.log"), encoding="utf-8")
-    # The JVM only places tasks; compiling it to the last bit costs start-up time for nothing.
-    # One that is out of memory hardly works on; it ends instead, and a new one is started.
+    # The JVM only places tasks, so fully optimised code would cost start-up time for nothing.
+    # A JVM that is out of memory hardly works, so it exits and a new one is started.
     java = "-XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError "
     java += f'"-Dlog4j2.configurationFile={log4j.as_uri()}" {plan.archive.java_option()}'
     settings = {
@@ -429,7 +429,7 @@ def _settings(plan: SessionPlan) -> dict[str, str]:
         "spark.scheduler.mode": "FAIR",
         "spark.speculation": "false",
         "spark.python.daemon.module": "ebbflow.spark.daemon",
-        # As in workers of SQL: for those with another environment Spark starts another daemon.
+        # The same as for workers of SQL, since Spark starts another daemon if environments differ.
         "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.catalogImplementation": "in-memory",
@@ -447,12 +447,12 @@ def _settings(plan: SessionPlan) -> dict[str, str]:
 
 
 def _shrink(settings: dict[str, str], tasks: int) -> dict[str, str]:
-    """Returns the settings for a JVM with little memory, which Spark refuses unless told."""
+    """Returns the settings for a JVM with little memory, which Spark would refuse by default."""
     return settings | {
         "spark.driver.memory": f"{_SCHEDULING + _FOR_A_TASK * tasks}m",
         "spark.driver.extraJavaOptions": f"{settings['spark.driver.extraJavaOptions']} {SMALL}",
-        # Spark keeps 300 MB free of data, and refuses to start with less than one and a half times
-        # as much. No data is held here.
+        # Spark reserves 300 MB by default, and refuses to start with less than 1.5 times as much.
+        # This JVM holds no data.
         "spark.testing.reservedMemory": str(_RESERVED),
         "spark.rpc.netty.dispatcher.numThreads": "2",
         "spark.rpc.io.threads": "2",
@@ -460,8 +460,8 @@ def _shrink(settings: dict[str, str], tasks: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keeps our handler of Ctrl-C: Spark's would raise ``KeyboardInterrupt`` wherever we are."""
+def _keeping_signals() -> Iterator[None]:
+    """Keeps our handler of Ctrl-C, as Spark's would raise ``KeyboardInterrupt`` anywhere."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

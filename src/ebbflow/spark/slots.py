@@ -1,15 +1,14 @@
-"""Slots: how many tasks Spark can run side by side, counted for as long as a run lasts.
+"""Slots: how many tasks Spark can run at once, counted for as long as a run lasts.
 
-Every task holds a slot for an epoch. Where there are fewer slots than tasks, vertices take turns:
-epochs are short, and those that are running already are told to end early. A cluster gains and
-loses workers while it runs, so slots are counted again all the time, and people are told when there
-are too few and when there are enough again.
+Every task holds a slot for an epoch. If there are fewer slots than tasks, vertices take turns:
+epochs are short, and running epochs end early. A cluster gains and loses workers while it runs, so
+slots are counted repeatedly, and the run reports when there are too few and when there are enough
+again.
 
-**Warming up.** On an executor that has run nothing yet, a first task waits about five seconds: the
-JVM loads the classes it needs, and the daemon its modules. Spark gives all tasks of a run to the
-executor that comes first, if they fit, so when that one is lost, all of them would wait. An empty
-job, with about a task for each executor, does it ahead. Executors without a spare slot run tasks
-already.
+**Warming up.** The first task on a new executor waits about five seconds while the JVM loads its
+classes and the daemon its modules. Spark places all tasks of a run on the first executor, if they
+fit, so if that executor is lost, all of them would wait. An empty job with about one task for each
+executor warms them up in advance. Executors without a spare slot already run tasks.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ _GROUP = "ebbflow/warm-up"
 TURN = 2.0
 """The seconds of a vertex's turn."""
 _LOOK_EVERY = 1.0
-# This often a number has to be seen in a row. A cluster that is just starting has none for a while.
+# How often in a row a count must be seen. A cluster that is just starting has no slots for a while.
 _LOOKS, _LOOKS_AT_NONE = 2, 15
-# Seconds that a lost executor explains why a task is silent.
+# Seconds for which a lost executor explains a silent task.
 _RECENT = 60.0
 _UNREACHABLE = (
     "workers on other machines cannot reach the NATS server on 127.0.0.1; "
@@ -45,22 +44,22 @@ _UNREACHABLE = (
 
 
 def count_slots(spark: SparkSession) -> int:
-    """Returns how many tasks can run at once now; 0 while a cluster has given us nothing."""
+    """Returns how many tasks can run at once now; 0 while a cluster has provided no workers."""
     context: Any = spark.sparkContext._jsc.sc()
     profile = context.resourceProfileManager().defaultResourceProfile()
     return int(context.maxNumConcurrentTasks(profile))
 
 
 def find_executors(spark: SparkSession) -> set[tuple[str, int]]:
-    """Returns where tasks run, by host and port; the driver is among them."""
+    """Returns the executors, including the driver, by host and port."""
     context: Any = spark.sparkContext._jsc.sc()
     infos = context.statusTracker().getExecutorInfos()
-    # One that has just come has no port yet. Counted with and without, it would seem lost.
+    # A new executor has no port at first. Counting it without one would make it seem lost later.
     return {(info.host(), info.port()) for info in infos if info.port()}
 
 
-def is_here(host: str) -> bool:
-    """Returns whether a host is this machine: one can listen on addresses of one's own only."""
+def is_this_machine(host: str) -> bool:
+    """Returns whether a host is this machine, which can only listen on its own addresses."""
     try:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError:
@@ -80,31 +79,31 @@ def _is_own(family: int, address: str | int) -> bool:
 
 
 class Slots:
-    """The slots of a run of this many tasks, whose epochs are to last ``epoch`` seconds.
+    """The slots of a run with this many tasks, whose epochs normally last ``epoch`` seconds.
 
-    ``tell`` shows a line to whoever watches the run; ``take_turns`` has the tasks that are running
-    end when they have had their turn. ``loopback`` if NATS is reached on this machine only.
+    ``show`` shows a line to the user; ``take_turns`` makes running tasks end after their turn.
+    ``loopback`` if NATS can only be reached on this machine.
     """
 
     def __init__(
         self,
         tasks: Callable[[], int],
         epoch: float,
-        tell: Callable[[str], None],
+        show: Callable[[str], None],
         take_turns: Callable[[], None],
         loopback: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
         self._epoch = epoch
-        self._tell = tell
+        self._show = show
         self._take_turns = take_turns
         self._loopback = loopback
         self._clock = clock
         self._seen: tuple[int, int] = (0, 0)
         self._had_some = False
         self._slots = 0
-        self._told: str | None = None
+        self._shown_shortage: str | None = None
         self._executors: set[tuple[str, int]] = set()
         self._lost: tuple[str, float] | None = None
 
@@ -114,19 +113,19 @@ class Slots:
 
     @property
     def epoch_seconds(self) -> float:
-        """The length of an epoch that begins now."""
-        return self._epoch if self._told is None else min(self._epoch, TURN)
+        """The length of the next epoch."""
+        return self._epoch if self._shown_shortage is None else min(self._epoch, TURN)
 
     def takes_turns(self) -> bool:
         """Returns whether vertices take turns because there are too few slots.
 
-        Without any slot no vertex has its turn.
+        Without any slots no vertex runs, so there are no turns.
         """
-        return self._told is not None and self._slots > 0
+        return self._shown_shortage is not None and self._slots > 0
 
     def explain_silence(self) -> str | None:
         """Returns why tasks may be silent: Spark has no workers, or has lost an executor."""
-        if self._told is not None and not self._slots:
+        if self._shown_shortage is not None and not self._slots:
             return "Spark has no workers at the moment"
         if self._lost is None or self._clock() - self._lost[1] > _RECENT:
             return None
@@ -135,7 +134,7 @@ class Slots:
 
     @contextmanager
     def count(self, spark: SparkSession) -> Iterator[None]:
-        """Counts them: on this machine once, on a cluster repeatedly while the context lasts."""
+        """Counts slots: on this machine once, on a cluster repeatedly while the context lasts."""
         ended = threading.Event()
         if (spark.sparkContext.master or "local").startswith("local"):
             self._settle(count_slots(spark))
@@ -159,13 +158,13 @@ class Slots:
                 warm_up.look(executors, slots - self._tasks())
                 self._warn_of_loopback({host for host, _ in executors})
             except (Py4JError, OSError):
-                return  # Spark is going, and the run learns of it elsewhere
-            if self._told is not None:
-                # Again and again: a task may have been told to run long, and begin only now.
+                return  # Spark is ending, which the run detects elsewhere
+            if self._shown_shortage is not None:
+                # Repeatedly, because a task with a long epoch may only begin now.
                 self._take_turns()
 
     def note(self, slots: int) -> None:
-        """Takes a count, which holds once it is seen twice in a row: executors come and go."""
+        """Notes a count, which applies once it is seen twice in a row: executors come and go."""
         before, times = self._seen
         self._seen = slots, times + 1 if slots == before else 1
         self._had_some |= slots > 0
@@ -173,19 +172,19 @@ class Slots:
             self._settle(slots)
 
     def note_executors(self, executors: set[tuple[str, int]]) -> None:
-        """Takes note of where tasks run, and tells when an executor is gone."""
+        """Notes the current executors, and reports lost ones."""
         gone, self._executors = self._executors - executors, executors
         for host in sorted({host for host, _ in gone}):
             self._lost = host, self._clock()
-            self._tell(f"Spark lost an executor on {host}; it starts its tasks again on others")
+            self._show(f"Spark lost an executor on {host}; it restarts its tasks on others")
 
     def _settle(self, slots: int) -> None:
         self._slots, text = slots, self._shortage(slots)
-        if text is not None and text != self._told:
-            self._tell(text)
-        elif text is None and self._told is not None:
-            self._tell(f"all {self._tasks()} tasks have slots again")
-        self._told = text
+        if text is not None and text != self._shown_shortage:
+            self._show(text)
+        elif text is None and self._shown_shortage is not None:
+            self._show(f"all {self._tasks()} tasks have slots again")
+        self._shown_shortage = text
 
     def _shortage(self, slots: int) -> str | None:
         if slots >= self._tasks():
@@ -195,17 +194,17 @@ class Slots:
         return (
             f"{self._tasks()} tasks have only {slots} slots, "
             f"so vertices take turns of {TURN:.0f} s; "
-            "give Spark more cores to have them run side by side"
+            "give Spark more cores to run them all at once"
         )
 
     def _warn_of_loopback(self, hosts: set[str]) -> None:
-        if self._loopback and not all(map(is_here, hosts)):
+        if self._loopback and not all(map(is_this_machine, hosts)):
             self._loopback = False  # once is enough
-            self._tell(_UNREACHABLE)
+            self._show(_UNREACHABLE)
 
 
 class WarmUp:
-    """Warms up executors once for each that comes; ``begin`` starts a job of that many tasks."""
+    """Warms up each new executor once; ``begin`` starts a job of that many tasks."""
 
     def __init__(self, begin: Callable[[int], None]) -> None:
         self._begin = begin
@@ -213,9 +212,9 @@ class WarmUp:
         self._warm: frozenset[tuple[str, int]] = frozenset()
 
     def look(self, executors: Collection[tuple[str, int]], spare: int) -> None:
-        """Takes where executors are and how many slots no task of the run needs.
+        """Begins a warm-up for new executors, if there are spare slots.
 
-        Those that have just come may be followed by others, so they are left alone for a look.
+        It waits until the executors are the same twice in a row, since more may follow.
         """
         now, before = frozenset(executors), self._seen
         self._seen = now
@@ -229,7 +228,7 @@ def begin_warm_up(spark: SparkSession, tasks: int) -> None:
 
     def run() -> None:
         context = spark.sparkContext
-        with contextlib.suppress(Exception):  # without it everything works, only later
+        with contextlib.suppress(Exception):  # without a warm-up, tasks only start later
             context.setJobGroup(_GROUP, "starting Python on executors with spare slots")
             context.parallelize(range(tasks), tasks).foreachPartition(_do_nothing)
 

@@ -1,8 +1,8 @@
 """The supervisor: keeps every vertex running, epoch after epoch.
 
-Vertices that share a task have one driver thread. A task whose epoch fails is started again after a
-wait that doubles from half a second to thirty seconds, while the others continue; why it failed is
-kept to be shown. Its messages are safe: what it had in flight is replayed from its positions.
+Vertices that share a task have one driver thread. A task whose epoch fails is restarted after a
+wait that doubles from half a second to thirty seconds, while the others continue; the reason is
+kept for display. Messages are safe: those in flight are replayed from the task's positions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 _RESTART = Backoff("500ms", steps=0, factor=2.0, cap="30s")
 _STEADY = 60.0
-# Seconds that an epoch has to hear that it is the last one.
+# Seconds for the last epoch, in which the tasks receive the stop message.
 _CLOSING = 10.0
 _RECOVERED = 5.0
 _ERROR_LINE = re.compile(
     r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Fenced|Violation|Timeout)): (.+)$", re.M
 )
-# The first line behind the frames of a traceback: whatever its name, that is the error.
-_BEHIND_FRAMES = re.compile(
+# The first line after the frames of a traceback is the error, whatever its name.
+_AFTER_FRAMES = re.compile(
     r'^  File "(?:(?!^  File ").)*?^(?:\w+\.)*([A-Za-z_]\w*)(?:: ([^\n]*))?$', re.M | re.S
 )
 _VERTEX = re.compile(rf"^{IN_VERTEX}(\S+)$", re.M)
@@ -52,7 +52,7 @@ _TRACE = re.compile(r"Traceback \(most recent call last\):\n.*?(?=\n\s*\n?\tat |
 class TaskSupervisor:
     """The vertices that share a task, and the thread that runs their epochs.
 
-    ``plans`` are those of the epoch that runs.
+    ``plans`` are those of the current epoch.
     """
 
     def __init__(self, spark: SparkSession, plans: Group, lengths: Iterator[float]) -> None:
@@ -62,10 +62,10 @@ class TaskSupervisor:
         self._failure: str | None = None
         self._failed: str | None = None
         self.errors: defaultdict[str, RaisedErrors] = defaultdict(RaisedErrors)
-        """The errors by which its epochs have failed, by vertex."""
+        """The errors of its failed epochs, by vertex."""
         self._began = math.inf
         self.up_since = math.inf
-        """When its first epoch without a failure since began; never while it has failed."""
+        """When its first epoch since the last failure began; infinite while it has failed."""
         self._spark = spark
         self._epochs = Epochs(spark, plans)
         self._lengths = lengths
@@ -77,13 +77,13 @@ class TaskSupervisor:
 
     @property
     def failure(self) -> str | None:
-        """The reason of the last failure, until the vertices have run again for a while."""
+        """The reason for the last failure, until the vertices have run again for a while."""
         return None if time.monotonic() - self._began > _RECOVERED else self._failure
 
     def failure_of(self, vertex: str) -> str | None:
-        """Returns the same of one vertex; the others of its task wait until that has started again.
+        """Returns the same for one vertex; if another vertex of its task has failed, says so.
 
-        An error that names no vertex, such as a worker that died, is that of all of them.
+        An error that names no vertex, such as the death of a worker, counts for all of them.
         """
         if self._failed in (None, vertex):
             return self.failure
@@ -94,14 +94,14 @@ class TaskSupervisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begins no further epoch but one that closes; tasks hear it on their control subject."""
+        """Starts no further epoch, except one to close; tasks stop on a control message."""
         self._stopping.set()
 
     def change(self, plans: Group, then: Callable[[], None]) -> None:
-        """Has the next epoch that follows a good one run other vertices; then calls ``then``.
+        """Makes the next epoch after a successful one run ``plans``; then calls ``then``.
 
-        Without any the thread ends instead. A chunk that is left in flight is replayed by the
-        vertices that began it, so a change waits until there is none.
+        Without plans the thread ends instead. A chunk that is left in flight must be replayed by
+        the vertices that began it, so the change waits until there is none.
         """
         self._next = plans, then
 
@@ -112,8 +112,8 @@ class TaskSupervisor:
 
     def runs(self, vertex: str) -> bool:
         """Whether it runs a vertex, or will after the change that is under way."""
-        to_come = self._next[0] if self._next is not None else ()
-        return any(plan.vertex == vertex for plan in (*self.plans, *to_come))
+        upcoming = self._next[0] if self._next is not None else ()
+        return any(plan.vertex == vertex for plan in (*self.plans, *upcoming))
 
     @property
     def running(self) -> bool:
@@ -148,7 +148,7 @@ class TaskSupervisor:
                 self._stopping.wait(_RESTART.wait(failures) / 1000)
 
     def _note_failure(self, error: Exception) -> None:
-        """Keeps why an epoch failed, for the vertex that the error names or for all of them."""
+        """Records the error of an epoch for the vertex that it names, or for all vertices."""
         self._failure, self._failed = explain(error), find_vertex(error)
         for vertex in [self._failed] if self._failed else [plan.vertex for plan in self.plans]:
             self.errors[vertex].add(find_raised(error), datetime.now(UTC))
@@ -166,18 +166,18 @@ class TaskSupervisor:
             run_batches(self._spark, self.plans[0], self.epoch, seconds, self._stopping)
         else:
             reports = self._epochs.run(self.epoch, seconds, isolate)
-            # An epoch that ran out just before the stop has left user code and the processes of
-            # sources open for the next one: one more hears the word and closes them.
+            # An epoch that ended just before the stop has left user code and the processes of
+            # sources open for the next one. One more epoch receives the message and closes them.
             self._open = any(report.ended != "stop" for report in reports.values())
             self._replays = any(report.replays for report in reports.values())
 
 
 def explain(error: BaseException) -> str:
-    """Returns why an epoch failed, on one line: the Python error behind Spark's."""
+    """Returns why an epoch failed, on one line: the Python error inside Spark's."""
     text = str(error)
     if says_worker_died(text):
         return WORKER_DIED
-    errors = _BEHIND_FRAMES.findall(text) or _ERROR_LINE.findall(text)
+    errors = _AFTER_FRAMES.findall(text) or _ERROR_LINE.findall(text)
     if errors:
         kind, what = errors[-1]
         return f"{kind}: {what}" if what else kind
@@ -185,15 +185,15 @@ def explain(error: BaseException) -> str:
 
 
 def find_vertex(error: BaseException) -> str | None:
-    """Returns the vertex that a note on the error names, if its task has noted one."""
+    """Returns the vertex that a note on the error names, if its task has added one."""
     found = _VERTEX.search("\n".join([str(error), *getattr(error, "__notes__", ())]))
     return found[1] if found else None
 
 
 def find_raised(error: BaseException) -> Raised:
-    """Returns the Python error by which an epoch failed, with its traceback as far as it is known.
+    """Returns the Python error that failed an epoch, with its traceback if known.
 
-    Spark passes on a worker's error as a text, with its own stack behind it.
+    Spark forwards a worker's error as text, followed by its own stack.
     """
     trace = _TRACE.search(str(error))
     shown = trace[0].rstrip() if trace else format_traceback(error)
@@ -201,7 +201,7 @@ def find_raised(error: BaseException) -> Raised:
 
 
 class Supervisor:
-    """All vertices of a pipeline. ``seconds`` says how long the next epoch is to last."""
+    """All vertices of a pipeline. ``seconds`` returns the length of the next epoch."""
 
     def __init__(
         self, spark: SparkSession, plans: Sequence[VertexPlan], seconds: Callable[[], float]
@@ -210,7 +210,7 @@ class Supervisor:
         self._plans = plans
         self._seconds = seconds
         groups = group_plans(plans)
-        # Epochs that end one after another leave each vertex the workers it had.
+        # The first epochs end one after another, so that each vertex keeps its workers.
         firsts = [seconds() * (number + 1) / len(groups) for number in range(len(groups))]
         self.tasks = [self._make(group, first) for group, first in zip(groups, firsts, strict=True)]
 
@@ -219,31 +219,31 @@ class Supervisor:
         return TaskSupervisor(self._spark, group, lengths)
 
     def start(self) -> None:
-        """Starts every vertex, from the sources on.
+        """Starts every vertex, beginning with the sources.
 
-        If there are few slots, turns come in this order: what a vertex has written is read in the
-        same round, and not in the next one.
+        With few slots, vertices take turns in this order, so that the output of a vertex is read in
+        the same round and not in the next.
         """
         for task in self.tasks:
             task.start()
 
     def of(self, vertex: str) -> TaskSupervisor:
-        """Returns who runs a vertex, now or as soon as its tasks have changed."""
+        """Returns the supervisor of a vertex, now or after the change that is under way."""
         return next(task for task in self.tasks if task.runs(vertex))
 
     def count_tasks(self) -> int:
-        """Returns how many tasks there are now."""
+        """Returns the current number of tasks."""
         return sum(task.plans[0].partitions for task in self.tasks if task.plans)
 
     @property
     def groups(self) -> list[Group]:
-        """The vertices that share tasks; none while a change is under way or something failed."""
+        """The vertices that share tasks; none while a change is under way or a task has failed."""
         tasks = [task for task in self.tasks if task.plans]
         unsteady = any(task.changes or task.failure is not None for task in tasks)
         return [] if unsteady else [task.plans for task in tasks]
 
     def change(self, change: Cut | Merge, end_epoch: Callable[[str], None]) -> None:
-        """Has vertices share tasks in another way; ``end_epoch`` ends that of a vertex soon."""
+        """Changes which vertices share tasks; ``end_epoch`` ends the epoch of a vertex soon."""
         match change:
             case Cut(group, leaving):
                 self._cut(self.of(group[0].vertex), leaving)
@@ -265,18 +265,18 @@ class Supervisor:
         both = (*into.plans, *task.plans)
         joined = tuple(plan for plan in self._plans if plan in both)
 
-        def take() -> None:
+        def join() -> None:
             into.change(joined, lambda: None)
             self.tasks = [other for other in self.tasks if other is not task]
             end_epoch(into.plans[0].vertex)
 
-        task.change((), take)
+        task.change((), join)
 
-    def stop(self, tell: Callable[[], None], timeout: float) -> bool:
-        """Lets every task settle what it holds and end; ``False`` if some did not in time.
+    def stop(self, send_stop: Callable[[], None], timeout: float) -> bool:
+        """Lets every task settle its messages and end; ``False`` if some did not in time.
 
-        ``tell`` publishes the word to stop. It is repeated, because a task that is just starting
-        may not have heard it.
+        ``send_stop`` publishes the stop message. It is repeated, because a task that is just
+        starting may have missed it.
         """
         for task in self.tasks:
             task.stop()
@@ -284,7 +284,7 @@ class Supervisor:
         while any(task.running for task in self.tasks):
             if time.monotonic() > deadline:
                 return False
-            tell()
+            send_stop()
             for task in self.tasks:
                 task.join(0.05)
         return True

@@ -1,7 +1,7 @@
-"""The versions of PySpark that Ebbflow runs on, and all that differs between them.
+"""The versions of PySpark that Ebbflow runs on, and the differences between them.
 
 Clusters choose their own Spark, so every version from ``OLDEST`` on works, up to ``BELOW``, which
-is not tested yet. Only the data source needs a newer one: earlier versions cannot limit what a
+is not tested yet. Only the data source needs a newer version: earlier ones cannot limit how much a
 Python source reads in a micro-batch.
 """
 
@@ -11,7 +11,7 @@ import re
 
 OLDEST, BELOW = (4, 0), (4, 4)
 DATA_SOURCE_NEEDS = (4, 2)
-# How Spark says that a Python worker has ended without a word; 4.0 to 4.3 agree.
+# Spark's message when a Python worker has died; the same in 4.0 to 4.3.
 _WORKER_DIED = re.compile(r"Python worker exited unexpectedly")
 
 
@@ -44,5 +44,5 @@ def require_data_source() -> None:
 
 
 def says_worker_died(text: str) -> bool:
-    """Returns whether an error of Spark's says that a Python worker has died."""
+    """Returns whether the text of Spark's error reports that a Python worker has died."""
     return _WORKER_DIED.search(text) is not None

@@ -115,8 +115,8 @@ def test_an_empty_answer_is_a_drop():
     ("word", "text"),
     [
         (b"raise oops", "ValueError: oops"),
-        (b"bytes", "a handler for pynumaflow returned bytes, no Messages"),
-        (b"nothing", "a handler for pynumaflow returned NoneType, no Messages"),
+        (b"bytes", "a pynumaflow handler returned bytes, not Messages"),
+        (b"nothing", "a pynumaflow handler returned NoneType, not Messages"),
     ],
 )
 def test_what_goes_wrong_is_counted_on_its_message_alone(word, text):

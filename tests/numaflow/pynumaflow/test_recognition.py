@@ -10,7 +10,7 @@ from pynumaflow.reducer import Reducer
 from ebbflow import Datum, Message, Response
 from ebbflow.connectors.user_code import UserSinkSpec
 from ebbflow.numaflow.pynumaflow.adapters import ResponsesSink, adapt, mode_of
-from ebbflow.numaflow.pynumaflow.recognition import Surface, recognise, take_off_server
+from ebbflow.numaflow.pynumaflow.recognition import Surface, recognise, unwrap_server
 from tests.numaflow.pynumaflow import functions
 
 
@@ -118,11 +118,11 @@ def test_a_module_that_uses_pynumaflow_alone_has_functions_for_it():
 
 
 def test_a_handler_is_taken_off_its_server():
-    assert take_off_server(functions.server) is functions.shout
-    assert take_off_server(functions.sink_server).__class__ is functions.Answering
-    assert take_off_server(functions.shout) is functions.shout
-    assert take_off_server(functions.Counting) is functions.Counting
-    assert take_off_server("module:attribute") == "module:attribute"
+    assert unwrap_server(functions.server) is functions.shout
+    assert unwrap_server(functions.sink_server).__class__ is functions.Answering
+    assert unwrap_server(functions.shout) is functions.shout
+    assert unwrap_server(functions.Counting) is functions.Counting
+    assert unwrap_server("module:attribute") == "module:attribute"
 
 
 def test_a_reducer_is_known_and_has_no_surface_here():

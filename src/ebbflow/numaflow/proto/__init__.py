@@ -1,10 +1,10 @@
-"""The messages of the protocol: ``.proto`` files, and the classes of what is in them.
+"""The messages of the protocol: ``.proto`` files and their classes.
 
 ``make protos`` compiles the files to ``protocol.binpb``, from which the classes are made here: one
-namespace for each file, named like the module that protoc would generate. Packages, names and
-numbers of fields are those that Numaflow's SDKs speak. The messages live in a separate pool: a
-process that has loaded an SDK as well, whose messages bear the same names, keeps both apart. Only
-``numaflow`` imports it. Start with ``map.proto``.
+namespace for each file, named like the module that protoc would generate. Packages, field names and
+field numbers are those of Numaflow's SDKs. The messages have their own pool, so that they do not
+clash with an SDK in the same process, whose messages have the same names. Only ``numaflow`` imports
+it. Start with ``map.proto``.
 """
 
 from importlib.resources import files
@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 COMPILED = "protocol.binpb"
-"""The file with what protoc makes of all ``.proto`` files and of those that they import."""
+"""The file with all ``.proto`` files and their imports, compiled by protoc."""
 
 _POOL: Any = DescriptorPool()
 for _file in FileDescriptorSet.FromString(files(__name__).joinpath(COMPILED).read_bytes()).file:

@@ -1,5 +1,5 @@
-"""Code that is written for pynumaflow, run in the worker as it is, without gRPC.
+"""Support for code written for pynumaflow, run unchanged in the worker, without gRPC.
 
-Connectors, ``spec``, ``runtime`` and ``testing`` import it where they look at user code. Start with
+Connectors, ``spec``, ``runtime`` and ``testing`` import it where they handle user code. Start with
 ``adapters``.
 """

@@ -1,16 +1,15 @@
-"""Code for pynumaflow in the shape of Ebbflow's: made once per worker, called by the rules for all
-code.
+"""Adapts code for pynumaflow to Ebbflow: made once per worker, called by the rules for all code.
 
-``adapt`` is the one place where such code is recognised and wrapped; what it raises is handled as
-what any user code raises.
+``adapt`` is the only place where such code is recognised and wrapped; its exceptions are handled
+like those of any user code.
 
-pynumaflow's source learns of a nack without its options, so the adapter waits until the delay is
-over and only then hands the nack on: a delay means the same on every source. Until then the message
-is neither acknowledged nor nacked, so it is not lost if the process ends.
+pynumaflow's source receives nacks without options, so the adapter forwards a nack only when its
+delay is over: a delay means the same on every source. Until then the message is neither
+acknowledged nor nacked, so it is not lost if the process ends.
 
-A message of pynumaflow says all about itself: without keys it has none, and without metadata it has
-none, whatever its input had. What is not a message or response of pynumaflow's is left as it is,
-and the rules for Ebbflow's own code then say what is wrong with it.
+A message of pynumaflow inherits nothing from its input: without keys it has none, and without
+metadata it has none. Any value that is not a message or response of pynumaflow is left unchanged,
+and the rules for Ebbflow's own code then report what is wrong with it.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ from ebbflow.usercode.calling import Closable, Interpreter, Openable
 from ebbflow.usercode.targets import is_class
 
 _PARTITION_BYTES = 4
-# Putting a message never waits; without a pause now and then nothing else would ever run.
+# Putting a message never waits, so without an occasional pause no other task would ever run.
 _PUTS_IN_A_ROW = 100
 _SIGNALS = {signal.tag: signal for signal in (Signal.NACK, Signal.FAIL, Signal.DROP)}
-"""The tags by which Numaflow knows messages that are not data to forward, the strongest first."""
+"""The tags of messages that are not data to forward, the strongest first."""
 
-_NO_TIME = datetime(1, 1, 1)  # what pynumaflow puts for a missing event time
+_NO_TIME = datetime(1, 1, 1)  # pynumaflow's value for a missing event time
 
 
 class PynumaflowCode(Interpreter):
-    """A handler of pynumaflow's, in the shape of Ebbflow's.
+    """A handler for pynumaflow, with the interface of Ebbflow's handlers.
 
-    A class is made once per worker. What the handler raises is raised as it is, so the rules about
-    failures are the same as for all user code.
+    A class is instantiated once per worker. Exceptions of the handler are not changed, so the rules
+    about failures are the same as for all user code.
     """
 
     def __init__(self, surface: Surface, code: Any) -> None:
@@ -59,31 +58,31 @@ class PynumaflowCode(Interpreter):
         self._handler = entry_of(self._instance)
 
     def data(self, rows: Rows) -> list[Any]:
-        """Returns the rows as datums of pynumaflow."""
+        """Returns the rows as pynumaflow's datums."""
         return list_datums(rows, self._surface)
 
     def open(self) -> Any:
-        """Opens the user's object, if it can be opened."""
+        """Opens the user's object, if it has ``open()``."""
         return self._instance.open() if isinstance(self._instance, Openable) else None
 
     def close(self) -> Any:
-        """Closes the user's object, if it can be closed."""
+        """Closes the user's object, if it has ``close()``."""
         return self._instance.close() if isinstance(self._instance, Closable) else None
 
     @abstractmethod
-    def __call__(self, given: Any) -> Any:
-        """Calls the handler, and reads its answer."""
+    def __call__(self, data: Any) -> Any:
+        """Calls the handler, and converts its answer."""
 
 
 def entry_of(instance: Any) -> Callable[..., Any]:
-    """Returns what to call: of an object of pynumaflow's classes its handler, without a detour."""
+    """Returns the callable to use: for objects of pynumaflow's classes, directly their handler."""
     call = inspect.getattr_static(type(instance), "__call__", None)
     from_pynumaflow = getattr(call, "__module__", "").partition(".")[0] == "pynumaflow"
     return instance.handler if from_pynumaflow else instance  # type: ignore[no-any-return]
 
 
 class Datums:
-    """The datums of one call, to be gone through once, with ``for`` or with ``async for``."""
+    """The datums of one call, to be iterated once, with ``for`` or with ``async for``."""
 
     def __init__(self, datums: Sequence[Any]) -> None:
         self._rest = iter(datums)
@@ -95,9 +94,9 @@ class Datums:
         return next(self._rest)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return self._go_through()
+        return self._iterate()
 
-    async def _go_through(self) -> AsyncIterator[Any]:
+    async def _iterate(self) -> AsyncIterator[Any]:
         for datum in self._rest:
             yield datum
 
@@ -114,11 +113,11 @@ class KeysAndDatum(PynumaflowCode):
     """A map or transformer that is called with the keys and the datum of each message."""
 
     def __call__(self, datum: Any) -> Any:
-        """Calls the handler; its answer may have to be waited for."""
+        """Calls the handler; returns its answer, or an awaitable of it."""
         facts = datum._facts
         answer = self._handler(facts.keys(datum._index) if facts.has_keys else [], datum)
-        if (usual := read_usual(answer, facts)) is not None:
-            return usual
+        if (simple := read_simple(answer, facts)) is not None:
+            return simple
         if hasattr(answer, "_messages") or not inspect.isawaitable(answer):
             return adapt_messages(answer, facts)
         return self._wait(answer, datum)
@@ -128,7 +127,7 @@ class KeysAndDatum(PynumaflowCode):
 
 
 class AsyncKeysAndDatum(PynumaflowCode):
-    """An ``async`` map or transformer: many messages are worked on side by side."""
+    """An ``async`` map or transformer: many messages are processed concurrently."""
 
     async def __call__(self, datum: Any) -> Any:
         """Calls the handler."""
@@ -156,10 +155,10 @@ class BatchOfDatums(PynumaflowCode):
 
 
 class ResponsesSink(PynumaflowCode):
-    """A sink that goes through datums, with ``for`` or ``async for``, and answers for each."""
+    """A sink that iterates over datums, with ``for`` or ``async for``, and responds to each."""
 
     def __call__(self, datums: list[Any]) -> Any:
-        """Calls the handler with all datums; its answer may have to be waited for."""
+        """Calls the handler with all datums; returns its responses, or an awaitable of them."""
         answer = self._handler(Datums(datums))
         return self._wait(answer) if inspect.isawaitable(answer) else read_responses(answer)
 
@@ -171,27 +170,27 @@ class ResponsesSink(PynumaflowCode):
 
 
 class ReadOutput:
-    """Takes what a read handler puts into its output."""
+    """The output of a read handler: collects its messages."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
 
     async def put(self, message: Any) -> None:
-        """Takes one message."""
+        """Adds one message."""
         self.messages.append(message)
         if len(self.messages) % _PUTS_IN_A_ROW == 0:
             await asyncio.sleep(0)
 
 
 class PynumaflowSource(Source):
-    """A ``Sourcer`` of pynumaflow's, in the process of a source."""
+    """A ``Sourcer`` of pynumaflow, in the process of a source."""
 
     def __init__(self, code: Any) -> None:
         self._sourcer = code() if is_class(code) else code
         self._types = sys.modules["pynumaflow.sourcer"]
 
     async def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
-        """Reads once."""
+        """Calls the read handler once and returns its messages."""
         milliseconds = timeout // timedelta(milliseconds=1)
         request = self._types.ReadRequest(num_records=limit, timeout_in_ms=milliseconds)
         output = ReadOutput()
@@ -199,12 +198,12 @@ class PynumaflowSource(Source):
         return [_read_message(message) for message in output.messages]
 
     async def ack(self, offsets: Sequence[bytes]) -> None:
-        """Acknowledges."""
+        """Acknowledges messages."""
         named = [self._offset(offset) for offset in offsets]
         await self._sourcer.ack_handler(self._types.AckRequest(offsets=named))
 
     async def pending(self) -> int | None:
-        """Returns how many messages wait; pynumaflow says below zero where that is not known."""
+        """Returns how many messages wait; ``None`` if pynumaflow returns a negative number."""
         count = (await self._sourcer.pending_handler()).count
         return None if count < 0 else int(count)
 
@@ -220,21 +219,21 @@ class PynumaflowSource(Source):
 
 
 class NackablePynumaflowSource(PynumaflowSource):
-    """A ``Sourcer`` with a ``nack_handler``: one of pynumaflow 0.11 or newer."""
+    """A ``Sourcer`` with a ``nack_handler``, from pynumaflow 0.11 or newer."""
 
     def __init__(self, code: Any) -> None:
         super().__init__(code)
         self._held = HeldNacks()
 
     async def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
-        """Hands on the nacks whose delays are over, and reads until the next one is due."""
+        """Forwards nacks whose delays are over, and reads until the next nack is due."""
         now = time.monotonic()
         await self._nack_now(self._held.take_due(now))
         seconds = min(timeout.total_seconds(), self._held.due_in(now))
         return await super().read(limit, timedelta(seconds=seconds))
 
     async def nack(self, nacks: Sequence[NackOffset]) -> None:
-        """Nacks what has no delay, and keeps the others until theirs is over."""
+        """Nacks messages without a delay, and keeps other nacks until their delay is over."""
         now = time.monotonic()
         self._held.hold(nacks, now)
         await self._nack_now(self._held.take_due(now))
@@ -246,7 +245,7 @@ class NackablePynumaflowSource(PynumaflowSource):
 
 
 def _read_message(message: Any) -> SourceMessage:
-    """Returns a message whose offset says the partition, too: both together name it."""
+    """Returns a message whose offset includes the partition, since only both identify it."""
     partition = message.offset.partition_id
     event_time = message.event_time
     return SourceMessage(
@@ -263,13 +262,13 @@ def _read_message(message: Any) -> SourceMessage:
 # --- what handlers return -------------------------------------------------------------------------
 
 
-def read_usual(messages: Any, facts: RowFacts) -> Message | bytes | None:
-    """Returns an answer of one message with a value, and keys perhaps: nearly all are so.
+def read_simple(messages: Any, facts: RowFacts) -> Message | bytes | None:
+    """Returns the answer if it is one message with just a value and maybe keys, as most are.
 
-    Bytes are a message that is just a value. Of any other answer it returns ``None``.
+    Bytes are a message with just a value. For any other answer, returns ``None``.
     """
     try:
-        # The slots themselves: a property takes as long as all that is done here.
+        # Reads the slots directly, as one property would take as long as all of this.
         (message,) = messages._messages
         if message._tags or message._user_metadata._data or facts.has_more:
             return None
@@ -280,8 +279,8 @@ def read_usual(messages: Any, facts: RowFacts) -> Message | bytes | None:
 
 
 def adapt_messages(messages: Any, facts: RowFacts) -> Any:
-    """Returns what a handler answered for a datum with these facts: a message or a list."""
-    # Its own methods to go through the messages take longer than all the rest.
+    """Returns a handler's answer to a datum with these facts: a message or a list."""
+    # Iterating with pynumaflow's own methods would take longer than all the rest.
     several = getattr(messages, "_messages", messages)
     if type(several) is list:
         read = [read_message(message, facts) for message in several]
@@ -289,7 +288,7 @@ def adapt_messages(messages: Any, facts: RowFacts) -> Any:
     if isinstance(messages, Message) or hasattr(messages, "_tags"):
         return read_message(messages, facts)
     if not isinstance(messages, Iterable) or isinstance(messages, NOT_MESSAGES):
-        raise TypeError(f"a handler for pynumaflow returned {type(messages).__name__}, no Messages")
+        raise TypeError(f"a pynumaflow handler returned {type(messages).__name__}, not Messages")
     return [read_message(message, facts) for message in messages]
 
 
@@ -335,7 +334,7 @@ def adapt_metadata(metadata: Any) -> Mapping[str, Mapping[str, bytes]]:
 
 
 def adapt_nack_options(answer: Any) -> NackOptions | None:
-    """Returns the options of a nack; releases of pynumaflow without them give none."""
+    """Returns the options of a nack; ``None`` in releases of pynumaflow without options."""
     options = getattr(answer, "nack_options", None)
     if options is None:
         return None
@@ -343,7 +342,7 @@ def adapt_nack_options(answer: Any) -> NackOptions | None:
 
 
 def read_batch(responses: Any, facts: RowFacts) -> Any:
-    """Returns what a batch map answered, by the ids of its datums."""
+    """Returns the answers of a batch map by the ids of its datums."""
     if not isinstance(responses, Iterable) or isinstance(responses, Mapping | str | bytes):
         return responses
     results: dict[Any, Any] = {}
@@ -354,7 +353,7 @@ def read_batch(responses: Any, facts: RowFacts) -> Any:
 
 
 def read_responses(responses: Any) -> Any:
-    """Returns what a sink answered."""
+    """Returns the responses of a sink."""
     several = getattr(responses, "_responses", responses)
     if not isinstance(several, Iterable):
         return responses
@@ -367,11 +366,11 @@ def _read_response(response: Any) -> Any:
             return Response.ok(response.id)
         if response.fallback:
             return Response.fallback(response.id)
-    except AttributeError:  # none of pynumaflow's
+    except AttributeError:  # not a response of pynumaflow
         return response
-    # What not every release has; one that has it may call a method by the same name.
+    # Not every release has these attributes, and some have methods with the same names.
     if getattr(response, "on_success", None) is True:
-        return Response.on_success(response.id, _read_handed_on(response.on_success_msg))
+        return Response.on_success(response.id, _read_on_success(response.on_success_msg))
     if getattr(response, "serve", None) is True:
         return Response.serve(response.id, getattr(response, "serve_response", None) or b"")
     if getattr(response, "nack", None) is True or adapt_nack_options(response) is not None:
@@ -379,7 +378,7 @@ def _read_response(response: Any) -> Any:
     return Response(response.id, Status.FAILURE, error=response.err or "failed")
 
 
-def _read_handed_on(message: Any) -> Message | None:
+def _read_on_success(message: Any) -> Message | None:
     """Returns the message for the on-success sink, which replaces keys and metadata as well."""
     if message is None:
         return None
@@ -397,9 +396,9 @@ _SHAPES: dict[Surface, type[PynumaflowCode]] = {
 
 
 def adapt(code: Any, place: Place) -> Any:
-    """Returns the code as Ebbflow calls it; code that is not pynumaflow's as it is.
+    """Returns code for pynumaflow wrapped for Ebbflow; other code unchanged.
 
-    Runs on a worker, before the code is made and opened.
+    Runs on a worker, before the code is instantiated and opened.
     """
     recognised = recognise(code, place)
     surface = recognised.surface if recognised else None
@@ -413,7 +412,7 @@ def adapt(code: Any, place: Place) -> Any:
 
 
 def mode_of(code: Any, mode: Mode, place: Place = "map") -> Mode:
-    """Returns the mode in which a map is called: the one that its code for pynumaflow is for."""
+    """Returns the mode for calling a map; code for pynumaflow determines it by its surface."""
     recognised = recognise(code, place)
     surface = recognised.surface if recognised else None
     return mode if surface is None else surface.mode

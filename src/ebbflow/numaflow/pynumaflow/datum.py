@@ -1,7 +1,7 @@
-"""The datums that code for pynumaflow is given: its own ``Datum``, filled in when it is looked at.
+"""The datums for pynumaflow's code: its own ``Datum``, with fields filled in on first access.
 
-The class is a subclass of pynumaflow's, so that everything about it is as its authors made it. What
-a handler does not ask for is never converted.
+The class is a subclass of pynumaflow's, so that it behaves exactly like the original. Fields that a
+handler does not read are never converted.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ebbflow.engine.frames import Rows
 from ebbflow.numaflow.pynumaflow.recognition import Surface
 from ebbflow.numaflow.services import RETRY_COUNT, SINK_GROUP
 
-# The times of pynumaflow are in UTC and do not say so.
+# Times in pynumaflow are naive and in UTC.
 _EPOCH = datetime(1970, 1, 1)
-# What Numaflow says while it knows no watermark.
+# Numaflow's value for an unknown watermark.
 _NO_WATERMARK = datetime(1969, 12, 31, 23, 59, 59, 999_000)
 _NAIVE = pa.timestamp("us")
 
 
 class RowFacts:
-    """What the datums of one chunk look up, converted once and only when asked for.
+    """The fields of the datums of one chunk, converted once and only on access.
 
-    ``has_keys`` if any row has keys. ``has_more`` if outputs differ from their inputs, or may, in
-    more than value and keys.
+    ``has_keys`` if any row has keys. ``has_more`` if outputs may differ from their inputs in more
+    than value and keys.
     """
 
     __slots__ = ("_metadata", "_retries", "_times", "has_keys", "has_more", "rows")
@@ -44,7 +44,7 @@ class RowFacts:
         self._retries = surface is Surface.SINK
 
     def event_time(self, index: int) -> datetime:
-        """Returns the event time; a message without one has that of an empty field."""
+        """Returns the event time; for a message without one, the time of an empty field."""
         if self._times is None:
             self._times = self.rows.batch.column("event_time").cast(_NAIVE).to_pylist()
         return self._times[index] or _EPOCH
@@ -55,7 +55,7 @@ class RowFacts:
         return _NO_WATERMARK if known is None else known.replace(tzinfo=None)
 
     def keys(self, index: int) -> list[str]:
-        """Returns a list of the keys, the handler's own to change."""
+        """Returns a new list of the keys, which the handler may change."""
         return list(self.rows.column("keys")[index]) if self.has_keys else []
 
     def headers(self, index: int) -> dict[str, str]:
@@ -67,7 +67,7 @@ class RowFacts:
         return self.rows.column("id")[index]  # type: ignore[no-any-return]
 
     def user_metadata(self, index: int) -> Any:
-        """Returns the message's metadata, the handler's own to change and to pass on."""
+        """Returns a copy of the message's metadata, which the handler may change and forward."""
         own = self.rows.column("metadata")[index]
         entries = {group: dict(entries) for group, entries in own.items()}
         return self._metadata and self._metadata.UserMetadata(entries)
@@ -106,8 +106,8 @@ _ANSWERED_BY_ID = (Surface.BATCH_MAP, Surface.SINK)
 
 
 def list_datums(rows: Rows, surface: Surface) -> list[Any]:
-    """Returns every row as the handlers of that surface see it."""
-    # Looked for each time: pynumaflow may have been imported since, by the code of another vertex.
+    """Returns every row as a datum for handlers of that surface."""
+    # Looked up each time, as code of another vertex may have imported pynumaflow meanwhile.
     base = getattr(sys.modules.get(f"pynumaflow.{surface.value}"), "Datum", _Bare)
     kind, facts = _make_lazy(base), RowFacts(rows, surface)
     values = rows.column("value")
@@ -119,13 +119,13 @@ def list_datums(rows: Rows, surface: Surface) -> list[Any]:
 
 @cache
 def _make_lazy(base: type) -> type:
-    """Returns a subclass whose objects fill in their slots when they are looked at."""
+    """Returns a subclass whose objects fill in their slots on first access."""
     body = {"__slots__": ("_facts", "_index"), "__init__": _begin, "__getattr__": _look_up}
     return type("Datum", (base,), {**body, "__module__": base.__module__})
 
 
 def _begin(self: Any, facts: RowFacts, index: int, value: bytes, id: str | None = None) -> None:
-    """Fills in what nearly every handler asks for."""
+    """Fills in the fields that nearly every handler reads."""
     self._facts = facts
     self._index = index
     self._value = value
@@ -134,7 +134,7 @@ def _begin(self: Any, facts: RowFacts, index: int, value: bytes, id: str | None 
 
 
 def _look_up(self: Any, name: str) -> Any:
-    """Fills in a slot of pynumaflow's that is empty: it was not asked for before."""
+    """Fills in an empty slot of pynumaflow's class on first access."""
     if name not in _LOOK_UP:
         raise AttributeError(f"'Datum' object has no attribute {name!r}")
     fact = _LOOK_UP[name](self._facts, self._index)

@@ -1,9 +1,9 @@
 """Recognises code that is written for pynumaflow, and for which of its surfaces.
 
-A class is known by the classes it is made from, a server by the handler in it. A function is known
-by the names of pynumaflow that it mentions, or else its module, or else by its two parameters, keys
-and datum, which no function for Ebbflow has. Nothing here imports pynumaflow: whoever uses it has
-imported it.
+A class is recognised by its base classes, a server by the handler in it. A function is recognised
+by the names of pynumaflow that it or its module mentions, or by its two parameters, keys and datum,
+which no function for Ebbflow has. This module does not import pynumaflow: code that uses it has
+imported it already.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ _MODES: dict[Surface, Literal["batch", "stream"]] = {
     Surface.STREAM_MAP: "stream",
 }
 _FIRST_NAMES = re.compile(r"(?<![\w.])[^\W\d]\w*")
-"""In a text: names that are not attributes of others."""
+"""The names in a text that are not attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """Code for pynumaflow. ``code`` is the handler or class; a server has been taken off.
+    """Code for pynumaflow. ``code`` is the handler or class, without a server around it.
 
-    ``package`` is the package of pynumaflow that it is written for, ``surface`` that of its
-    surfaces, unless Ebbflow has no such place: a reducer, a side input.
+    ``package`` is the package of pynumaflow that it is written for. ``surface`` is the matching
+    surface, or ``None`` for code that Ebbflow has no place for: a reducer, a side input.
     """
 
     code: Any
@@ -77,12 +77,12 @@ class Recognised:
 
 _PACKAGES = {surface.value for surface in Surface}
 _KINDS = _PACKAGES | {"reducer", "reducestreamer", "accumulator", "sideinput"}
-"""The packages that code can be written for; the others serve them all."""
+"""The packages that code can be written for; other packages are shared by all of them."""
 
 
 def recognise(code: Any, place: Place) -> Recognised | None:
-    """Returns what the code is written for in pynumaflow; ``None`` if it is not pynumaflow's."""
-    bare = take_off_server(code)
+    """Returns what the code is written for in pynumaflow; ``None`` if it is other code."""
+    bare = unwrap_server(code)
     if package := _package_of_class(code) or _package_of_class(bare):
         return Recognised(bare, package)
     if is_class(bare):
@@ -91,15 +91,15 @@ def recognise(code: Any, place: Place) -> Recognised | None:
     return Recognised(bare, package) if package else None
 
 
-def take_off_server(code: Any) -> Any:
-    """Returns the handler of a server of pynumaflow; any other code as it is.
+def unwrap_server(code: Any) -> Any:
+    """Returns the handler of a pynumaflow server; any other code unchanged.
 
-    A server holds sockets and threads; only its handler can be sent to a worker.
+    A server holds sockets and threads, so only its handler can be sent to a worker.
     """
     if inspect.isclass(code) or not any(_package_in(kind) for kind in type(code).__mro__):
         return code
-    held = [value for name, value in vars(code).items() if name.endswith("_instance")]
-    return held[0] if len(held) == 1 and hasattr(code, "servicer") else code
+    found = [value for name, value in vars(code).items() if name.endswith("_instance")]
+    return found[0] if len(found) == 1 and hasattr(code, "servicer") else code
 
 
 def _package_of_class(code: Any) -> str | None:
@@ -136,7 +136,7 @@ def _packages_of(values: Iterable[Any]) -> set[str]:
 
 
 def _packages_around(function: FunctionType) -> set[str]:
-    """Returns what the function's module uses of pynumaflow, unless it uses Ebbflow as well."""
+    """Returns the pynumaflow packages that the function's module uses, if it uses no Ebbflow."""
     around = list(function.__globals__.values())
     names = [str(getattr(value, "__module__", None) or "") for value in around]
     uses_ebbflow = any(name.partition(".")[0] == "ebbflow" for name in names)
@@ -154,7 +154,7 @@ def _guess_by_shape(function: FunctionType, code: Any, place: Place) -> Surface:
 def takes_keys_and_datum(code: Any, place: Place) -> bool:
     """Returns whether a map can be called with two arguments and is not meant for one.
 
-    A wrapper may take any number; then the function behind it says what is meant.
+    A wrapper may take any number of arguments; then the wrapped function decides.
     """
     if place not in ("map", "transformer"):
         return False
@@ -162,7 +162,7 @@ def takes_keys_and_datum(code: Any, place: Place) -> bool:
 
 
 def _can_take(code: Any, count: int, unwrap: bool = False) -> bool:
-    """Returns whether that many positional arguments fit; never, if that is not known."""
+    """Returns whether that many positional arguments fit; false if that is not known."""
     try:
         inspect.signature(code, follow_wrapped=unwrap).bind(*[None] * count)
     except (TypeError, ValueError):
@@ -181,7 +181,7 @@ def function_in(code: Any) -> FunctionType | None:
 
 
 def _mentions(function: FunctionType) -> Iterator[Any]:
-    """Yields what a function's body and annotations name: globals, and the types themselves."""
+    """Yields the globals and types that a function's body and annotations mention."""
     names = set(_names_in(function.__code__))
     for annotation in function.__annotations__.values():
         if isinstance(annotation, str):  # it was not evaluated
@@ -198,7 +198,7 @@ def _types_in(annotation: Any) -> Iterator[Any]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    # Not all of ``co_names``: attributes are in there, too.
+    # Not all of ``co_names``, because that includes attributes.
     yield from (step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,8 +1,8 @@
-"""A function that is served: opened once, and called on one thread of its own.
+"""A function that is served: opened once, and called on its own thread.
 
 It is called by the same code as in a pipeline, so it may be plain or ``async``, a class with
 ``open()`` and ``close()``, and take single messages, batches, record batches or data frames. The
-thread of the server stays free meanwhile, so the runtime hears that the container is alive.
+server's thread stays free meanwhile, so it can answer the runtime's checks of the container.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from ebbflow.usercode.calling import Handler
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Errors that only look alike are for the runtime to judge, which sees more messages.
+# Similar errors do not count as an outage here: the runtime decides that, since it sees more
+# messages.
 _NEVER = 2**62
 
 
 class ServedFunction:
-    """User code behind a socket. All but ``run``, ``open`` and ``close`` runs on its thread."""
+    """User code behind a socket. All except ``run``, ``open`` and ``close`` runs on its thread."""
 
     def __init__(self, code: Any, service: Service, mode: Mode | None, name: str) -> None:
         self.container = service.container
@@ -44,15 +45,15 @@ class ServedFunction:
     # --- for the event loop ---------------------------------------------------------------------
 
     async def run(self, call: Callable[P, T], *args: P.args, **_: P.kwargs) -> T:
-        """Returns what a call on the function's thread returns; calls wait for each other."""
+        """Runs a call on the function's thread and returns its result; one call at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     async def open(self) -> None:
-        """Makes and opens user code; raises what it raises."""
+        """Makes and opens user code; forwards its exceptions."""
         await self.run(self._open)
 
     async def close(self) -> None:
-        """Has user code give back what it holds; what it raises changes nothing any more."""
+        """Closes user code, ignoring its errors, and ends its thread."""
         with contextlib.suppress(*USER_ERRORS):
             await self.run(self.handler.close)
         self._thread.shutdown()
@@ -63,12 +64,12 @@ class ServedFunction:
         self.handler = Handler(self._code, Blame(LISTED, _NEVER))
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Returns what a method of the user's object returns, as for a source or a store."""
+        """Returns the result of a method of the user's object, for a source or a store."""
         self.renew()
         return self.handler.finish(getattr(self.handler.instance, name)(*arguments))
 
     def reply_to(self, requests: Sequence[Request], emitter: Emitter | None = None) -> Replies:
-        """Calls the function with the requests; returns all that it said about them."""
+        """Calls the function with the requests; returns its replies."""
         reply = Replies(RequestRows(requests), self._rules, emitter)
         try:
             self.renew()
@@ -79,19 +80,19 @@ class ServedFunction:
             self._decide(reply)
         return reply
 
-    def converse(self, conversation: Coroutine[Any, Any, None]) -> None:
-        """Runs a conversation of an ``async`` function to its end."""
-        self.handler.wait_for(conversation)
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine that calls an ``async`` function to its end."""
+        self.handler.wait_for(coroutine)
 
     async def reply_to_one(self, request: Request) -> Replies:
-        """Calls an ``async`` function with one request, next to others; part of a conversation."""
+        """Calls an ``async`` function with one request, next to others; for ``run_coroutine``."""
         reply = Replies(RequestRows([request]), self._rules)
         await calling.map_side_by_side(self.handler, reply, concurrency=1)
         return reply
 
     @property
-    def works_side_by_side(self) -> bool:
-        """Whether the function can work on one message while it waits for something of another."""
+    def is_concurrent(self) -> bool:
+        """Whether the function can work on one message while another message waits."""
         return self._mode == "unary" and self.handler.is_async
 
     def renew(self) -> None:
@@ -106,7 +107,7 @@ class ServedFunction:
         call(self.handler, self._mode, len(reply.rows))(reply)
 
     def failure_in(self, reply: Replies) -> FunctionFailure | None:
-        """Returns why some of the requests stay without an answer, if any do."""
+        """Returns why some of the requests have no answer, if so."""
         for error in reply.errors.values():
             return FunctionFailure.of(self.container, error)
         for what in reply.unavailable.values():
@@ -117,7 +118,7 @@ class ServedFunction:
         return None
 
     def failure_of(self, error: BaseException) -> FunctionFailure:
-        """Returns the failure of a method of the user's object that has raised."""
+        """Returns the failure for an exception of a method of the user's object."""
         unavailable = self.handler.blame.means_down(error)
         if unavailable:
             self.handler.blame.is_the_systems(error, [""], blamed=False)

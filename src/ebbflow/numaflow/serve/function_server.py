@@ -1,10 +1,10 @@
-"""The server of one function: its socket, its services and its end.
+"""The server of one function: its socket, its services and its shutdown.
 
 ``serve_function`` opens the function, listens, and only then writes the server-info file that the
-runtime waits for. On SIGTERM no new stream is taken; those that are open may continue until the
-runtime has ended them, or a grace period is over. When the function has raised on a message, its
-stream ends with the error and the process ends as well, as with Numaflow's SDKs: a new one starts
-clean.
+runtime waits for. After SIGTERM no new stream is accepted; open streams may continue until the
+runtime has ended them or a grace period is over. When the function has raised on a message, its
+stream ends with the error and the process ends as well, as with Numaflow's SDKs: a new process
+starts clean.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ebbflow.numaflow.proto import map_pb2
 from ebbflow.numaflow.serve.function import ServedFunction
 from ebbflow.numaflow.serve.messages import FunctionFailure
 from ebbflow.numaflow.serve.sources import ServedSource, ServedStore
-from ebbflow.numaflow.serve.streams import Fail, InBatches, InPieces, OneByOne, SideBySide
+from ebbflow.numaflow.serve.streams import Concurrently, Fail, InBatches, InPieces, OneByOne
 from ebbflow.numaflow.server_info import write_server_info
 from ebbflow.numaflow.services import LARGEST, READY, Service, pack
 
@@ -36,20 +36,20 @@ _OPTIONS = (
     ("grpc.max_send_message_length", LARGEST),
     ("grpc.max_receive_message_length", LARGEST),
 )
-# The address of a unix socket has room for that many bytes.
+# The most bytes in the address of a unix socket.
 _LONGEST_PATH = 107
 _READY = pack(map_pb2.ReadyResponse, ready=True)  # the same in every service
 _HANDLERS = {
     True: grpc.stream_stream_rpc_method_handler,
     False: grpc.unary_unary_rpc_method_handler,
 }
-# Seconds for the last words of a stream whose function has failed.
-_FAREWELL = 2.0
+# Seconds for sending the error of a stream whose function has failed.
+_FAILURE_GRACE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What to serve: user code, its service, its mode, where, and how long an end may take."""
+    """What to serve: user code, its service, mode and folder, and the grace period for its end."""
 
     code: Any
     service: Service
@@ -65,11 +65,11 @@ class Serving:
 
 
 def serve_function(serving: Serving) -> FunctionFailure | None:
-    """Serves until a signal comes or the function fails; returns the failure, if there was one."""
+    """Serves until a signal arrives or the function fails; returns the failure, if any."""
     server = FunctionServer(serving)
 
     def end(number: int, _: object) -> None:
-        # The first signal ends the server in good order, and the second one at once.
+        # The first signal ends the server gracefully, and the second one at once.
         if server.is_ending:
             os._exit(128 + number)
         server.end()
@@ -88,11 +88,11 @@ def _prepare(serving: Serving) -> None:
         )
     try:
         serving.folder.mkdir(parents=True, exist_ok=True)
-        _clean(serving)  # a process that was killed must not be found before we listen
+        _clean(serving)  # files of a killed process must not be found before this one listens
     except OSError as error:
         raise SetupError(
             f"The folder {serving.folder} cannot be used: {error.strerror}.",
-            "Give another with --folder; inside Numaflow it is there and writable.",
+            "Give another with --folder; inside Numaflow it exists and is writable.",
         ) from None
 
 
@@ -113,7 +113,7 @@ class FunctionServer:
         self._ended = asyncio.Event()
 
     def run(self) -> FunctionFailure | None:
-        """Serves to the end; returns the failure of the function, if there was one."""
+        """Serves until the end; returns the failure of the function, if any."""
         _prepare(self._serving)
         try:
             with self._runner:
@@ -123,11 +123,11 @@ class FunctionServer:
 
     @property
     def is_ending(self) -> bool:
-        """Whether it was told to end."""
+        """Whether it was asked to end."""
         return self._ended.is_set()
 
     def end(self) -> None:
-        """Takes no new streams; ends when those that are open have ended, or time is over."""
+        """Accepts no new streams; ends when the open ones have ended, or after the grace period."""
         self._runner.get_loop().call_soon_threadsafe(self._ended.set)
 
     async def _serve(self) -> FunctionFailure | None:
@@ -159,18 +159,18 @@ class FunctionServer:
         return server
 
     async def _fail(self, context: Any, failure: FunctionFailure) -> None:
-        """Ends a stream, or a call, with a failure; unless a system is down, the server too."""
+        """Ends a stream or a call with a failure; also ends the server unless a system is down."""
         _print(failure)
         if not failure.unavailable and self._failure is None:
-            self._failure, self._grace = failure, _FAREWELL
-            # Before the runtime learns of it: it looks at once for the one that starts next.
+            self._failure, self._grace = failure, _FAILURE_GRACE
+            # Before the error is sent, because the runtime then looks at once for a new process.
             _clean(self._serving)
             self._ended.set()
         await context.abort(failure.code, failure.details, failure.trailers)
 
 
 def handlers_of(service: Service, function: ServedFunction, fail: Fail) -> dict[str, Any]:
-    """Returns what serves each method of a service, but for ``IsReady``."""
+    """Returns the handler of each method of a service except ``IsReady``."""
     match service.name:
         case "source":
             return ServedSource(function, fail).handlers
@@ -178,8 +178,8 @@ def handlers_of(service: Service, function: ServedFunction, fail: Fail) -> dict[
             return ServedStore(function, fail).handlers
         case "stream-map":
             return InPieces(function, service, fail).handlers
-        case "map" | "transformer" if function.works_side_by_side:
-            return SideBySide(function, service, fail).handlers
+        case "map" | "transformer" if function.is_concurrent:
+            return Concurrently(function, service, fail).handlers
         case "map" | "transformer":
             return OneByOne(function, service, fail).handlers
         case _:
@@ -191,6 +191,6 @@ async def _is_ready(_: bytes, __: Any) -> bytes:
 
 
 def _print(failure: FunctionFailure) -> None:
-    """Shows the failure in the container's log, where people look first."""
+    """Prints the failure to the container's log, where people look first."""
     with contextlib.suppress(OSError):
         print(f"{failure.stack}{failure.text}", file=sys.stderr, flush=True)

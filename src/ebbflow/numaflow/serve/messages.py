@@ -1,22 +1,22 @@
-"""Messages of the protocol, as a function that is served sees them: requests, replies, failures.
+"""Messages of the protocol on the side of a served function: requests, replies, failures.
 
-Requests are rows, so that functions are called as they are in a pipeline. Protobuf messages are
-read only as far as the function asks. What Ebbflow's own runtime knows beyond the protocol, how
-often a message was delivered and why it was last nacked, comes in the group ``ebbflow`` of the
-system metadata; Numaflow's sends nothing there.
+Requests are rows, so that functions are called as they are in a pipeline. Protobuf fields are only
+decoded if the function reads them. Ebbflow's own runtime also sends how often a message was
+delivered and why it was last nacked, in the group ``ebbflow`` of the system metadata; Numaflow's
+runtime sends nothing there.
 
-In a pipeline a verdict turns the words of user code into outcomes. A served function only hands
-them on: the runtime at the other end counts deliveries, waits, retries and keeps dead letters.
+In a pipeline a verdict turns the results of user code into outcomes. A served function only
+forwards them: the runtime at the other end counts deliveries, waits, retries and dead-letters.
 
-What a reply does not say it has from its input: keys, metadata and event time are sent back as they
-came, because Numaflow takes what is left out for nothing. A nack or a failure is one result with a
-reserved tag, alone: none of its siblings is forwarded. The error of a failure travels as the reason
-of its options; Numaflow, which knows no such error, leaves it unread.
+A reply inherits the keys, metadata and event time that it does not set. They are sent back
+explicitly, because Numaflow treats missing fields as empty. A nack or a failure is a single result
+with a reserved tag: none of its siblings is forwarded. The error of a failure is sent as the reason
+of its options, which Numaflow ignores because it has no such error.
 
-A stream on which a function has failed ends with status, text and the function's stack. The text
-begins as with Numaflow's SDKs, which its runtime shows to people. The status is INTERNAL when the
-function raised on a message, and UNAVAILABLE when a system that it needs is down: then no message
-is penalised.
+When a function fails on a stream, the stream ends with status, text and the function's stack. The
+text begins as with Numaflow's SDKs, whose text the runtime shows to people. The status is INTERNAL
+if the function raised on a message, and UNAVAILABLE if a system that it needs is down: then no
+message is penalised.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from ebbflow.numaflow.services import (
 )
 
 EPOCH = datetime.fromtimestamp(0, UTC)
-# Room next to the value for keys, tags and ids.
+# Bytes reserved for keys, tags and ids next to the value.
 _RESERVED = 64 * 1024
 _FAILED = DeadLetter("failed")
 # A response may have 64 MB; answers that are served can be large.
 _MOST_BYTES = 16 * 1024 * 1024
 _MICROSECOND = EPOCH.resolution
 _STATUS = "grpc-status-details-bin"
-# Trailers beyond 8 KB are refused by many clients; the end of a stack is where the error is.
+# Many clients refuse trailers beyond 8 KB. The end of a stack has the error.
 _LONGEST_TEXT, _LONGEST_STACK = 1_000, 4_000
 
 
@@ -71,30 +71,30 @@ _LONGEST_TEXT, _LONGEST_STACK = 1_000, 4_000
 
 
 class Request(NamedTuple):
-    """One message: its id, and the ``Request`` of whichever service it came to."""
+    """One message: its id, and the ``Request`` message of its service."""
 
     id: str
     message: Any
 
     @classmethod
     def of(cls, message: Any) -> Request:
-        """Returns what a request of a stream asks; its id stands next to the message or in it."""
-        named = message if hasattr(message, "id") else message.request
-        return cls(named.id, message.request)
+        """Returns the request in a message of a stream; its id is next to the request or in it."""
+        owner = message if hasattr(message, "id") else message.request
+        return cls(owner.id, message.request)
 
 
 def read_time(timestamp: Any) -> datetime:
-    """Returns a protobuf timestamp as a time; what is finer than a microsecond is cut off."""
+    """Returns a protobuf timestamp as a time, truncated to microseconds."""
     return EPOCH + timedelta(seconds=timestamp.seconds, microseconds=timestamp.nanos // 1_000)
 
 
 def read_metadata(metadata: Any) -> dict[str, dict[str, bytes]]:
-    """Returns what functions before this one have set."""
+    """Returns the user metadata that earlier functions have set."""
     return {group: dict(entries.key_value) for group, entries in metadata.user_metadata.items()}
 
 
 def _read_watermark(message: Any) -> datetime | None:
-    # A time before 1970 says that there is none.
+    # A time before 1970 means that there is no watermark.
     known = message.HasField("watermark") and message.watermark.seconds >= 0
     return read_time(message.watermark) if known else None
 
@@ -131,7 +131,7 @@ _IN_BATCH = [name for name in _READ if name != "watermark"]
 
 
 class RequestRows(Rows):
-    """Requests as the rows of a chunk. The record batch is made only if columns are wanted."""
+    """Requests as the rows of a chunk. The record batch is made only if columns are needed."""
 
     __slots__ = ("_made", "requests")
 
@@ -162,16 +162,16 @@ class RequestRows(Rows):
         return [read(request) for request in self.requests]
 
 
-# --- replies: what the function said --------------------------------------------------------------
+# --- replies: the results of the function ---------------------------------------------------------
 
 
 def rules_of(name: str) -> Rules:
-    """Returns the rules for a function of that name: it may say anything that fits on the wire."""
+    """Returns the rules for a function of that name: any status, limited only by message size."""
     return Rules(name, DEFAULT_ON_ERROR, LARGEST - _RESERVED, frozenset(Status))
 
 
 class _TimedDecisions(Decisions):
-    """Decisions that know of which input an event time was given that is not forwarded."""
+    """Decisions that also keep the event times of inputs that are not forwarded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,17 +179,17 @@ class _TimedDecisions(Decisions):
         self.times: dict[int, datetime] = {}
 
     def note_event_times(self, times: Iterable[datetime]) -> None:
-        """Keeps the times for the input that is decided about next."""
+        """Keeps the times for the input that is decided next."""
         self._unclaimed += times
 
     def claim_times(self, index: int) -> None:
-        """Takes what was noted since the last decision as the time of this input."""
+        """Uses the earliest time noted since the last decision as the time of this input."""
         if self._unclaimed:
             self.times[index] = min(self._unclaimed)
             self._unclaimed = []
 
     def drop(self, index: int, rule: Dropped = EMPTY) -> None:
-        """Drops the input, with the event time that came with the drop."""
+        """Drops the input, with the event time of the drop."""
         self.claim_times(index)
         super().drop(index, rule)
 
@@ -197,9 +197,9 @@ class _TimedDecisions(Decisions):
 class Replies(Verdict):
     """The replies to the requests of one call.
 
-    ``nacked`` has the options of the inputs to be redelivered, ``errors`` what the function raised
-    on an input, ``unavailable`` the name of the system that was down for it. An input in none of
-    these, and with no entry in ``decisions``, is done.
+    ``nacked`` has the options of nacked inputs, ``errors`` the exceptions that the function raised
+    on inputs, ``unavailable`` the reasons for inputs that need a system that is down. An input in
+    none of these, and without an entry in ``decisions``, is done.
     """
 
     def __init__(self, rows: RequestRows, rules: Rules, emitter: Emitter | None = None) -> None:
@@ -212,27 +212,27 @@ class Replies(Verdict):
 
     @property
     def times(self) -> dict[int, datetime]:
-        """The event times given with a drop, a nack or a failure, by input."""
+        """The event times of drops, nacks and failures, by input."""
         return self._timed.times
 
     @property
     def dropped(self) -> list[int]:
-        """The inputs that leave nothing behind."""
+        """The inputs that are dropped."""
         return [at for at, end in self.outcomes.items() if isinstance(end, Dropped)]
 
     def nack(self, index: int, options: NackOptions | None) -> None:
-        """Has the input redelivered; its options are for the runtime to obey."""
+        """Nacks the input; the runtime applies the options."""
         self._timed.claim_times(index)
         self.nacked[index] = options
         self.decisions.finish(index, Redeliver(0, None, 0, options))
 
     def fail(self, index: int, error: str) -> None:
-        """Fails the input, with the event time that came with the failure."""
+        """Fails the input, with the event time of the failure."""
         self._timed.claim_times(index)
         super().fail(index, error)
 
     def record_error(self, index: int, error: BaseException) -> None:
-        """Keeps what the function raised on the input."""
+        """Keeps the exception that the function raised on the input."""
         if isinstance(error, Nack):
             self.nack(index, error.options)
         else:
@@ -247,7 +247,7 @@ class Replies(Verdict):
 
 
 class Output(NamedTuple):
-    """One output; ``None`` where it has what its input has."""
+    """One output; ``None`` means that it inherits the field from its input."""
 
     parent: int
     value: bytes
@@ -293,10 +293,10 @@ def _as_groups(
 
 
 class MapResults:
-    """Makes the responses of a map or a transformer, of which every result has an event time.
+    """Makes the responses of a map or a transformer; each result of a transformer has a time.
 
-    What a transformer drops is a result as well: Numaflow takes an empty list for a fault, and its
-    event time counts.
+    A drop by a transformer is a result as well: Numaflow treats an empty list as an error, and the
+    event time of the drop counts.
     """
 
     def __init__(self, service: Service) -> None:
@@ -322,13 +322,13 @@ class MapResults:
         for out in list_outputs(reply.outputs):
             results[out.parent].append(self._result(reply.requests[out.parent], out))
         for index, options in reply.nacked.items():
-            wish = None if options is None else write_nack_options(options)
-            results[index] = [self._declined(reply, index, NACK, wish)]
+            packed = None if options is None else write_nack_options(options)
+            results[index] = [self._signal(reply, index, NACK, packed)]
         for index, failure in reply.decisions.failed.items():
             reason = {"reason": failure.error}
-            results[index] = [self._declined(reply, index, FAIL, reason)]
+            results[index] = [self._signal(reply, index, FAIL, reason)]
         for index in reply.dropped:
-            results[index] = [self._declined(reply, index, DROP)] if self._has_times else []
+            results[index] = [self._signal(reply, index, DROP)] if self._has_times else []
         return results
 
     def _pack(self, id: str, results: list[Any]) -> bytes:
@@ -343,26 +343,26 @@ class MapResults:
             **self._timed(request, out.event_time),
         )
 
-    def _declined(
+    def _signal(
         self, reply: Replies, index: int, tag: str, options: Mapping[str, Any] | None = None
     ) -> Any:
         time = self._timed(reply.requests[index], reply.times.get(index))
         return self._response.Result(tags=[tag], nack_options=options, **time)
 
     def _timed(self, request: Request, own: datetime | None) -> dict[str, Any]:
-        """Returns the field of the event time, if results have one."""
+        """Returns the event time field, if results have one."""
         if not self._has_times:
             return {}
         return {"event_time": request.message.event_time if own is None else write_time(own)}
 
 
 def responses_of(service: Service) -> Callable[[Replies], Iterator[bytes]]:
-    """Returns what makes the responses of a service from replies."""
+    """Returns the function that makes the responses of a service from replies."""
     return sink_responses if service.proto == "sink" else MapResults(service).responses
 
 
 def sink_responses(reply: Replies) -> Iterator[bytes]:
-    """Yields the answers of a sink, many in one response."""
+    """Yields the responses of a sink, each with many results."""
     response, size = sink_pb2.SinkResponse(), 0
     for index, request in enumerate(reply.requests):
         if index in reply.errors or index in reply.unavailable:
@@ -392,11 +392,11 @@ def _sink_result(reply: Replies, index: int, request: Request) -> Any:
     elif index in decisions.on_success:
         result.status = sink_pb2.ON_SUCCESS
         if (message := decisions.on_success[index]) is not None:
-            result.on_success_msg.CopyFrom(_handed_on(request, message))
+            result.on_success_msg.CopyFrom(_on_success_message(request, message))
     return result
 
 
-def _handed_on(request: Request, message: Message) -> Any:
+def _on_success_message(request: Request, message: Message) -> Any:
     return sink_pb2.SinkResponse.Result.Message(
         value=message.value,
         keys=request.message.keys if message.keys is None else message.keys,
@@ -412,7 +412,7 @@ def write_time(time: datetime) -> dict[str, int]:
 
 
 def write_metadata(metadata: Mapping[str, Mapping[str, bytes]]) -> Any:
-    """Returns metadata of the user's as the protocol has it."""
+    """Returns user metadata as a message of the protocol."""
     groups = {group: {"key_value": entries} for group, entries in metadata.items()}
     return metadata_pb2.Metadata(user_metadata=groups)
 
@@ -430,7 +430,7 @@ def _metadata_of(request: Request, own: Mapping[str, Mapping[str, bytes]] | None
 
 @dataclass(frozen=True, slots=True)
 class FunctionFailure:
-    """The failure of a function. ``wait`` is in milliseconds, if the function named one."""
+    """The failure of a function. ``wait`` is in milliseconds, if the function set one."""
 
     text: str
     stack: str
@@ -439,14 +439,14 @@ class FunctionFailure:
 
     @classmethod
     def of(cls, container: str, error: BaseException, unavailable: bool = False) -> FunctionFailure:
-        """Returns the failure that an exception is; ``unavailable`` if it is a system's."""
+        """Returns the failure for an exception; ``unavailable`` if a system is down."""
         stack = "".join(traceback.format_exception(error))
         text = f"UDF_EXECUTION_ERROR({container}): {describe_error(error)}"
         return cls(text, stack, unavailable, retry_after(error) if unavailable else None)
 
     @classmethod
     def of_outage(cls, container: str, what: str, wait: int | None) -> FunctionFailure:
-        """Returns the failure of a system of which no exception is at hand."""
+        """Returns the failure for a system that is down, without an exception."""
         return cls(f"UDF_EXECUTION_ERROR({container}): {what}", "", True, wait)
 
     @property
@@ -461,7 +461,7 @@ class FunctionFailure:
 
     @property
     def trailers(self) -> tuple[tuple[str, bytes], ...]:
-        """The trailers of the stream: the status once more, with stack and wait."""
+        """The trailers of the stream: the status again, with stack and wait."""
         status = rpc_status_pb2.Status(code=self.code.value[0], message=self.details)
         if self.stack:
             stack = self.stack.encode("utf-8", "replace")[-_LONGEST_STACK:]

@@ -1,8 +1,8 @@
 """Sources and stores that are served to the runtime.
 
-A source with its own ``nack`` hears every nack with its options. For one without, what was
-read and is not settled is kept here: a nacked message is redelivered when its delay is over, and
-the source hears only of the acknowledgement at the end. If the process ends before that, the source
+A source with its own ``nack`` receives every nack with its options. For a source without one,
+unsettled messages are kept here: a nacked message is redelivered when its delay is over, and the
+source only receives the final acknowledgement. If the process ends before that, the source
 redelivers the message, as it does in a pipeline.
 """
 
@@ -26,21 +26,21 @@ from ebbflow.numaflow.serve.streams import EOF, Fail, greet, write_all
 from ebbflow.numaflow.services import SERVICES, pack
 
 _METHODS = SERVICES["source"].methods
-_HEARD: dict[str, Any] = {"success": {}}
+_SUCCESS: dict[str, Any] = {"success": {}}
 _GREETING = pack(source_pb2.ReadResponse, handshake={"sot": True}, status={})
-_ACK_GREETING = pack(source_pb2.AckResponse, handshake={"sot": True}, result=_HEARD)
-_ACKED = pack(source_pb2.AckResponse, result=_HEARD)
-_NACKED = pack(source_pb2.NackResponse, result=_HEARD)
+_ACK_GREETING = pack(source_pb2.AckResponse, handshake={"sot": True}, result=_SUCCESS)
+_ACKED = pack(source_pb2.AckResponse, result=_SUCCESS)
+_NACKED = pack(source_pb2.NackResponse, result=_SUCCESS)
 _END = _METHODS["ReadFn"].end_of_responses
 _STORED = pack(store_pb2.PutResponse, success=True)
-# While something is unsettled the runtime may want to say so soon: all calls share one thread.
+# All calls share one thread, so a read must end soon while messages wait to be settled.
 _SETTLE_SOON = 0.25
-# Not zero, which some clients take for "for ever".
-_AT_HAND = 0.001
+# Not zero, which some clients interpret as "forever".
+_NO_WAIT = 0.001
 
 
 class ServedObject:
-    """An object of the user's whose methods are called. What one raises fails the call."""
+    """A user's object whose methods are called. An exception of a method fails the call."""
 
     def __init__(self, function: ServedFunction, fail: Fail) -> None:
         self._function = function
@@ -54,17 +54,17 @@ class ServedObject:
 
 
 class ServedSource(ServedObject):
-    """The calls of a source; everything but ``read_stream`` and its like runs on its thread."""
+    """The calls of a source; private methods run on the source's thread."""
 
     def __init__(self, function: ServedFunction, fail: Fail) -> None:
         super().__init__(function, fail)
         self._partition = int(os.environ.get("NUMAFLOW_REPLICA", "0") or 0)
         self._unsettled: dict[bytes, bytes] = {}
-        self._again = HeldNacks()
+        self._held = HeldNacks()
 
     @property
     def handlers(self) -> dict[str, Any]:
-        """What serves each method of the service."""
+        """The handler of each method of the service."""
         return {
             "ReadFn": self.read_stream,
             "AckFn": self.ack_stream,
@@ -76,25 +76,25 @@ class ServedSource(ServedObject):
     # --- streams and calls ----------------------------------------------------------------------
 
     async def read_stream(self, _: Any, context: Any) -> None:
-        """Answers read after read with messages and an end mark."""
+        """Answers each read with messages and an end mark."""
         await greet(context, _METHODS["ReadFn"], _GREETING)
         while (raw := await context.read()) is not EOF:
-            asked = source_pb2.ReadRequest.FromString(raw).request
-            messages = await self._try(context, self._read, asked.num_records, asked.timeout_in_ms)
+            read = source_pb2.ReadRequest.FromString(raw).request
+            messages = await self._try(context, self._read, read.num_records, read.timeout_in_ms)
             await write_all(context, messages)
             await context.write(_END)
 
     async def ack_stream(self, _: Any, context: Any) -> None:
-        """Tells the source what is settled, and answers each time."""
+        """Acknowledges settled messages to the source, and confirms each request."""
         await greet(context, _METHODS["AckFn"], _ACK_GREETING)
         while (raw := await context.read()) is not EOF:
-            asked = source_pb2.AckRequest.FromString(raw).request
-            offsets = [offset.offset for offset in asked.offsets]
+            request = source_pb2.AckRequest.FromString(raw).request
+            offsets = [offset.offset for offset in request.offsets]
             await self._try(context, self._ack, offsets)
             await context.write(_ACKED)
 
     async def nack(self, raw: bytes, context: Any) -> bytes:
-        """Tells the source what it is to redeliver."""
+        """Nacks messages to the source, or keeps them here if it has no nacks."""
         await self._try(context, self._nack, list(_read_nacks(raw)))
         return _NACKED
 
@@ -112,22 +112,22 @@ class ServedSource(ServedObject):
     # --- on the source's thread -----------------------------------------------------------------
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        has_it = hasattr(self._function.handler.instance, name)
-        return self._function.call(name, *arguments) if has_it else None
+        is_defined = hasattr(self._function.handler.instance, name)
+        return self._function.call(name, *arguments) if is_defined else None
 
     def _read(self, limit: int, timeout: int) -> list[bytes]:
-        again = list(self._take_due(limit))
-        if len(again) == limit:
-            return again
-        seconds = _AT_HAND if again else timeout / 1_000
+        redelivered = list(self._take_due(limit))
+        if len(redelivered) == limit:
+            return redelivered
+        seconds = _NO_WAIT if redelivered else timeout / 1_000
         if self._unsettled:
             seconds = min(seconds, _SETTLE_SOON)
-        given = self._function.call("read", limit - len(again), timedelta(seconds=seconds))
-        return again + [self._keep(message) for message in _list_given(given)]
+        result = self._function.call("read", limit - len(redelivered), timedelta(seconds=seconds))
+        return redelivered + [self._keep(message) for message in _list_messages(result)]
 
     def _take_due(self, limit: int) -> Iterator[bytes]:
         now = time.monotonic()
-        while limit > 0 and (due := self._again.take_due(now, 1)):
+        while limit > 0 and (due := self._held.take_due(now, 1)):
             packed = self._unsettled.get(due[0].offset)
             if packed is not None:  # not acknowledged meanwhile
                 limit -= 1
@@ -135,7 +135,7 @@ class ServedSource(ServedObject):
 
     def _keep(self, message: SourceMessage) -> bytes:
         packed = self._pack(message)
-        # For a source with its own nack only that there are any counts.
+        # For a source with its own nack, only the presence of unsettled messages matters.
         self._unsettled[message.offset] = b"" if self._redelivers else packed
         return packed
 
@@ -163,7 +163,7 @@ class ServedSource(ServedObject):
             self._function.call("nack", nacks)
             self._forget([nack.offset for nack in nacks])
         else:
-            self._again.hold(nacks, time.monotonic())
+            self._held.hold(nacks, time.monotonic())
 
     @property
     def _redelivers(self) -> bool:
@@ -180,14 +180,14 @@ def _read_nacks(raw: bytes) -> Iterator[NackOffset]:
             yield NackOffset(offset.offset, read_nack_options(entry.nack_options))
 
 
-def _list_given(given: Any) -> Iterator[SourceMessage]:
-    """Yields what ``read`` has returned as messages; columns are checked as in a pipeline."""
-    if not isinstance(given, pa.RecordBatch):
-        messages = list(given or ())
-        columns_of(messages)  # raises what it would in a pipeline
+def _list_messages(result: Any) -> Iterator[SourceMessage]:
+    """Yields the result of ``read`` as messages; columns are checked as in a pipeline."""
+    if not isinstance(result, pa.RecordBatch):
+        messages = list(result or ())
+        columns_of(messages)  # raises the same errors as in a pipeline
         yield from messages
         return
-    rows = check_columns(given).to_pylist()
+    rows = check_columns(result).to_pylist()
     for row in rows:
         yield SourceMessage(
             row["value"],
@@ -204,23 +204,23 @@ def _list_given(given: Any) -> Iterator[SourceMessage]:
 
 
 class ServedStore(ServedObject):
-    """The calls of a store; the runtime repeats one that failed."""
+    """The calls of a store; the runtime repeats a call that failed."""
 
     @property
     def handlers(self) -> dict[str, Any]:
-        """What serves each method of the service."""
+        """The handler of each method of the service."""
         return {"Put": self.put, "Get": self.get}
 
     async def put(self, raw: bytes, context: Any) -> bytes:
         """Stores the answers to one request."""
-        asked = store_pb2.PutRequest.FromString(raw)
-        payloads = [payload.value for payload in asked.payloads]
-        await self._try(context, self._function.call, "put", asked.id, payloads)
+        request = store_pb2.PutRequest.FromString(raw)
+        payloads = [payload.value for payload in request.payloads]
+        await self._try(context, self._function.call, "put", request.id, payloads)
         return _STORED
 
     async def get(self, raw: bytes, context: Any) -> bytes:
         """Returns the answers to one request."""
-        asked = store_pb2.GetRequest.FromString(raw)
-        answers = await self._try(context, self._function.call, "get", asked.id)
+        request = store_pb2.GetRequest.FromString(raw)
+        answers = await self._try(context, self._function.call, "get", request.id)
         payloads = [{"value": answer} for answer in answers]
-        return pack(store_pb2.GetResponse, id=asked.id, payloads=payloads)
+        return pack(store_pb2.GetResponse, id=request.id, payloads=payloads)

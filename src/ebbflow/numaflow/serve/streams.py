@@ -1,13 +1,13 @@
-"""The streams of maps, transformers and sinks, as the runtime opens them.
+"""The streams of maps, transformers and sinks, served to the runtime.
 
 A stream begins with a handshake of both sides. Requests to a map or transformer are answered one by
-one. Those that wait are gathered and answered together; an ``async`` function works on all of them
-side by side, and answers each when it is done. Requests to a batch map or sink come as a batch with
-an end mark, and the answers end with one as well. A stream map answers in pieces, each sent as it
-is yielded.
+one. Waiting requests are gathered and answered together; an ``async`` function works on all of them
+concurrently, and each is answered when it is done. Requests to a batch map or sink arrive as a
+batch with an end mark, and the responses end with one as well. A stream map answers in pieces, each
+sent as it is yielded.
 
-When the function fails on some of the requests, the answers for the others are sent first; then the
-stream ends with the failure. The runtime never waits for an answer that does not come.
+If the function fails on some of the requests, the responses to the others are sent first; then the
+stream ends with the failure. So the runtime never waits in vain for a response.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from ebbflow.numaflow.serve.messages import FunctionFailure, MapResults, Request
 from ebbflow.numaflow.services import Method, Service, pack
 
 Fail = Callable[[Any, FunctionFailure], Awaitable[None]]
-"""Ends a stream with a failure, by an exception; it never returns."""
+"""Ends a stream with a failure; always raises."""
 
 Answer = Callable[[bytes], Awaitable[tuple[list[bytes], FunctionFailure | None]]]
 """Answers one request; returns the responses, and the failure if there is one."""
 
 EOF = grpc.aio.EOF
-# Requests that may wait here; what is beyond waits in the client, by gRPC's flow control.
+# Requests that may wait here; gRPC's flow control makes further ones wait in the client.
 _MOST_WAITING = 4_096
-# Seconds that the calls for one gathering should take, so that the first answers are not held up.
+# Seconds that the calls for gathered requests should take, so as not to delay the first responses.
 _GATHER_FOR = 0.05
 _MOST_GATHERED = 1_000
 
 
 async def greet(context: Any, method: Method, greeting: bytes | None = None) -> None:
-    """Exchanges handshakes; ends the stream if it begins otherwise."""
+    """Exchanges handshakes; ends the stream if it does not begin with one."""
     first = await context.read()
     if first is EOF or not method.request.FromString(first).handshake.sot:
         code = grpc.StatusCode.INVALID_ARGUMENT
@@ -57,7 +57,7 @@ async def write_all(context: Any, responses: Iterable[bytes]) -> None:
 
 
 class WaitingRequests:
-    """The requests of one stream that wait to be given to the function."""
+    """The requests of one stream that wait for the function."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -72,9 +72,9 @@ class WaitingRequests:
         await self._waiting.put(None)
 
     async def take(self, limit: int | None = None) -> list[bytes]:
-        """Waits for a request and returns those that are there; none when the stream has ended.
+        """Waits for a request and returns all waiting ones; none when the stream has ended.
 
-        At most ``limit`` of them, or else as many as the function gets through in a short time.
+        Returns at most ``limit``, by default as many as the function processes in a short time.
         """
         taken: list[bytes] = []
         most = limit or self._limit
@@ -87,7 +87,7 @@ class WaitingRequests:
         return taken
 
     def note_duration(self, requests: int, seconds: float) -> None:
-        """Has the next gathering take about as long as the first answers may wait."""
+        """Adjusts how many requests to gather, so that the first responses are not delayed."""
         rate = requests / max(seconds, 1e-6)
         self._limit = max(1, min(int(rate * _GATHER_FOR), 2 * self._limit, _MOST_GATHERED))
 
@@ -106,7 +106,7 @@ class ServedStream(ABC):
 
     @property
     def handlers(self) -> dict[str, Any]:
-        """What serves each method of the service."""
+        """The handler of each method of the service."""
         return {self._method.name: self.serve}
 
     async def serve(self, _: Any, context: Any) -> None:
@@ -116,7 +116,7 @@ class ServedStream(ABC):
 
     @abstractmethod
     async def _answer_all(self, context: Any) -> None:
-        """Answers the requests behind the handshake."""
+        """Answers the requests after the handshake."""
 
     def _read(self, raw: bytes) -> Request:
         return Request.of(self._method.request.FromString(raw))
@@ -138,7 +138,7 @@ class OneByOne(ServedStream):
                 began = time.monotonic()
                 responses, failure = await self._function.run(self._answer, messages)
                 waiting.note_duration(len(messages), time.monotonic() - began)
-                # The function works on the next requests while these answers are sent.
+                # The function works on the next requests while these responses are sent.
                 if sending is not None:
                     await sending
                 sending = asyncio.ensure_future(write_all(context, responses))
@@ -155,7 +155,7 @@ class OneByOne(ServedStream):
 
 
 class InBatches(ServedStream):
-    """Serves a batch map or a sink, whose requests come in batches."""
+    """Serves a batch map or a sink, whose requests arrive in batches."""
 
     async def _answer_all(self, context: Any) -> None:
         batch: list[Request] = []
@@ -205,14 +205,14 @@ class InPieces(ServedStream):
 
 
 class _Pieces:
-    """Sends what a stream map yields, from the function's thread, at the pace of the client."""
+    """Sends the outputs of a stream map from the function's thread, as fast as the client reads."""
 
     def __init__(self, request: Request, results: MapResults, context: Any) -> None:
         self._request, self._results, self._context = request, results, context
         self._loop = asyncio.get_running_loop()
 
     def is_due(self) -> bool:
-        """Returns that each output is to be sent at once."""
+        """Returns true, because each output is sent at once."""
         return True
 
     def emit(self, part: Verdict) -> int:
@@ -224,76 +224,76 @@ class _Pieces:
 
 
 _MOST_IN_FLIGHT = 1_000
-"""Requests that are worked on at once; those beyond wait in the client."""
+"""Requests that are worked on at once; further ones wait in the client."""
 
 T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """Takes things over to an event loop from another thread; many of them wake it up once."""
+    """Passes items to an event loop from another thread; one wake-up serves many of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._put: deque[T] = deque()
-        self._there: asyncio.Queue[T] = asyncio.Queue()
+        self._delivered: asyncio.Queue[T] = asyncio.Queue()
         self._woken = False
 
-    def put(self, thing: T) -> None:
-        """Sends it; nothing happens if the loop is closed, for it is not read any more."""
-        self._put.append(thing)
+    def put(self, item: T) -> None:
+        """Sends an item; does nothing if the loop is closed, because nothing reads it then."""
+        self._put.append(item)
         if not self._woken and not self._loop.is_closed():
             self._woken = True
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._woken = False  # before looking: what is put from now on wakes the loop again
+        self._woken = False  # before the loop, so that later items wake the event loop again
         while self._put:
-            self._there.put_nowait(self._put.popleft())
+            self._delivered.put_nowait(self._put.popleft())
 
     async def get(self) -> T:
-        """Waits for the next one, in the loop."""
-        return await self._there.get()
+        """Waits for the next item, in the loop."""
+        return await self._delivered.get()
 
 
-class SideBySide(ServedStream):
+class Concurrently(ServedStream):
     """Serves an ``async`` map or transformer: every request is answered when its call is done.
 
     The function's event loop runs on the function's own thread, the server's on another: a call
-    that blocks by mistake keeps the other calls waiting, but not the server. Requests go over to
-    the function's loop one by one, and answers come back.
+    that blocks by mistake keeps the other calls waiting, but not the server. Requests pass to the
+    function's loop one by one, and responses pass back.
     """
 
     async def _answer_all(self, context: Any) -> None:
-        conversation = _Exchanges(self._function, self._answer)
-        calling = asyncio.ensure_future(self._function.run(conversation.hold))
-        reading = asyncio.ensure_future(self._read_all(context, conversation))
+        exchanges = _Exchanges(self._function, self._answer)
+        calling = asyncio.ensure_future(self._function.run(exchanges.run))
+        reading = asyncio.ensure_future(self._read_all(context, exchanges))
         try:
-            while (answer := await conversation.answers.get()) is not None:
+            while (answer := await exchanges.answers.get()) is not None:
                 if isinstance(answer, FunctionFailure):
                     await self._fail(context, answer)
                 else:
                     await context.write(answer)
-                    conversation.room.release()
+                    exchanges.room.release()
             await calling
         finally:
             reading.cancel()
-            conversation.end()
+            exchanges.end()
 
     async def _answer(self, raw: bytes) -> tuple[list[bytes], FunctionFailure | None]:
         reply = await self._function.reply_to_one(self._read(raw))
         return list(self._respond(reply)), self._function.failure_in(reply)
 
-    async def _read_all(self, context: Any, conversation: _Exchanges) -> None:
-        await conversation.begun.wait()
-        await conversation.room.acquire()
+    async def _read_all(self, context: Any, exchanges: _Exchanges) -> None:
+        await exchanges.begun.wait()
+        await exchanges.room.acquire()
         while (message := await context.read()) is not EOF:
-            conversation.ask(message)
-            await conversation.room.acquire()
-        conversation.end()
+            exchanges.ask(message)
+            await exchanges.room.acquire()
+        exchanges.end()
 
 
 class _Exchanges:
-    """One stream's requests and answers, between the loop of the server and the function's."""
+    """The requests and answers of one stream, between the loops of the server and the function."""
 
     def __init__(self, function: ServedFunction, answer: Answer) -> None:
         self._function, self._answer = function, answer
@@ -308,28 +308,28 @@ class _Exchanges:
     # --- for the server's loop ------------------------------------------------------------------
 
     def ask(self, message: bytes | None) -> None:
-        """Gives the function a request; ``None`` is the last one. After ``begun``."""
+        """Passes a request to the function; ``None`` marks the end. Only after ``begun``."""
         assert self._requests is not None
         self._requests.put(message)
 
     def end(self) -> None:
-        """Asks for nothing more; may be said twice, before it has begun and when it is over."""
+        """Ends the requests. Safe to call twice, before the start and after the end."""
         self._over = True
         if self._requests is not None:
             self._requests.put(None)
 
     # --- on the function's thread ---------------------------------------------------------------
 
-    def hold(self) -> None:
-        """Answers requests to the end; the last answer is ``None``, or why the stream ends."""
+    def run(self) -> None:
+        """Answers requests until the end; the last answer is ``None`` or the failure."""
         try:
             self._function.renew()
         except USER_ERRORS as error:
             self._failure = self._function.failure_of(error)
-        self._function.converse(self._answer_all())
+        self._function.run_coroutine(self._answer_all())
 
     async def _answer_all(self) -> None:
-        # Before looking whether the client has gone: whoever ends it from now on finds a mailbox.
+        # Set before checking whether the client has gone, so that a later end() finds a mailbox.
         self._requests = requests = Mailbox[bytes | None](asyncio.get_running_loop())
         if self._over:
             return

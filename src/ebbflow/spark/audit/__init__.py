@@ -1,5 +1,5 @@
-"""The audit table: rows of the stream, written by Spark into any of its formats, and read again.
+"""The audit table: rows of the audit stream, written by Spark in any of its formats, and queries.
 
-The run writes it, and operations read it. Start with ``files``, which says how a table lies on
-disk.
+The run writes it, and operations read it. Start with ``files``, which describes the files of a
+table.
 """

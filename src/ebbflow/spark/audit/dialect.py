@@ -1,11 +1,11 @@
-"""Spark SQL as DuckDB runs it, for queries that come to the same rows on both engines.
+"""Translates Spark SQL to DuckDB's, for queries that return the same rows on both engines.
 
-A query is parsed by Spark's rules and written by DuckDB's. It may use the functions of ``SAME``
-only, which tests compare on both engines: DuckDB has functions that are called as Spark's are and
-do something else. What DuckDB would do differently is rewritten, as a division by zero, which is an
-error, or refused, as a division of decimals, which has other digits.
+A query is parsed by Spark's rules and written by DuckDB's. It may only use the functions in
+``SAME``, which tests compare on both engines: DuckDB has functions with names of Spark's that do
+something else. Where DuckDB would differ, the query is either rewritten, as for a division by zero,
+which is an error, or refused, as for a division of decimals, which has other digits.
 
-A column without a name is called what Spark calls it: its expression, functions in small letters
+A column without a name gets the name that Spark gives it: its expression, functions in lower case
 with all arguments, texts without quotes, operators in brackets.
 """
 
@@ -49,7 +49,7 @@ _ADDED = {
     "substr": (3, "2147483647"),
     "substring": (3, "2147483647"),
 }
-"""Functions to whose arguments Spark adds one that has a default: how many they are then."""
+"""Functions to which Spark adds a default argument: the number of arguments then, and its value."""
 _CAPITALS = frozenset({"ceil", "floor", "power", "regexp_like", "sqrt"})
 _NAMES = """
 abs any_value avg bool_and bool_or cast ceil coalesce concat concat_ws contains count count_if
@@ -79,15 +79,15 @@ _NUMBERS = (
 
 
 def translate(query: str) -> str:
-    """Returns a query of Spark SQL as one of DuckDB's.
+    """Returns a query of Spark SQL in DuckDB's SQL.
 
-    ``EbbflowError`` if it is not a query, or one that only Spark is sure to run as it is meant.
+    ``EbbflowError`` if it is not a query, or if only Spark is certain to run it as intended.
     """
     try:
         tree, typed = _parse(query, AnsiSpark), _parse(query, SparkAsTyped)
         _check_functions(typed)
         _name_columns(tree, typed)
-        for node in reversed([*tree.walk()]):  # what a part is made of first
+        for node in reversed([*tree.walk()]):  # children before their parents
             if (adapted := _adapt(node)) is not node:
                 node.replace(adapted)
         return tree.sql("duckdb", identify=True, unsupported_level=ErrorLevel.RAISE)
@@ -129,7 +129,7 @@ def _check_functions(typed: exp.Query) -> None:
 
 
 def _name_columns(tree: exp.Query, typed: exp.Query) -> None:
-    """Gives each column of the result that has no name the one that Spark gives it."""
+    """Gives each unnamed column of the result the name that Spark gives it."""
     for column, as_typed in zip(_columns_of(tree), _columns_of(typed), strict=True):
         if not (column.is_star or isinstance(column, exp.Alias | exp.Aliases) or _is_plain(column)):
             name = name_column(as_typed, is_whole=True)
@@ -137,7 +137,7 @@ def _name_columns(tree: exp.Query, typed: exp.Query) -> None:
 
 
 def _is_plain(node: exp.Expr) -> bool:
-    # As typed or as the table has it: in small letters that is the same.
+    # In lower case, the name as typed and the name in the table are the same.
     return isinstance(node, exp.Column) and node.name.islower()
 
 
@@ -148,7 +148,7 @@ def _columns_of(tree: exp.Expr) -> list[exp.Expr]:
 
 
 class AnsiParser(SparkParser):
-    """Parses a cast as one that fails if it cannot be, as Spark does since version 4."""
+    """Parses a cast as one that fails for an invalid value, as Spark does since version 4."""
 
     STRICT_CAST = True
 
@@ -163,18 +163,18 @@ class TypedParser(AnsiParser):
 
 
 class AnsiSpark(Spark):
-    """Spark SQL since version 4, which takes two quotes in a text as one, too."""
+    """Spark SQL since version 4, in which a doubled quote in a text also counts as one quote."""
 
     Parser = AnsiParser
 
     class Tokenizer(Spark.Tokenizer):
-        """As above."""
+        """Reads a doubled quote as one."""
 
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
 
 
 class SparkAsTyped(AnsiSpark):
-    """The same, for names."""
+    """The same, but with function calls as typed, for the names of columns."""
 
     Parser = TypedParser
 
@@ -183,7 +183,7 @@ class SparkAsTyped(AnsiSpark):
 
 
 def _adapt(node: exp.Expr) -> exp.Expr:
-    """Returns a part of a query so that DuckDB does what Spark does; or refuses it."""
+    """Returns a part of a query rewritten so that DuckDB acts like Spark, or refuses it."""
     match node:
         case exp.DataType(this=kind) if kind in _TIMES and not isinstance(node.parent, exp.Cast):
             return exp.DataType.build("TIMESTAMP", dialect="duckdb")
@@ -201,7 +201,7 @@ def _adapt(node: exp.Expr) -> exp.Expr:
             return _adapt_substring_index(node)
         case exp.TsOrDsAdd():
             return exp.cast(node.copy(), "DATE")
-        case exp.Round():  # without a zero that is negative
+        case exp.Round():  # adding 0 turns -0 into 0
             return exp.paren(exp.Add(this=node.copy(), expression=exp.Literal.number(0)))
         case exp.Ceil() | exp.Floor() | exp.Sign():
             return exp.cast(node.copy(), "DOUBLE" if isinstance(node, exp.Sign) else "BIGINT")
@@ -212,14 +212,14 @@ def _adapt(node: exp.Expr) -> exp.Expr:
 
 
 def _adapt_cast(node: exp.Cast) -> exp.Expr:
-    """Returns a cast that truncates numbers, and knows the zones of times."""
+    """Returns a cast that truncates numbers and respects the zones of times."""
     kind, value = node.to, node.this.unnest()
     if kind.this in _TIMES:
         node.set("to", exp.DataType.build("TIMESTAMPTZ", dialect="duckdb"))
         return exp.func("MAKE_TIMESTAMP", exp.func("EPOCH_US", node.copy()))
     if kind.is_type(*exp.DataType.INTEGER_TYPES):
         if isinstance(value, exp.Column) and value.name.lower() not in _COLUMNS:
-            raise refusal(f"a number of {value.name} is not sure to be whole; use floor or round")
+            raise refusal(f"a number of {value.name} may not be whole; use floor or round")
         if isinstance(value, _NUMBERS) or _is_decimal(value):
             node.set("this", exp.func("TRUNC", value.copy()))
     return node
@@ -234,7 +234,7 @@ def _not_zero(divisor: exp.Expr) -> exp.Expr:
 
 
 def _adapt_substring_index(node: exp.SubstringIndex) -> exp.Expr:
-    """Returns it as some of the parts of a text, joined again."""
+    """Returns the call as a split, a slice and a join."""
     count = node.args["count"].sql()
     if not re.fullmatch(r"-?[1-9]\d*", count):
         raise refusal("the count of substring_index() is not a number other than 0")
@@ -251,7 +251,7 @@ def _is_date(node: exp.Expr) -> bool:
 
 
 def _adapt_days(node: exp.Binary) -> exp.Expr:
-    """Returns a date with days added as the date that it is."""
+    """Returns a sum of a date and days with the type of a date."""
     if _is_date(node.right):
         raise refusal("a date minus a date is an interval; datediff() counts the days")
     unit = node.right.text("unit").upper().rstrip("S") if node.right.args.get("unit") else ""
@@ -269,7 +269,7 @@ def _refuse_other_results(node: exp.Expr) -> None:
         case exp.TimeToStr() if not _PATTERN.fullmatch(node.text("format")):
             raise refusal("date_format() may have yyyy, MM, dd, HH, mm and ss only")
         case exp.Bracket() if [index.name for index in node.expressions] != ["0"]:
-            raise refusal("an element other than the first is not sure to be there")
+            raise refusal("an element other than the first may be missing")
         case exp.Lateral() if node.args.get("outer"):
             raise refusal("LATERAL VIEW OUTER would leave rows out")
         case exp.Literal() if _names_zone(node):
@@ -291,7 +291,7 @@ def _names_zone(node: exp.Literal) -> bool:
 
 
 def name_column(node: exp.Expr, *, is_whole: bool = False) -> str:
-    """Returns what Spark calls an expression; ``is_whole`` says that it is a whole column."""
+    """Returns Spark's name for an expression; ``is_whole`` if it is a whole column."""
     match node:
         case exp.Column() | exp.Literal():
             return node.name

@@ -1,24 +1,24 @@
-"""The files of an audit table in a folder of this machine: which wait, which are in it, which go.
+"""The files of an audit table in a folder of this machine: waiting, merged and expired.
 
-A batch is written as files that wait, one for each day, in ``_ebbflow``, where readers of the table
-do not look. Now and then those of several batches are merged into one file for each day, which is
-put in its place in one step::
+A batch is written as waiting files, one for each day, in ``_ebbflow``, which readers of the table
+ignore. From time to time, the waiting files of several batches are merged into one file for each
+day, which is moved into place in one step::
 
     audit/_ebbflow/orders-1f0c-00000012~2026-11-17.waiting
     audit/day=2026-11-17/orders-1f0c-00000000-00000011.parquet
 
-**A file of the table never changes**, and is only ever deleted when it expires. So whoever reads
-the folder sees each row once at any moment: nothing is replaced, nothing has to be swapped. A file
-that waits counts until one that covers its batch is in the table; the names alone say so. A crash
-leaves names from which the next run continues: files that wait are deleted only when the file that
-covers them is in its place, and that one is never written over, not even by itself.
+**A file of the table never changes**, and is only deleted when it expires. So readers of the folder
+see each row once at any moment, since no file is replaced. A waiting file counts until the table
+has a file that covers its batch, which the names alone show. After a crash the next run continues
+from the names: waiting files are deleted only when the file that covers them is in place, and that
+file is never overwritten, not even with the same content.
 
-A table that was begun without days has its files in the folder itself, and stays so:
-Spark would not see both.
+A table that was begun without days keeps its files in the folder itself, because Spark would not
+see both layouts.
 
-Both the rows of a batch and merged files are written on a worker, as Spark tasks. Arrow writes the
-Parquet files in the task itself: that takes a sixth of the time that Spark takes to write the same
-rows one by one. Nothing here loads Spark.
+Batches and merged files are written on a worker, as Spark tasks. Arrow writes the Parquet files in
+the task itself, in a sixth of the time that Spark takes to write the same rows one by one. No code
+here loads Spark.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ _HIDDEN = ("_", ".")
 _WAITS = re.compile(r"(?P<life>.+-[0-9a-f]+)-(?P<number>\d{8})~(?P<day>\d{4}-\d\d-\d\d)\.waiting")
 _COVERS = re.compile(r"(?P<life>.+-[0-9a-f]+)-(?P<first>\d{8})-(?P<last>\d{8})\.parquet")
 Merge = Callable[[Sequence[str], str], object]
-"""Writes the rows of some files into another one; it is on disk when this returns."""
+"""Writes the rows of some files into another file, which is on disk when this returns."""
 _GROUP = 500_000
 _TRIES = 5
 _Made = TypeVar("_Made")
-# Ids have long beginnings in common. The other columns hold few values, and Arrow writes those as
-# what they are; statistics of ids that come in any order would let no reader leave anything out.
+# Ids have long common prefixes, while the other columns have few distinct values. Ids are not
+# sorted, so statistics of them would not let readers skip anything.
 _FORMAT = {
     "compression": "snappy",
     "use_dictionary": [name for name in TABLE.names if name != "id"],
@@ -98,7 +98,7 @@ class BatchSpan:
 
     @property
     def name(self) -> str:
-        """The name of the files that cover them."""
+        """The name of the files that cover the batches."""
         return f"{self.life}-{self.first:08d}-{self.end - 1:08d}.parquet"
 
 
@@ -116,7 +116,7 @@ class AuditFolder(Protocol):
     """A table in which the rows of messages are found."""
 
     def find(self, batches: str, ids: Sequence[str], prefix: str) -> Iterable[Mapping[str, Any]]:
-        """Returns the rows of these ids, and of those that begin so, of batches named so."""
+        """Returns the rows with these ids or this ``prefix``, from batches whose names begin so."""
 
 
 class TableFiles(AuditFolder):
@@ -127,17 +127,17 @@ class TableFiles(AuditFolder):
 
     @property
     def aside(self) -> Path:
-        """The folder of what is not in the table yet."""
+        """The folder of files that are not in the table yet."""
         return self.folder / ASIDE
 
     # --- reading --------------------------------------------------------------------------------
 
     def list_rows(self, life: str = "") -> list[Path]:
-        """Returns the files that have each row once; those of one life have names that begin so.
+        """Returns files that together have each row once, limited to those of one ``life``.
 
-        A file that waits may be gone when it is opened: then it is in the table; list them again.
+        A waiting file may be gone when it is opened. Its rows are then in the table: list again.
         """
-        # What waits first: what is put into the table meanwhile is met there, and known by name.
+        # Waiting files first: if one is merged meanwhile, it is covered by a file of the table.
         waiting = [file for file in self.list_waiting() if file.path.name.startswith(life)]
         files = [path for path in self.list_table() if path.name.startswith(life)]
         covers = [(path.parent.name, found) for path in files if (found := _span_of(path))]
@@ -151,7 +151,7 @@ class TableFiles(AuditFolder):
         wanted = field.isin(list(ids)) | pc.starts_with(field, prefix)
 
         def read(files: Sequence[Path]) -> list[Mapping[str, Any]]:
-            # The ids of all, then the rows of the few files that have them.
+            # First the ids of all files, then the rows of the few files that match.
             ids_of = _open(map(str, files)).scanner(columns=["__filename"], filter=wanted)
             found = ids_of.to_table().column(0).unique().to_pylist()
             return list(_open(found).to_table(filter=wanted).to_pylist()) if found else []
@@ -162,23 +162,23 @@ class TableFiles(AuditFolder):
         yield from self.read(read, batches)
 
     def read(self, work: Callable[[Sequence[Path]], _Made], life: str = "") -> _Made:
-        """Returns what is made of the files that have each row once, as they are at one moment."""
+        """Returns the result of ``work`` on files that have each row once, as of one moment."""
         if not self.folder.is_dir():
             where = self.folder
             raise SetupError(f"There is no folder {where}.", "Look on the driver's machine.")
         for _ in range(_TRIES):
-            # A file that has waited may be in the table by now, under another name.
+            # A waiting file may have been merged into the table, under another name.
             with contextlib.suppress(FileNotFoundError):
                 return work(self.list_rows(life))
         return work(self.list_rows(life))
 
     def list_table(self) -> list[Path]:
-        """Returns the files of the table, also those that people have put there."""
+        """Returns the files of the table, including files from users."""
         found = [*self.folder.glob("*.parquet"), *self.folder.glob(f"{DAY}*/*.parquet")]
         return sorted(path for path in found if not path.name.startswith(_HIDDEN))
 
     def list_waiting(self) -> list[WaitingFile]:
-        """Returns the files that wait, in the order of their batches."""
+        """Returns the waiting files in the order of their batches."""
         found = []
         for path in self.aside.glob("*.waiting"):
             if match := _WAITS.fullmatch(path.name):
@@ -188,7 +188,7 @@ class TableFiles(AuditFolder):
     # --- writing --------------------------------------------------------------------------------
 
     def begin(self, batch: str) -> Path:
-        """Returns where to write a batch; the days are put behind it."""
+        """Returns the path for a batch, to which the days are appended."""
         self.aside.mkdir(parents=True, exist_ok=True)
         return self.aside / f"{batch}-{secrets.token_hex(4)}"
 
@@ -197,13 +197,13 @@ class TableFiles(AuditFolder):
         return (self.folder / f"{batch}.parquet").exists()
 
     def keep(self, batch: str, written: dict[str, str]) -> None:
-        """Has the files of a batch, by their days, wait; a batch may be written again."""
+        """Makes the files of a batch, by their days, waiting files; safe to repeat."""
         for day, path in written.items():
             os.replace(path, self.aside / f"{batch}~{day}.waiting")
         sync_folder(self.aside)
 
     def publish(self, span: BatchSpan, merge: Merge) -> None:
-        """Puts what waits of some batches into the table; it continues what crashed here before."""
+        """Merges the waiting files of some batches into the table; continues after a crash."""
         waiting: dict[Path, list[WaitingFile]] = {}
         for file in self.list_waiting():
             if file.life == span.life and span.first <= file.number < span.end:
@@ -214,8 +214,8 @@ class TableFiles(AuditFolder):
             for file in files:
                 file.path.unlink(missing_ok=True)
 
-    def list_left(self, now: BatchSpan) -> list[BatchSpan]:
-        """Returns what earlier lives of the same pipeline have left waiting."""
+    def list_leftovers(self, now: BatchSpan) -> list[BatchSpan]:
+        """Returns the batches that earlier lives of the same pipeline have left waiting."""
         pipeline, lives = now.life.rpartition("-")[0], dict[str, list[int]]()
         for file in self.list_waiting():
             if file.life != now.life and file.life.rpartition("-")[0] == pipeline:
@@ -231,7 +231,7 @@ class TableFiles(AuditFolder):
         try:
             merge(files, str(aside))
             target.parent.mkdir(exist_ok=True)
-            # A link never replaces a file: one that is there has the same rows, all of them.
+            # A link never replaces a file. An existing file has exactly the same rows.
             with contextlib.suppress(FileExistsError):
                 _link(aside, target)
             sync_folder(target.parent)
@@ -239,7 +239,7 @@ class TableFiles(AuditFolder):
             aside.unlink(missing_ok=True)
 
     def clean(self, life: str) -> None:
-        """Deletes what a crash has left half written."""
+        """Deletes the incomplete files that a crash has left."""
         for path in self.aside.glob("*.part"):
             if path.name.startswith(life):
                 path.unlink(missing_ok=True)
@@ -247,7 +247,7 @@ class TableFiles(AuditFolder):
     # --- expiry ---------------------------------------------------------------------------------
 
     def expire(self, pipeline: str, before: datetime) -> None:
-        """Deletes the files of a pipeline all of whose rows ended before a time."""
+        """Deletes the files of a pipeline whose rows all ended before a time."""
         own = re.compile(rf"{re.escape(pipeline)}-[0-9a-f]+-\d{{8}}(-\d{{8}})?\.parquet")
         for path in self.list_table():
             if own.fullmatch(path.name) and _end_of(path) <= before:
@@ -258,7 +258,7 @@ class TableFiles(AuditFolder):
 
 
 def local_folder(path: str) -> Path | None:
-    """Returns the folder of a path if it is one of this machine."""
+    """Returns the folder of a path if it is on this machine."""
     parts = urlsplit(path)
     if parts.scheme not in ("", "file"):
         return None
@@ -266,7 +266,7 @@ def local_folder(path: str) -> Path | None:
 
 
 def day_of(path: Path) -> date | None:
-    """Returns the day on which all rows of a file ended, if its name or its folder says so."""
+    """Returns the day on which all rows of a file ended, if its name or its folder names it."""
     waits = _WAITS.fullmatch(path.name)
     with contextlib.suppress(ValueError):
         return date.fromisoformat(waits["day"] if waits else path.parent.name.removeprefix(DAY))
@@ -287,7 +287,7 @@ def _is_covered(file: WaitingFile, covers: Sequence[tuple[str, re.Match[str]]]) 
 
 
 def _end_of(path: Path) -> datetime:
-    """Returns a time before which all rows of a file have ended: the end of its day, if any."""
+    """Returns a time before which all rows of a file ended: its day's end or its last change."""
     day = day_of(path)
     if day is None:
         return datetime.fromtimestamp(path.stat().st_mtime, UTC)
@@ -304,7 +304,7 @@ def _link(aside: Path, target: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Has the names in a folder be on disk."""
+    """Syncs the names in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -317,7 +317,7 @@ def sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AuditTables:
-    """The tables of pipelines by their names, and their dead letters if those are asked for."""
+    """The tables of pipelines by name, and their dead letters if requested."""
 
     tables: Mapping[str, Mapping[str, Any]]
     letters: Sequence[Mapping[str, Any]] | None = None
@@ -335,7 +335,7 @@ class AuditResult:
 
 
 def folder_of(format: Format) -> TableFiles | None:
-    """Returns the table if it is one of Parquet files in a folder of this machine."""
+    """Returns the table if it consists of Parquet files in a folder of this machine."""
     path = dict(format.options).get("path")
     folder = None if path is None else local_folder(path)
     if folder is None or format.name.lower() != "parquet":
@@ -345,7 +345,7 @@ def folder_of(format: Format) -> TableFiles | None:
 
 def read_format(table: Mapping[str, Any]) -> Format:
     """Returns the format of a table, with its secrets read now."""
-    # Not at the top: workers, which write the files, need no pydantic.
+    # Not at the top, because workers write the files without needing pydantic.
     from ebbflow.connectors.schema.secrets import SecretRef
 
     secrets = {
@@ -367,7 +367,7 @@ class BatchRows:
     batch: AuditBatch
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """Yields the rows as those of the table, many frames at a time."""
+        """Yields the rows in the table's schema, many frames at a time."""
         link, group = worker_link(self.server), list[ToldRows]()
         frames = {frame.seq: frame for frame in self.batch.frames}
         for pieces in _read_pieces(link, Names(self.pipeline), frames):
@@ -382,7 +382,7 @@ class BatchRows:
 def _read_pieces(
     link: Link, names: Names, frames: dict[int, ToldFrame]
 ) -> Iterator[Sequence[ToldRows]]:
-    """Yields the frames that are meant, many at a time."""
+    """Yields the rows of the given frames, many frames at a time."""
     batches = read_after(link.client, names.audit, "", min(frames) - 1)
     left = len(frames)
     try:
@@ -424,7 +424,7 @@ def write_files(rows: BatchRows, path: str) -> dict[str, str]:
 
 
 def _split_by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yields the rows of each day, in UTC, that rows ended on."""
+    """Yields each day on which rows ended, in UTC, with its rows."""
     days = pc.floor_temporal(batch.column("ended"), unit="day")
     ends = pc.min_max(days).as_py()
     if ends["min"] == ends["max"]:
@@ -435,9 +435,9 @@ def _split_by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]
 
 
 def merge_files(paths: Sequence[str], target: str) -> int:
-    """Writes the rows of files into one, in large groups; returns how many, when they are on disk.
+    """Writes the rows of files into one file on disk, in large groups; returns their number.
 
-    ``FileNotFoundError`` if one is gone.
+    ``FileNotFoundError`` if a file is gone.
     """
     count, group = 0, list[pa.RecordBatch]()
     with _open_writer(target) as writer:
@@ -474,13 +474,13 @@ def _sync_file(path: str) -> None:
         os.fsync(file.fileno())
 
 
-def give_rows(_: Iterator[pa.RecordBatch], rows: BatchRows) -> Iterator[pa.RecordBatch]:
-    """Yields the rows to Spark, on a worker; Spark writes them."""
+def yield_rows(_: Iterator[pa.RecordBatch], rows: BatchRows) -> Iterator[pa.RecordBatch]:
+    """Yields the rows on a worker, for Spark to write."""
     for batch in rows.read():
         yield batch.cast(PLAIN_TABLE)
 
 
 def plain_ddl() -> str:
-    """Returns the columns of the table as Spark names their types."""
+    """Returns the columns of the table with their Spark types."""
     kinds = {pa.string(): "string", pa.int32(): "int", pa.bool_(): "boolean"}
     return ", ".join(f"{f.name} {kinds.get(f.type, 'timestamp')}" for f in PLAIN_TABLE)

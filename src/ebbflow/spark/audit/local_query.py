@@ -1,9 +1,9 @@
-"""SQL over audit tables of Parquet files on this machine, by DuckDB, in the process that asks.
+"""SQL over audit tables of Parquet files on this machine, run by DuckDB in this process.
 
-The database is in memory, and sees nothing but a folder that lasts as long as the query. The files
-of the tables are linked there, those that wait are copied: a waiting file is deleted when its rows
-are in the table. So a query sees each batch as a whole or not at all, however long it takes. It can
-neither read other files nor load extensions, and it can only select.
+The database is in memory and can only access a folder that lasts as long as the query. Files of the
+tables are linked there. Waiting files are copied, because each is deleted once its rows are in the
+table. So a query sees each batch as a whole or not at all, however long it takes. It can neither
+read other files nor load extensions, and it can only select.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MANY = 1_000
 def open_local_query(
     tables: Mapping[str, TableFiles], letters: Sequence[Mapping[str, Any]] | None
 ) -> Iterator[Callable[[str], AuditResult]]:
-    """Opens DuckDB with the views of the tables of pipelines; what it gives runs a query."""
+    """Opens DuckDB with views of the tables of pipelines; yields a function that runs a query."""
     with (
         TemporaryDirectory(prefix="ebbflow-audit-") as name,
         duckdb.connect(config=_NEVER) as database,
@@ -67,7 +67,7 @@ def open_local_query(
 
 
 def _confine(database: duckdb.DuckDBPyConnection, scratch: Path) -> None:
-    """Has the database reach nothing but the files of the tables, for good."""
+    """Permanently restricts the database to the files of the tables."""
     files = ", ".join(_quote(os.path.realpath(path)) for path in scratch.rglob("*.parquet"))
     database.execute("SET TimeZone = 'UTC'")
     database.execute(f"SET temp_directory = {_quote(str(scratch / 'spilled'))}")
@@ -85,7 +85,7 @@ def _quote(text: str) -> str:
 
 
 def _snapshot(tables: Mapping[str, TableFiles], scratch: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yields each table, as folders of files that stay, with the pipelines that it is asked for."""
+    """Yields each table as a folder of files that remain, with the requested pipelines."""
     shared: dict[Path, list[str]] = {}
     for pipeline, table in tables.items():
         shared.setdefault(table.folder, []).append(pipeline)
@@ -94,7 +94,7 @@ def _snapshot(tables: Mapping[str, TableFiles], scratch: Path) -> Iterator[tuple
 
 
 def _link_files(scratch: Path, files: Sequence[Path]) -> Path:
-    """Returns a folder with the files; ``FileNotFoundError`` if one that waits is gone."""
+    """Returns a folder with the files; ``FileNotFoundError`` if a waiting file is gone."""
     folder = Path(mkdtemp(dir=scratch))
     for number, path in enumerate(files):
         day = day_of(path)
@@ -104,7 +104,7 @@ def _link_files(scratch: Path, files: Sequence[Path]) -> Path:
             shutil.copyfile(path, place / f"{number}.parquet")
         else:
             (place / f"{number}.parquet").symlink_to(path)
-    # A file without rows has all columns, in case that there is no other, or none has all.
+    # A file without rows provides all columns, in case no other file does.
     for place in (folder / _FLAT, folder / _DAYS / f"{DAY}{date.min}"):
         place.mkdir(parents=True, exist_ok=True)
         pq.write_table(PLAIN_TABLE.empty_table(), place / "none.parquet", store_schema=False)
@@ -112,7 +112,7 @@ def _link_files(scratch: Path, files: Sequence[Path]) -> Path:
 
 
 def _select(folder: Path, pipelines: Sequence[str]) -> str:
-    """Returns the rows of some pipelines, with the columns that people are shown."""
+    """Returns the SQL for the rows of some pipelines, with the columns for users."""
     names = ", ".join(map(_quote, pipelines))
     days = _read(folder / _DAYS, "*/*.parquet", "hive_types = {'day': DATE}")
     flat = _read(folder / _FLAT, "*.parquet", "hive_partitioning = false")
@@ -131,7 +131,7 @@ def _read(folder: Path, files: str, how: str) -> str:
 
 
 def _column(field: pa.Field) -> str:
-    # Times are in UTC, and DuckDB need not look for a zone at each of them.
+    # Times are in UTC, and this saves DuckDB a look-up of the zone for each of them.
     if field.type == TIME:
         return f'make_timestamp(epoch_us("{field.name}")) AS "{field.name}"'
     return f'"{field.name}"'
@@ -139,9 +139,9 @@ def _column(field: pa.Field) -> str:
 
 def _add_letters(database: duckdb.DuckDBPyConnection, letters: Sequence[Mapping[str, Any]]) -> None:
     table = pa.Table.from_pylist([dict(letter) for letter in letters], _LETTERS)
-    database.register("given", table)
-    database.execute("CREATE TABLE dead_letters AS SELECT * FROM given")
-    database.unregister("given")
+    database.register("registered", table)
+    database.execute("CREATE TABLE dead_letters AS SELECT * FROM registered")
+    database.unregister("registered")
 
 
 # --- the rows -----------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def _run(database: duckdb.DuckDBPyConnection, query: str) -> AuditResult:
 def _read_rows(
     database: duckdb.DuckDBPyConnection, sql: str, begun: list[duckdb.DuckDBPyConnection]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yields the rows of the query that has begun; later, of the query that is run again."""
+    """Yields the rows of the query that has begun; on later calls runs the query again."""
     with _explained():
         result = begun.pop() if begun else database.execute(sql)
         while rows := result.fetchmany(_MANY):
@@ -181,6 +181,6 @@ def _explained() -> Iterator[None]:
 
 
 def _first_line(error: duckdb.Error) -> str:
-    """Returns what DuckDB says, without the place in a query that was not typed."""
+    """Returns DuckDB's message without the place, which refers to the translated query."""
     line = str(error).partition("\n")[0]
     return line.partition("Error: ")[2] or line

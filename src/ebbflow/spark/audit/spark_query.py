@@ -44,7 +44,7 @@ _LETTERS = (
 
 @contextmanager
 def open_query(audit: AuditTables) -> Iterator[Callable[[str], AuditResult]]:
-    """Opens Spark with the views; what it gives runs a query."""
+    """Opens Spark with the views; yields a function that runs a query."""
     with ExitStack() as opened, open_local_session("sql") as spark, _explained():
         silence_pyspark_loggers()
         spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -78,11 +78,12 @@ def _union(
 def _rows_of(
     spark: SparkSession, pipeline: str, table: Mapping[str, Any], scratch: Path
 ) -> DataFrame:
-    # Several pipelines may share a table. What a message began as is the start of its id.
+    # Several pipelines may share a table.
     rows = read_table(spark, read_format(table), scratch).where(F.col("pipeline") == pipeline)
-    # What waits, and a table without folders for its days, have no such column.
+    # Waiting files, and tables without folders for days, have no column ``day``.
     day = F.to_date("ended")
     rows = rows.withColumn("day", F.coalesce("day", day) if "day" in rows.columns else day)
+    # The id of a message starts with the id of the source message that it was made from.
     return rows.withColumn("root", F.substring_index("id", "/", 1))
 
 
@@ -109,21 +110,21 @@ class SparkTable(AuditFolder):
             rows = read_table(spark, self._format)
             of_life = rows.where(F.col("batch").startswith(batches))
             wanted = F.col("id").isin(list(ids)) | F.col("id").startswith(prefix)
-            # A table that is appended to may have a batch twice; the rows of it are the same.
+            # A table that is appended to may have a batch twice, with the same rows.
             for row in of_life.where(wanted).distinct().collect():
                 yield {name: in_utc(value) for name, value in row.asDict().items()}
 
 
 def in_utc(value: Any) -> Any:
-    """Returns a value of Spark's, a time with its zone."""
-    # Spark gives times as they are on this machine's clock, without saying so.
+    """Returns a value from Spark; times get their zone."""
+    # Spark returns times in this machine's zone, but without a zone.
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
 def read_table(spark: SparkSession, format: Format, scratch: Path | None = None) -> DataFrame:
-    """Returns the table as a DataFrame; one of files has its columns also while it is empty.
+    """Returns the table as a DataFrame; a table of files has its columns even while it is empty.
 
-    With a folder to write to, what waits to be in a table of Parquet files is read as well.
+    With a ``scratch`` folder, waiting files of a Parquet table are read as well.
     """
     folder = folder_of(format)
     if folder is not None and scratch is not None:
@@ -135,10 +136,10 @@ def read_table(spark: SparkSession, format: Format, scratch: Path | None = None)
 def _read_files(
     spark: SparkSession, folder: Path, scratch: Path, files: Sequence[Path]
 ) -> DataFrame:
-    """Returns the rows of the table, and of what waits: as one file, which is here to stay.
+    """Returns the rows of the table and of waiting files, which are merged into a file that stays.
 
     Spark lists the table by itself, which takes a fifth of the time that naming each file takes.
-    ``FileNotFoundError`` if it has changed since the files were listed.
+    ``FileNotFoundError`` if the table has changed since the files were listed.
     """
     waiting = [str(path) for path in files if path.suffix == WAITING]
     merged = scratch / f"{secrets.token_hex(4)}.parquet"

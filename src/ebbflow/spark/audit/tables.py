@@ -1,14 +1,14 @@
-"""Where audit rows are written to, and that each batch is there once.
+"""The tables that audit rows are written to, where possible with each batch exactly once.
 
 **Parquet in a folder of this machine**: batches are files that wait until several of them are
 merged into a file of the table (``files``).
 
 **Other files** (ORC, JSON, CSV with a path, Parquet elsewhere): a batch is one file, named after
-the batch. It is written aside and then moved to its place in one step, so readers see all of it or
-nothing, and a batch that is written again finds its file or replaces it by the same.
+the batch. It is written aside and then moved into place in one step, so readers see all of it or
+nothing. A repeated write finds the batch's file or replaces it with the same content.
 
-**Anything else** (a database, Delta, Kafka): a batch is appended. After a crash it may be there
-twice; the column ``batch`` is the same then, by which copies are told.
+**Other formats** (a database, Delta, Kafka): a batch is appended. After a crash it may be in the
+table twice; copies can be recognised by the column ``batch``, which is the same.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ from ebbflow.spark.audit.files import (
     BatchRows,
     BatchSpan,
     TableFiles,
-    give_rows,
     local_folder,
     merge_files,
     plain_ddl,
     write_files,
+    yield_rows,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _MOST_WAITING = 32 * 1024 * 1024
-# Spark adapts to batches in vain: they have one task.
+# Adaptive plans gain nothing, because a batch has one task.
 _SETTINGS = {"spark.sql.adaptive.enabled": ("true", "false")}
 
 
 class AuditTable:
     """A table that batches of audit rows are written to. Runs on the driver.
 
-    ``merges`` if batches wait until several of them are merged. Rows of a table that is not a
-    folder of files are its owner's affair: they do not expire.
+    ``merges`` if batches wait until several of them are merged. In a table that is not a folder of
+    files, rows do not expire: deleting them is up to its owner.
     """
 
     merges: ClassVar[bool] = False
 
     def check(self) -> None:
-        """Raises ``SetupError`` if it can never be written."""
+        """Raises ``SetupError`` if the table can never be written."""
         raise NotImplementedError
 
     def write(self, rows: BatchRows) -> None:
-        """Writes a batch; ``SparkError`` says why it could not be."""
+        """Writes a batch; raises ``SparkError`` with the reason if that fails."""
         raise NotImplementedError
 
     def is_merge_due(self, interval: float) -> bool:
-        """Returns whether some wait longer than this many seconds, are many or of another day."""
+        """Returns whether waiting batches are older than ``interval``, large, or of a past day."""
         return False
 
     def merge(self, span: BatchSpan) -> None:
-        """Has batches that were written be in files that cover several; again, if it crashed.
+        """Merges written batches into files that cover several; may be repeated after a crash.
 
-        What an earlier life of the pipeline has left waiting is merged as well.
+        Batches that an earlier life of the pipeline has left waiting are merged as well.
         """
 
     def expire(self, pipeline: str, before: datetime) -> None:
-        """Deletes the files of a pipeline all of whose rows ended before a time."""
+        """Deletes the files of a pipeline whose rows all ended before a time."""
 
 
 def open_audit_table(spark: SparkSession, format: Format) -> AuditTable:
@@ -92,12 +92,12 @@ def open_audit_table(spark: SparkSession, format: Format) -> AuditTable:
 
 
 def _is_plain(format: Format) -> bool:
-    """Returns whether there are no options that only Spark's own writer knows."""
+    """Returns whether there are no options that only Spark's own writer supports."""
     return [name for name, _ in format.options] == ["path"] and not format.secrets
 
 
 class ParquetFolder(AuditTable):
-    """Parquet files in a folder of this machine, written by Arrow in a task of Spark's."""
+    """Parquet files in a folder of this machine, written by Arrow in a Spark task."""
 
     merges = True
 
@@ -111,14 +111,14 @@ class ParquetFolder(AuditTable):
         try:
             self._files.aside.mkdir(parents=True, exist_ok=True)
             if not os.access(self._folder, os.W_OK):
-                raise PermissionError("it may not be written")
+                raise PermissionError("it is not writable")
         except OSError as error:
             raise _unusable(str(self._folder), error.strerror or str(error)) from error
 
     @override
     def write(self, rows: BatchRows) -> None:
         batch = rows.batch.name
-        if self._files.has(batch):  # written batch by batch once, and lost before its record
+        if self._files.has(batch):  # written to the table before a crash prevented its record
             return
         try:
             path = str(self._files.begin(batch))
@@ -141,7 +141,7 @@ class ParquetFolder(AuditTable):
     @override
     def merge(self, span: BatchSpan) -> None:
         try:
-            for left in self._files.list_left(span):
+            for left in self._files.list_leftovers(span):
                 self._files.publish(left, self._merge_on_worker)
             self._files.publish(span, self._merge_on_worker)
         except PySparkException as error:
@@ -175,7 +175,7 @@ class AppendedTable(AuditTable):
 
     def _rows(self, rows: BatchRows) -> DataFrame:
         one = self._spark.range(0, 1, 1, 1)
-        return one.mapInArrow(partial(give_rows, rows=rows), plain_ddl())
+        return one.mapInArrow(partial(yield_rows, rows=rows), plain_ddl())
 
     def _save(self, frame: DataFrame, options: dict[str, str]) -> None:
         try:
@@ -186,7 +186,7 @@ class AppendedTable(AuditTable):
 
 
 class FileFolder(AppendedTable):
-    """Files of Spark's in a folder of any file system that Spark knows."""
+    """Files written by Spark in a folder of any file system that Spark supports."""
 
     def __init__(self, spark: SparkSession, format: Format, path: str) -> None:
         super().__init__(spark, format)
@@ -199,7 +199,7 @@ class FileFolder(AppendedTable):
         if self._has(files, folder, name):
             return
         aside = f"{self._path}/{ASIDE}/{name}-{secrets.token_hex(4)}"
-        # One file, whatever the session says: the batch is moved to its place in one step.
+        # One file whatever the session says, because the batch is moved into place in one step.
         options = self._format.reveal_options() | {"path": aside, "maxRecordsPerFile": "0"}
         try:
             self._save(self._rows(rows).coalesce(1), options)
@@ -215,7 +215,7 @@ class FileFolder(AppendedTable):
 
     @override
     def expire(self, pipeline: str, before: datetime) -> None:
-        # A file is as old as its newest row at least.
+        # No row of a file is newer than the file.
         files, folder = self._open(self._path)
         own = re.compile(rf"{re.escape(pipeline)}-[0-9a-f]+-\d{{8}}\.")
         for status in files.listStatus(folder) if files.exists(folder) else ():
@@ -238,7 +238,7 @@ class FileFolder(AppendedTable):
 
 
 def _ending(part: str) -> str:
-    """Returns what follows the made-up name of a part: ``.snappy.parquet`` or ``.json``."""
+    """Returns the suffix of a part with a generated name: ``.snappy.parquet`` or ``.json``."""
     return part[part.index(".") :] if "." in part else ""
 
 
@@ -250,5 +250,5 @@ def _explain(error: PySparkException) -> tuple[str, str]:
 def _unusable(folder: str, why: str) -> SetupError:
     return SetupError(
         f"The audit table cannot be written to {folder}: {why}.",
-        "Give its folder to the user that runs the pipeline, or name another path in the spec.",
+        "Make the folder writable for the user of the pipeline, or name another path in the spec.",
     )

@@ -1,9 +1,9 @@
 """The writer of the audit table: a thread of the driver that writes batches while the run lasts.
 
-It writes at the end of each epoch where batches are merged later, else after each ``interval``;
-earlier when much waits, and a last time when the tasks have ended. What it cannot write stays in
-the stream and is written later, by this run or the next; the run says so. When the stream is full,
-tasks wait before they settle more: no row is lost.
+It writes at the end of each epoch if batches are merged later, else after each ``interval``;
+earlier when many rows wait, and a last time when the tasks have ended. Rows that it cannot write
+stay in the stream and are written later, by this run or the next; the run reports that. When the
+stream is full, tasks wait before they settle more: no row is lost.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOK_EVERY = 1.0
-_MUCH = 64 * 1024 * 1024
-_MANY = 50_000
-_AGAIN = Backoff("2s", steps=0, factor=2.0, cap="60s")
+_MANY_BYTES = 64 * 1024 * 1024
+_MANY_FRAMES = 50_000
+_RETRY = Backoff("2s", steps=0, factor=2.0, cap="60s")
 _LAST_ATTEMPTS = 3
 _LEAST_PATIENCE = 0.1
-_NEXT_STEP = "Make room or correct the table; what waits is written as soon as that is possible."
+_NEXT_STEP = "Make room or correct the table; waiting rows are written as soon as possible."
 
 
 @contextmanager
@@ -56,12 +56,12 @@ def writing_audit(
     plan: VertexPlan,
     slots: Slots,
     observer: Observer,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> Iterator[None]:
     """Writes the audit table, if there is one, while the context lasts; completes it at its end.
 
-    ``SetupError`` if the table can never be written. A context that ends by an exception leaves the
-    rest to the next one: Spark has died.
+    ``SetupError`` if the table can never be written. If the context ends with an exception, Spark
+    has died, and the next context writes the rest.
     """
     if audit is None or plan.run.audit is None:
         yield
@@ -71,7 +71,7 @@ def writing_audit(
     table.check()
     stream = AuditStream(link, Names(plan.pipeline), plan.run.lineage)
     times = AuditTimes(lambda: slots.epoch_seconds, audit.interval / 1000, audit.lasts)
-    writer = AuditWriter(spark, table, stream, link, plan, times, tell)
+    writer = AuditWriter(spark, table, stream, link, plan, times, show)
     observer.more_concerns = writer.list_concerns
     writer.start()
     try:
@@ -79,16 +79,16 @@ def writing_audit(
     except BaseException:
         writer.stop()
         raise
-    tell("writing the audit table")
+    show("writing the audit table")
     writer.finish()
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTimes:
-    """The seconds of an epoch and until rows are in the table, and how long they stay there.
+    """The seconds of an epoch, the seconds until rows are in the table, and their retention.
 
     ``answer`` is how many seconds NATS may take for one step. At the end of a run, all steps
-    together may take as long: a server that is silent does not delay the end any further.
+    together may take that long, so that a silent server does not delay the end any further.
     """
 
     epoch: Callable[[], float]
@@ -108,7 +108,7 @@ class AuditWriter:
         link: Link,
         plan: VertexPlan,
         times: AuditTimes,
-        tell: Callable[[str], None],
+        show: Callable[[str], None],
     ) -> None:
         self.problem: str | None = None
         self.waiting = 0
@@ -118,7 +118,7 @@ class AuditWriter:
         self._link = link
         self._rows_of = (plan.run.server, plan.pipeline)
         self._times = times
-        self._tell = tell
+        self._show = show
         self._stopping = threading.Event()
         self._failures = 0
         self._patience = times.answer
@@ -126,11 +126,11 @@ class AuditWriter:
         self._thread.daemon = True
 
     def start(self) -> None:
-        """Begins to write at the end of each epoch."""
+        """Starts the thread that writes while the run lasts."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Writes what is left, when no task reports any more; not for long while NATS is silent."""
+        """Writes the remaining rows once all tasks have ended; gives up soon if NATS is silent."""
         self._stopping.set()
         self._thread.join()
         for _ in range(_LAST_ATTEMPTS):
@@ -139,24 +139,24 @@ class AuditWriter:
             if self._patience <= 0:
                 break
             time.sleep(_LOOK_EVERY)
-        self._tell(f"{self.problem} The next run writes what waits.")
+        self._show(f"{self.problem} The next run writes the waiting rows.")
 
     def stop(self) -> None:
-        """Ends without writing, where Spark is gone; the next one continues."""
+        """Ends without writing, because Spark is gone; the next writer continues."""
         self._stopping.set()
 
     def list_concerns(self) -> tuple[Concern, ...]:
-        """Returns what people should know of the table; from any thread."""
+        """Returns the concern that the table cannot be written, if so. Safe from any thread."""
         problem = self.problem
         return () if problem is None else (Concern("warning", None, problem, _NEXT_STEP),)
 
     def _run(self) -> None:
         due = time.monotonic() + self._every
         while not self._stopping.wait(_LOOK_EVERY):
-            if time.monotonic() < due and not self._has_much():
+            if time.monotonic() < due and not self._has_many_rows():
                 continue
             done = self._attempt()
-            wait = self._every if done else _AGAIN.wait(self._failures) / 1000
+            wait = self._every if done else _RETRY.wait(self._failures) / 1000
             due = time.monotonic() + wait
 
     @property
@@ -164,21 +164,21 @@ class AuditWriter:
         epoch, interval = self._times.epoch(), self._times.interval
         return epoch if self._table.merges else max(epoch, interval)
 
-    def _has_much(self) -> bool:
+    def _has_many_rows(self) -> bool:
         try:
             self.waiting, frames = self._ask(self._stream.read_size())
-        except Exception:  # a server that is being restarted answers the next time
+        except Exception:  # a server that is restarting answers the next time
             return False
-        return (self.waiting > _MUCH or frames > _MANY) and not self._failures
+        return (self.waiting > _MANY_BYTES or frames > _MANY_FRAMES) and not self._failures
 
     def _attempt(self, last: bool = False) -> bool:
-        """Writes all batches that there are; ``False`` if one could not be written."""
+        """Writes all waiting batches; ``False`` if one could not be written."""
         try:
             while self._write_batch():
                 pass
             if last or self._table.is_merge_due(self._times.interval):
                 self._merge()
-        except Exception as error:  # Spark, its format, its disk or NATS: the rows stay and wait
+        except Exception as error:  # whatever failed, the rows stay in the stream
             self._failures += 1
             self._note(error)
             return False
@@ -206,7 +206,7 @@ class AuditWriter:
                 self._patience -= time.monotonic() - began
 
     def _merge(self) -> None:
-        """Has what was written be in the table, and what is too old not be there any more."""
+        """Merges written batches into the table, and deletes rows that are too old."""
         if (numbers := self._ask(self._stream.begin_merge())) is not None:
             self._table.merge(BatchSpan(self._stream.life, *numbers))
             self._ask(self._stream.finish_merge())
@@ -222,4 +222,4 @@ class AuditWriter:
             f"{self.waiting / 2**20:,.0f} MB of audit rows wait in NATS, of 1,024 at most{full}."
         )
         if self._failures == 1:
-            self._tell(self.problem)
+            self._show(self.problem)

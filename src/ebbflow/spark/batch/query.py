@@ -1,18 +1,18 @@
-"""The work of a batch vertex, on the driver: a query makes messages of a batch, a sink writes it.
+"""The work of a batch vertex, on the driver: a query turns a batch into messages, a sink writes it.
 
 **Queries** (SQL, DataFrame functions) are planned by Spark and run on its workers. Spark keeps the
-result until the batch is settled, so what was looked at is what is published. A query that cannot
-work at all is refused before the pipeline runs.
+result until the batch is settled, so the rows that were checked are the rows that are published. A
+query that can never work is refused before the pipeline runs.
 
-**Writes** (Spark sinks) have one task, in the order of the messages. So one that fails leaves
-nothing behind where the format writes all of a task or nothing: databases do with a transaction,
-Spark does with files.
+**Writes** (Spark sinks) have one task, in the order of the messages. So a failed write leaves
+nothing behind if the format writes a task atomically: databases do so with a transaction, and Spark
+does so with files.
 
-**Calls.** ``limits.callTimeout`` holds for each attempt at either. When its time is over, Spark's
-jobs of the attempt are cancelled, which ends it wherever Spark works: in a shuffle, a user's
-function on a worker, a database that does not answer. Python code of a DataFrame function runs on
-the driver itself and cannot be ended safely from outside; when it returns too late, the attempt
-fails then. A write that has succeeded stays so, however late: it would be written twice.
+**Calls.** ``limits.callTimeout`` applies to each attempt at a query or a write. After that time,
+the attempt's Spark jobs are cancelled, which ends it wherever Spark works: in a shuffle, a user's
+function on a worker, a database that does not answer. The Python code of a DataFrame function runs
+on the driver and cannot be safely interrupted; if it returns too late, the attempt fails then. A
+write that succeeds too late counts as successful, because a retry would write it twice.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _NACKS = {
     "nack_reason": "string",
 }
 _FIX = (
-    "Give a column 'value' of type STRING or BINARY, for example to_json(struct(*)), and if you "
+    "Return a column 'value' of type STRING or BINARY, for example to_json(struct(*)), and if you "
     "like 'id', 'keys', 'tags', 'event_time' and 'headers'."
 )
 _LOOK_EVERY = 1.0
-# Seldom enough to cost nothing, often enough to end a call soon after its time.
+# Rare enough to cost nothing, frequent enough to end a call soon after its limit.
 _LOOKS = 4
-_LONG, _TELL_EVERY = 1.0, 2.0
-Tell = Callable[[float | None], None]
-"""Told for how many seconds an attempt has been running once that is long; None when it ends."""
+_LONG, _REPORT_EVERY = 1.0, 2.0
+Report = Callable[[float | None], None]
+"""Receives the seconds that a long attempt has been running, and ``None`` when it ends."""
 _PLACE, _CORRUPT = "__place", "__corrupt"
 _ATTEMPTS = count()
 
@@ -76,31 +76,31 @@ class BatchWork:
 
     @property
     def result(self) -> DataFrame | None:
-        """The rows that all attempts since the last ``forget`` have made; ``None`` for no rows."""
+        """The rows from all attempts since the last ``forget``; ``None`` for no rows."""
         return None
 
     def check(self) -> None:
-        """Raises ``SetupError`` if the work cannot succeed, whatever the messages are."""
+        """Raises ``SetupError`` if the work cannot succeed with any messages."""
         raise NotImplementedError
 
     def attempt(self, rows: DataFrame, call: BatchCall) -> None:
-        """Works on some rows; raises what Spark, a database or user code raises."""
+        """Processes some rows; forwards exceptions of Spark, a database or user code."""
         raise NotImplementedError
 
     def explain_failure(self, error: Exception) -> Trouble:
-        """Returns what an attempt failed of, without any secret."""
+        """Returns why an attempt failed, without any secrets."""
         return root_cause(error)
 
     def suspects(self, rows: DataFrame) -> list[int]:
-        """Returns the places of rows that an attempt may have failed of, as far as it can tell."""
+        """Returns the places of rows that may have failed an attempt, if they can be found."""
         return []
 
     def forget(self) -> None:
-        """Drops what the attempts have made: the batch is settled, or given up."""
+        """Drops the results of the attempts once the batch is settled or abandoned."""
 
 
 def messages(rows: DataFrame) -> DataFrame:
-    """Returns the messages as queries see them."""
+    """Returns the messages with the columns for queries."""
     return rows.selectExpr(
         "id",
         "coalesce(keys, CAST(array() AS ARRAY<STRING>)) AS keys",
@@ -114,13 +114,13 @@ def messages(rows: DataFrame) -> DataFrame:
 
 
 def no_messages(spark: SparkSession) -> DataFrame:
-    """Returns a frame of no messages, to see whether a query could work."""
+    """Returns a DataFrame without messages, to check whether a query can work."""
     nothing = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in COLUMNS.items())
     return spark.range(0).selectExpr(*nothing)
 
 
 class Query(BatchWork):
-    """The query of one vertex, and what it made of the batch at hand."""
+    """The query of one vertex, and its results for the current batch."""
 
     def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
         self._spark = spark
@@ -150,13 +150,13 @@ class Query(BatchWork):
             )
         return SetupError(
             f"The DataFrame function of {self._vertex} raised {failure.kind}: {failure.sentence}",
-            "It was called with a DataFrame of no messages; have it return one without rows then.",
+            "It was called with a DataFrame without rows; return one without rows then.",
         )
 
     @override
     def attempt(self, rows: DataFrame, call: BatchCall) -> None:
         made = self._apply(rows)
-        call.check_time()  # of a function that has returned at last
+        call.check_time()  # a DataFrame function may return too late
         kept = made.persist()
         try:
             count, nulls, longest = kept.selectExpr(
@@ -170,7 +170,7 @@ class Query(BatchWork):
         self._filled += [kept] if count else []
 
     def _check_aggregates(self, nulls: int, longest: int) -> None:
-        """Refuses bad rows that name no input; settling deals with those that name one."""
+        """Refuses bad rows that name no input; settling handles rows that do."""
         if not self.traced and nulls:
             raise null_value(self._vertex)
         if not self.traced and longest > self._largest:
@@ -209,14 +209,14 @@ class Query(BatchWork):
 
 
 def normalise_columns(vertex: str, made: DataFrame) -> DataFrame:
-    """Returns the columns of a result that mean something, each with the one type it has here."""
+    """Returns the known columns of a result, each cast to its type."""
     types = {field.name: field.dataType for field in made.schema}
     if "value" not in types or not isinstance(types["value"], StringType | BinaryType):
-        what = f"gave {made.schema.simpleString()}"
+        what = f"returned {made.schema.simpleString()}"
         raise ContractViolation(vertex, what, fix=_FIX)
     if "nack" in types and "id" not in types:
-        what = "gave a column 'nack' without 'id'"
-        raise ContractViolation(vertex, what, fix="Give the id of the message to nack as well.")
+        what = "returned a column 'nack' without 'id'"
+        raise ContractViolation(vertex, what, fix="Return the id of the message to nack as well.")
     made = made.select(*(f"`{name}`" for name in types))
     columns = [F.col("value").cast("binary").alias("value")]
     for name, column in _optional(types).items():
@@ -242,7 +242,7 @@ def _optional(types: dict[str, DataType]) -> dict[str, Column]:
 
 
 def _texts(name: str, kind: DataType) -> Column:
-    """Returns a list of texts without nulls; one text is a list of one."""
+    """Returns a column of lists of texts without nulls; a single text becomes a list."""
     column = F.col(name)
     if not isinstance(kind, ArrayType):
         column = F.when(column.isNotNull(), F.array(column))
@@ -250,7 +250,7 @@ def _texts(name: str, kind: DataType) -> Column:
 
 
 class Write(BatchWork):
-    """Writes the batches of one sink; it makes nothing that is to be published."""
+    """Writes the batches of one sink; it has no rows to publish."""
 
     def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
         assert isinstance(plan.role, SinksPlan)
@@ -293,7 +293,7 @@ class Write(BatchWork):
     def _options(self) -> dict[str, str]:
         options = self._settings.format.reveal_options()
         if self._settings.format.name.lower() == "jdbc":
-            # All rows of a piece in one batch of the driver's: the row it names is the one.
+            # All rows in one JDBC batch, so that the row in its error is the row that failed.
             options = {"batchsize": str(self._most), **options}
         return options
 
@@ -304,7 +304,7 @@ class Write(BatchWork):
 
     @override
     def suspects(self, rows: DataFrame) -> list[int]:
-        # Those whose values are not what the schema says.
+        # Rows whose values do not match the schema.
         if self._settings.schema is None:
             return []
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
@@ -313,7 +313,7 @@ class Write(BatchWork):
             parsed = F.from_json(F.col("value").cast("string"), schema, options)
             wrong = rows.where(parsed[_CORRUPT].isNotNull()).select(_PLACE)
             return [row[0] for row in wrong.collect()]
-        except PySparkException:  # a schema that has no fields, say
+        except PySparkException:  # for example, a schema without fields
             return []
 
     def _parse(self, batch: DataFrame) -> DataFrame:
@@ -321,7 +321,7 @@ class Write(BatchWork):
         if self._settings.schema is None:
             return batch
         text = F.col("value").cast("string")
-        # Anything that is not JSON has to fail: the other modes make NULL of it.
+        # Values that are not JSON must fail; the other modes would turn them into NULL.
         data = F.from_json(text, self._settings.schema, {"mode": "FAILFAST"})
         return batch.withColumn("data", data)
 
@@ -334,19 +334,21 @@ class Write(BatchWork):
 
 
 class BatchCall:
-    """One attempt. ``tag`` is what its jobs are known by, and those of no other.
+    """One attempt. ``tag`` is the unique tag of its Spark jobs.
 
-    ``ended`` is set when it is over. ``told_at`` is when people last heard that it takes long.
+    ``ended`` is set when it is over. ``reported_at`` is when its duration was last reported.
     """
 
-    def __init__(self, context: SparkContext, tag: str, limit: float | None, tell: Tell) -> None:
+    def __init__(
+        self, context: SparkContext, tag: str, limit: float | None, report: Report
+    ) -> None:
         self._context = context
         self.tag = tag
         self._limit = limit
-        self._tell = tell
+        self._report = report
         self._began = time.monotonic()
         self.ended = threading.Event()
-        self.told_at: float | None = None
+        self.reported_at: float | None = None
         self._is_late = False
 
     def check_time(self) -> None:
@@ -356,23 +358,23 @@ class BatchCall:
             raise CallTimeout(self._limit)
 
     def watch(self) -> None:
-        """Tells how long it lasts, and cancels its jobs when it is late, until it has ended."""
+        """Reports how long it takes, and cancels its jobs when it is late, until it has ended."""
         every = _LOOK_EVERY if self._limit is None else min(_LOOK_EVERY, self._limit / _LOOKS)
         while not self.ended.wait(every):
-            self._tell_length(time.monotonic())
+            self._report_duration(time.monotonic())
             try:
                 self.check_time()
-            except CallTimeout:  # again and again: a function may begin another job
+            except CallTimeout:  # repeatedly, because a function may begin another job
                 self._context.cancelJobsWithTag(self.tag)
 
-    def _tell_length(self, now: float) -> None:
-        last = self._began + _LONG - _TELL_EVERY if self.told_at is None else self.told_at
-        if now - last >= _TELL_EVERY:
-            self.told_at = now
-            self._tell(now - self._began)
+    def _report_duration(self, now: float) -> None:
+        last = self._began + _LONG - _REPORT_EVERY if self.reported_at is None else self.reported_at
+        if now - last >= _REPORT_EVERY:
+            self.reported_at = now
+            self._report(now - self._began)
 
     def explain(self, error: Exception) -> Exception:
-        """Returns why it failed: because it was cancelled as too late, or the error itself."""
+        """Returns ``CallTimeout`` if it was cancelled as too late, else the error itself."""
         if self._limit is None or not self._is_late or isinstance(error, CallTimeout):
             return error
         return CallTimeout(self._limit)
@@ -380,11 +382,11 @@ class BatchCall:
 
 @contextmanager
 def watch_call(
-    context: SparkContext, name: str, limit: float | None, tell: Tell
+    context: SparkContext, name: str, limit: float | None, report: Report
 ) -> Iterator[BatchCall]:
-    """Watches an attempt; ``CallTimeout`` in place of what it raises when it is late."""
-    # Each has its own tag: Spark cancels a little later, which must not hit the next attempt.
-    call = BatchCall(context, f"{name}-{next(_ATTEMPTS)}", limit, tell)
+    """Watches an attempt; a late one raises ``CallTimeout`` in place of its own error."""
+    # Spark cancels with a delay, so each attempt has its own tag: the next one must not be hit.
+    call = BatchCall(context, f"{name}-{next(_ATTEMPTS)}", limit, report)
     thread = threading.Thread(target=call.watch, name="batch-call", daemon=True)
     context.addJobTag(call.tag)
     thread.start()
@@ -399,5 +401,5 @@ def watch_call(
         call.ended.set()
         thread.join()
         context.removeJobTag(call.tag)
-        if call.told_at is not None:
-            tell(None)
+        if call.reported_at is not None:
+            report(None)

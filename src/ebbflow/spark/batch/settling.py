@@ -1,16 +1,15 @@
-"""Settling a batch: one task on a worker publishes what was decided, all of it confirmed.
+"""Settling a batch: one task on a worker publishes all outcomes and waits for confirmation.
 
-The driver has decided about every message: a query gave rows for it, Spark wrote it, or it failed.
-Here the same rules make the same publications of that as of any chunk: redeliveries, dead letters
-and outputs, in this order, with ids that a replay has again. The driver records the batch as done
-after that. Fallback sinks are called here as well, for they are user code.
+The driver has decided about every message: a query returned rows for it, Spark wrote it, or it
+failed. Here the rules for chunks turn that into publications: redeliveries, dead letters and
+outputs, in this order, with ids that a replay repeats. After that the driver records the batch as
+done. Fallback sinks are user code, so they are called here as well.
 
 A row of a query with the ``id`` of an input is an output of that input, as with a columnar map: it
-inherits what is not given, and an input without a row is dropped. A query without ``id``, such as
-one that counts, makes **aggregates**: rows that come from the batch as a whole. Their ids are made
-of the batch and of their content, so that a replay with the same result is recognised, and one with
-another result is kept next to it. Rows come in no particular order. They are put into one that
-follows from their content alone.
+inherits missing columns, and an input without a row is dropped. A query without ``id``, such as one
+that counts, makes **aggregates**: rows from the batch as a whole. Their ids are made from the batch
+and their content, so that a replay with the same result is recognised as a copy, and a different
+result is kept next to it. Rows arrive in no particular order, so they are sorted by their content.
 """
 
 from __future__ import annotations
@@ -66,12 +65,13 @@ SCHEMA = "settled string"
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A batch whose messages are decided about. ``key`` is a name that only this batch has.
+    """A batch whose messages are decided about. ``key`` is its unique name.
 
-    ``number`` is its place among the batches. ``blamed`` are those that failed, by their number.
-    The result of a query comes with this, if it has any rows; ``traced`` if they name the
-    messages they come from. ``repeated`` is how far redeliveries are read, if the batch was begun
-    before, and ``done`` in any case. ``breaker`` has counted the dead letters of earlier batches.
+    ``number`` is its place among the batches. ``blamed`` are the failed messages, by their number.
+    ``has_result`` if the query returned any rows; ``traced`` if these name the messages that they
+    are made from. ``repeated`` is how far redeliveries were read when the batch was begun before,
+    ``done`` how far they are read for certain. ``breaker`` has counted the dead letters of earlier
+    batches.
     """
 
     key: str
@@ -88,10 +88,10 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The result of settling: counts, nack reasons, the counts of publishing, and what was raised.
+    """The result of settling: counts, nack reasons, the tally of publishing, and errors.
 
-    ``sent`` are the rows that went to each of the next vertices, ``breaker`` what it has counted,
-    ``awaited`` the tokens of the redeliveries.
+    ``sent`` counts the rows for each of the next vertices, ``breaker`` is the state of the breaker,
+    ``awaited`` has the tokens of the redeliveries.
     """
 
     counts: Counts
@@ -114,7 +114,7 @@ class Settled:
 def settle_on_worker(
     batches: Iterator[pa.RecordBatch], plan: VertexPlan, partition: int, decided: Decided
 ) -> Iterator[pa.RecordBatch]:
-    """Called by Spark once, with the rows of the result or with anything if there are none."""
+    """Settles the batch. Spark calls this once, with the rows of the result or a dummy row."""
     results = list(batches)
     result = pa.Table.from_batches(results) if decided.has_result else None
     settled = _Settling(plan, partition, decided).run(result)
@@ -169,7 +169,7 @@ class _Settling:
         return Rules(plan.vertex, plan.policy.on_error, plan.largest, has_fallback=falls_back)
 
     def _sink(self, verdict: Verdict, role: SinksPlan) -> None:
-        """Fails what was not written as after a FAILURE, or, without a strategy, as if raised."""
+        """Fails unwritten rows as after a FAILURE, or as raised if there is no retry strategy."""
         for index, why in self._decided.blamed.items():
             error = SparkError(why.kind, why.text)
             if role.strategy is not None:
@@ -188,13 +188,13 @@ class _Settling:
             with events.printing():
                 run_fallback(verdict, Operators(plan, events.log).sinks(role), time.sleep)
         finally:
-            # Whichever worker settles the next batch, nothing is left open in this one.
+            # Another worker may settle the next batch, so no user code stays open in this one.
             WORKER.close_vertex(plan.whose)
 
     def _publish(
         self, settlement: Settlement, observers: Sequence[ChunkObserver]
     ) -> Collection[Publication]:
-        """Stores what an earlier attempt has not stored, in the order of every chunk."""
+        """Stores what an earlier attempt has not stored, in the order that holds for any chunk."""
         done, repeated = self._decided.done, self._decided.repeated
         return self._link.run(publish_all_of(settlement, self._journal, done, repeated, observers))
 
@@ -207,13 +207,13 @@ def _rows(link: Link, readings: tuple[FrameRange, ...]) -> pa.RecordBatch:
 
 
 def record_query_rows(verdict: Verdict, result: pa.Table | None, batch: str, traced: bool) -> None:
-    """Records the rows that a query made of the inputs; ``batch`` is a name only they have.
+    """Records the rows that a query made from the inputs; ``batch`` is the batch's unique name.
 
-    ``traced`` if the query names inputs by ``id``. Rows of the same input, and all rows where
-    inputs are not named, may come in any order.
+    ``traced`` if the query names inputs by ``id``. Rows of the same input may arrive in any order,
+    and so may all rows if inputs are not named.
     """
     if result is not None and "event_time" in result.schema.names:
-        # Spark has times in the zone of its session; equal rows must look equal everywhere.
+        # Times have the zone of Spark's session, but equal rows must look equal in any zone.
         at = result.schema.get_field_index("event_time")
         result = result.set_column(at, "event_time", result.column(at).cast(frames.TIME))
     if traced:
@@ -238,7 +238,7 @@ def _record_traced(verdict: Verdict, result: pa.Table | None) -> None:
         key=lambda row: (parents[row], keys[row]),
     )
     chosen = result.take(pa.array(order, pa.int64()))
-    values = pc.fill_null(chosen.column("value"), b"")  # now only of rows that are nacked
+    values = pc.fill_null(chosen.column("value"), b"")  # only nacked rows still have a null
     chosen = chosen.set_column(chosen.schema.get_field_index("value"), "value", values)
     record_columns(verdict, 0, len(ids), chosen, QUERY_TYPES | {"headers": HEADERS})
     verdict.record_errors(empty, null_value(vertex))
@@ -249,14 +249,14 @@ def _find_input(vertex: str, indexes: dict[str, int], row_id: str | None) -> int
         what = "NULL" if row_id is None else f"the unknown id {row_id!r:.80}"
         raise ContractViolation(
             vertex,
-            f"gave {what} as id",
-            fix="Give the id of an input for each row, or leave the column out.",
+            f"returned {what} as id",
+            fix="Return the id of an input for each row, or leave the column out.",
         )
     return indexes[row_id]
 
 
 def _find_empty(result: pa.Table, parents: Sequence[int]) -> set[int]:
-    """Returns the inputs that have a row without a value, unless it is to be nacked."""
+    """Returns the inputs that have a row without a value, unless that row is nacked."""
     missing = pc.is_null(result.column("value"))
     if "nack" in result.schema.names:
         missing = pc.and_not(missing, pc.fill_null(result.column("nack"), False))
@@ -264,18 +264,18 @@ def _find_empty(result: pa.Table, parents: Sequence[int]) -> set[int]:
 
 
 def null_value(vertex: str) -> ContractViolation:
-    """Returns the error of a row that has no value."""
-    return ContractViolation(vertex, "gave NULL as value", fix="Give a text or binary.")
+    """Returns the error for a row without a value."""
+    return ContractViolation(vertex, "returned NULL as value", fix="Return a text or binary.")
 
 
 def _describe_rows(result: pa.Table) -> list[str]:
-    """Returns a text for each row, equal for rows that are equal."""
+    """Returns a text for each row; equal rows have equal texts."""
     columns = [result.column(name).to_pylist() for name in _CONTENT if name in result.schema.names]
     return [repr(row) for row in zip(*columns, strict=True)]
 
 
 class Aggregates(ColumnOutputs):
-    """Outputs that have no single input. A column left out is empty, the event time is ``at``."""
+    """Outputs without a single input. Missing columns are empty, a missing event time is ``at``."""
 
     def __init__(self, ids: Sequence[str], at: datetime | None) -> None:
         super().__init__()
@@ -321,11 +321,11 @@ def _make_aggregates(verdict: Verdict, result: pa.Table, batch: str) -> Aggregat
 
 
 def _make_ids(vertex: str, batch: str, texts: Sequence[str]) -> list[str]:
-    """Returns an id for each row that a replay with the same rows makes again, in any order."""
+    """Returns an id for each row; a replay with the same rows returns the same ids."""
     seen: Counter[str] = Counter()
     ids = []
     for text in texts:
-        # Equal rows are numbered: with one id for both, one of them would be dropped as a copy.
+        # Equal rows are numbered, because a row with the same id would be dropped as a copy.
         content = f"{batch}\n{seen[text]}\n{text}".encode("utf-8", "surrogatepass")
         ids.append(f"{vertex}-{hashlib.blake2b(content, digest_size=12).hexdigest()}")
         seen[text] += 1

@@ -1,9 +1,9 @@
 """Batch vertices: SQL, DataFrame functions and Spark sinks, planned by the driver batch by batch.
 
 They are the counterpart of resident tasks, for work that only Spark's planner can do. A partition
-is claimed here, on the driver; its frames are read, worked on and settled by Spark's workers. What
-a batch comes to is decided before anything of it is published; then its intent is recorded, then
-everything is published in the order that loses nothing, then the batch is done.
+is claimed here, on the driver; its frames are read, processed and settled by Spark's workers. All
+outcomes of a batch are decided before any of them is published. Then its intent is recorded, then
+everything is published in the order that loses no message, then the batch is done.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
 # How long a job may continue after a stop before it is cancelled; its batch is then replayed.
 _GRACE = 15.0
-# How long to look for the rows that make a batch fail before what is known is settled.
+# How long to look for the rows that make a batch fail before the decided rows are settled.
 _SEARCH = 5.0
 _IDLE = Backoff("50ms", steps=0, factor=2.0, cap="250ms")
-# Batches are small for Spark: adapting to them, and many tasks, cost twice the time of the work.
+# Batches are small for Spark: adaptive plans and many tasks would take twice as long as the work.
 _SETTINGS = {
     "spark.sql.adaptive.enabled": ("true", "false"),
     "spark.sql.shuffle.partitions": ("200", "4"),
@@ -113,7 +113,7 @@ def _group(plan: VertexPlan) -> str:
 
 @contextmanager
 def _cancelling(spark: SparkSession, plan: VertexPlan, stopping: threading.Event) -> Iterator[None]:
-    """Cancels jobs that still run a while after a stop, so that the stop does not wait for them."""
+    """Cancels jobs that still run a while after a stop, so that they do not delay it further."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -140,7 +140,7 @@ def _thread(target: Callable[[], None]) -> InheritableThread:
 class BatchPartition:
     """One partition of a batch vertex, for one epoch. Used by one thread, on the driver.
 
-    ``over`` says that no further batch is to begin, ``stopping`` that the run ends.
+    ``over`` returns whether no further batch may begin; ``stopping`` is set when the run ends.
     """
 
     def __init__(
@@ -165,8 +165,8 @@ class BatchPartition:
         self._events = Events(link, names, plan.vertex, partition, self._tally)
         self._work = _work(spark, plan)
         name = f"{_group(plan)}/{partition}/{id(self)}"
-        limit, tell = plan.calls.timeout, self._events.in_call
-        self._call = partial(watch_call, spark.sparkContext, name, limit, tell)
+        limit, report = plan.calls.timeout, self._events.in_call
+        self._call = partial(watch_call, spark.sparkContext, name, limit, report)
         resident = WORKER.vertex(plan.whose)
         self._breaker = resident.breaker(plan.policy.breaker, partition)
         self._resumed = False
@@ -175,10 +175,10 @@ class BatchPartition:
         self._pauses = PauseWatch(names, plan.vertex, self._pause)
 
     def run(self) -> None:
-        """Works until the epoch is over; what is in flight then is settled first."""
-        words: Handlers = {"resume": self._resume, "pauses": self._pauses.hear}
-        # Heard before the record of pauses is read: a word that comes meanwhile is not missed.
-        with listening(self._link, Names(self._plan.pipeline), words):
+        """Works until the epoch is over; a batch in flight is settled first."""
+        handlers: Handlers = {"resume": self._resume, "pauses": self._pauses.hear}
+        # Subscribes before it reads the record of pauses, so that no control message is missed.
+        with listening(self._link, Names(self._plan.pipeline), handlers):
             self._pauses.read(self._link)
             self._run()
 
@@ -210,7 +210,7 @@ class BatchPartition:
     # --- taking ---------------------------------------------------------------------------------
 
     def _work_on(self) -> bool:
-        """Works on what there is; ``False`` if that is nothing, or if nothing works at all."""
+        """Works on waiting frames; ``False`` if there are none, or the vertex has to wait."""
         if self._resumed:
             self._resumed = False
             self._breaker.reset()
@@ -227,19 +227,19 @@ class BatchPartition:
         return worked
 
     def _record_state(self) -> None:
-        """Records why nothing is taken, if that has changed."""
+        """Records why the partition is paused or halted, if that has changed."""
         position = replace(self._position, paused=self._paused, halted=self._breaker.tripped)
         if position != self._position:
             self._record(position)
 
     def _replay(self) -> bool:
-        """Settles the batch that an earlier task began, exactly as it was cut."""
+        """Settles the batch that an earlier task began, with exactly the same rows."""
         with self._window(self._position.intent, 0) as window:
             self._batch(window, 0, len(window), whole=True)
         return True
 
     def _next_window(self) -> bool:
-        """Works on what has come; ``False`` if that is nothing."""
+        """Works on new frames; ``False`` if there are none."""
         pending = self._pending.look(self._position.done)
         if pending is None:
             return False
@@ -248,7 +248,7 @@ class BatchPartition:
             done = 0
             while done < len(window) and not self._is_closed():
                 done = self._batch(window, done, min(done + most, len(window)))
-            if not len(window):  # all that came is scheduled for later, or was read before
+            if not len(window):  # all frames are scheduled for later, or were read before
                 self._record(self._position.settled(window.span(0), Counts()))
         return True
 
@@ -269,9 +269,9 @@ class BatchPartition:
     # --- deciding -------------------------------------------------------------------------------
 
     def _batch(self, window: Window, low: int, high: int, whole: bool = False) -> int:
-        """Decides about rows and settles them; returns the end of the rows that are settled."""
+        """Decides about rows and settles them; returns the end of the settled rows."""
         began, record = time.monotonic(), self._events.begin_chunk(datetime.now(UTC), high - low)
-        # Now: while Spark works on the batch, nothing is told.
+        # Now, because no events are sent while Spark works on the batch.
         self._events.flush()
         try:
             isolated = self._decide(window, low, high, whole)
@@ -289,11 +289,11 @@ class BatchPartition:
     def _decide(self, window: Window, low: int, high: int, whole: bool) -> Isolated:
         began = time.monotonic()
 
-        def enough() -> bool:
+        def should_stop() -> bool:
             late = not whole and time.monotonic() - began > _SEARCH
             return late or self._stopping.is_set()
 
-        isolated = isolate(low, high, partial(self._attempt, window), enough)
+        isolated = isolate(low, high, partial(self._attempt, window), should_stop)
         if isolated.general is not None and isolated.end == low:
             self._give_up(isolated, high)
         if whole and isolated.end < high:
@@ -301,7 +301,7 @@ class BatchPartition:
         return isolated
 
     def _give_up(self, isolated: Isolated, high: int) -> None:
-        """Hands rows to the retry strategy when nothing works; without one, the vertex waits."""
+        """Leaves rows to the retry strategy if all attempts fail; without one the vertex waits."""
         why = isolated.general
         assert why is not None
         role = self._plan.role
@@ -324,17 +324,17 @@ class BatchPartition:
             failure = self._work.explain_failure(error)
             if failure.suspects or high - low < 2:
                 return failure
-            named = (window.index(place) - low for place in self._work.suspects(rows))
-            return replace(failure, suspects=tuple(named))
+            suspects = (window.index(place) - low for place in self._work.suspects(rows))
+            return replace(failure, suspects=tuple(suspects))
 
     # --- settling -------------------------------------------------------------------------------
 
     def _settle(self, window: Window, low: int, isolated: Isolated) -> None:
         plan, start, end = self._plan, self._position.done, window.span(isolated.end)
         count = isolated.end - low
-        silent = isinstance(plan.role, SinksPlan) and plan.run.audit is None
-        if silent and not isolated.blamed:
-            counts = Counts(read=count, written=count, done=count)  # nothing is to be published
+        publishes_nothing = isinstance(plan.role, SinksPlan) and plan.run.audit is None
+        if publishes_nothing and not isolated.blamed:
+            counts = Counts(read=count, written=count, done=count)
             self._breaker.note_answered(count)
         else:
             self._intend(end)
@@ -361,14 +361,14 @@ class BatchPartition:
         self._record(self._position.settled(end, counts, watermark, chunks=1))
 
     def _intend(self, end: Span) -> None:
-        # The intent is stored before anything is published: after a crash the next task cuts the
-        # same batch again, and what it publishes has the same ids.
+        # The intent is stored before anything is published. So after a crash the next task replays
+        # the same batch, and its publications have the same ids.
         if self._position.intent != end or not self._position.replays:
             self._position = self._position.intending(end)
             self._link.run(self._journal.write(self._position))
 
     def _publish(self, decided: Decided) -> Settled:
-        """Lets a worker publish the results of the batch; returns when all is confirmed."""
+        """Lets a worker publish the results of the batch; returns when all are confirmed."""
         result = self._work.result
         alone = self._spark.range(0, 1, 1, 1)
         rows: DataFrame = alone if result is None else result.repartition(1)
@@ -394,7 +394,7 @@ class BatchPartition:
         self._events.raised(errors)
 
     def _record(self, position: Position) -> None:
-        # The position is stored before the server may delete frames: the other way round, a crash
+        # The position is stored before the server may delete frames. The other way round, a crash
         # in between would lose them.
         self._link.run(self._journal.write(position))
         self._position = position
@@ -402,11 +402,11 @@ class BatchPartition:
 
 
 def _stopped() -> SparkError:
-    return SparkError("Stopped", "the batch is worked on by the next run")
+    return SparkError("Stopped", "the next run processes the batch")
 
 
 def _plan_for_workers(plan: VertexPlan) -> VertexPlan:
-    """Returns the plan without what only the driver needs: user functions, logins of databases."""
+    """Returns the plan without data for the driver only: user functions, database logins."""
     role = plan.role
     if isinstance(role, SinksPlan):
         return replace(plan, role=replace(role, primary=BlackholeSink()))

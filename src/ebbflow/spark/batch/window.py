@@ -1,13 +1,13 @@
 """A window: the frames that a batch vertex works on next, read by workers into one DataFrame.
 
-The driver asks the server what waits, not Spark: as long as nothing has come, an idle vertex costs
-two small requests at each look. What waits is read once and kept by Spark while batches are taken
-from it. Rows are counted from 0, what comes back before what is new; any number of rows from the
-start on ends at an exact position.
+The driver asks the server and not Spark for waiting frames, so an idle vertex costs only two small
+requests per check. Frames are read once, and Spark keeps them while batches are taken from them.
+Rows are numbered from 0, redelivered rows before new ones; any number of rows from the start ends
+at an exact position.
 
-A batch is planned on the driver as marks in the streams of a partition. Whoever reads it, and
-however often, gets the same rows in the same order, or an error. Nothing is read ahead and nothing
-is kept on the server for it.
+A batch is planned on the driver as marks in the streams of a partition. Every reading of it returns
+the same rows in the same order, or an error. No rows are read ahead, and the server keeps no state
+for it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COLUMNS = {
     "deliveries": "bigint",
     "nack_reason": "string",
 }
-"""What queries see of a message, as Spark's types."""
+"""The columns of a message in queries, with their Spark types."""
 _FACTS = {
     "__place": "bigint",
     "__rows": "int",
@@ -58,26 +58,26 @@ _FACTS = {
     "__mark": "string",
 }
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | _FACTS).items())
-"""What is read: next to the message its place, and on the last row of a frame facts about it."""
+"""The columns that are read: message, place, and on the last row of a frame facts about it."""
 FRAME_OF_PLACE = f"shiftright(__place, {_ROW_BITS})"
-"""What ``frame_number`` says of a place, in Spark SQL."""
+"""``frame_number`` of a place, in Spark SQL."""
 _MOST_FRAMES = 1_000
 _MOST_BYTES = 16 * 1024 * 1024
-# Redelivered frames lie among others that are not due yet: that many of both at a time.
+# Redelivered frames lie between others that are not due yet: at most that many of both at a time.
 _REACH = 5_000
 _SPLIT_BYTES = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PendingFrames:
-    """Up to where to read next, and about how many bytes that is."""
+    """The end of the next frames to read, and about how many bytes they have."""
 
     end: Span
     size: int
 
 
 class Pending:
-    """The buffer and the redeliveries of one partition, as the driver looks at them."""
+    """The buffer and the redeliveries of one partition, as seen by the driver."""
 
     def __init__(self, link: Link, names: Names, vertex: str, partition: int) -> None:
         self._link = link
@@ -88,7 +88,7 @@ class Pending:
         self._forgotten = Span()
 
     def look(self, done: Span) -> PendingFrames | None:
-        """Returns the frames that have come since ``done``; ``None`` for none."""
+        """Returns the frames that have arrived since ``done``; ``None`` for none."""
         return self._link.run(self._look(done))
 
     async def _look(self, done: Span) -> PendingFrames | None:
@@ -115,7 +115,7 @@ class Pending:
         return done if first is None else Mark(min(state["last_seq"], first.seq + _REACH))
 
     def forget(self, done: Span) -> None:
-        """Let the server delete what is done."""
+        """Lets the server delete frames that are done."""
         self._link.run(self._forget(done))
 
     async def _forget(self, done: Span) -> None:
@@ -142,8 +142,7 @@ class _Frame:
 class Window:
     """The rows of one partition between two spans. ``len`` is their number.
 
-    ``copies`` are the frames, by kind and sequence, that were read before; their rows are not among
-    them.
+    ``copies`` are the frames, by kind and sequence, that were read before; their rows are excluded.
     """
 
     def __init__(self, spark: SparkSession, plan: VertexPlan, partition: int, start: Span) -> None:
@@ -191,7 +190,7 @@ class Window:
         return self._ends[-1] if self._ends else 0
 
     def rows(self, low: int, high: int) -> DataFrame:
-        """The messages from ``low`` up to ``high``, with their places."""
+        """Returns the messages from ``low`` up to ``high``, with their places."""
         assert self._base is not None
         if low >= high:
             return self._base.where("false")
@@ -199,7 +198,7 @@ class Window:
         within = f"__place BETWEEN {first} AND {last}"
         copies = sorted(place_number(kind, seq, 0) for kind, seq in self.copies)
         copies = [place for place in copies if first <= place <= last]
-        # One condition however many there are: Spark looks them up in a set.
+        # One condition for any number of copies, because Spark looks them up in a set.
         listed = ", ".join(str(frame_number(place)) for place in copies)
         return self._base.where(
             f"{within} AND {FRAME_OF_PLACE} NOT IN ({listed})" if copies else within
@@ -212,20 +211,20 @@ class Window:
         return place_number(frame.kind, frame.seq, frame.first + row)
 
     def index(self, place: int) -> int:
-        """Returns the number of the row at a place of the window."""
+        """Returns the number of the row at a place in the window."""
         kind, seq, row = place_parts(place)
         number = bisect_left(self._frames, (kind, seq), key=_key)
         frame = self._frames[number]
         return self._ends[number] - frame.rows + row - frame.first
 
     def await_redeliveries(self, lineage: str, chunk: int, tokens: Sequence[str]) -> None:
-        """Notes that a chunk has sent frames back; they come in a later window."""
+        """Notes that a chunk has sent redeliveries, which arrive in a later window."""
         sent = partial(with_awaited, lineage=lineage, chunk=chunk, rows=tokens)
         self.start = replace(self.start, known=sent(self.start.known))
         self.end = replace(self.end, known=sent(self.end.known))
 
     def span(self, count: int) -> Span:
-        """Returns how far the partition is when the first ``count`` rows are done."""
+        """Returns the span that is done after the first ``count`` rows."""
         if count >= len(self):
             return self.end
         marks = {REDELIVERED: self.start.redelivery, FRESH: self.start.inlet}
@@ -250,7 +249,7 @@ class Window:
         return origins
 
     def close(self) -> None:
-        """Let Spark forget the rows."""
+        """Lets Spark drop the rows."""
         if self._base is not None:
             self._base.unpersist()
 
@@ -260,7 +259,7 @@ def _key(frame: _Frame) -> tuple[int, int]:
 
 
 def _stamp_of_redelivery(mark: str | None) -> Stamp | None:
-    """Returns the stamp of a redelivery; the mark says when it was stored."""
+    """Returns the stamp of a redelivery, whose mark includes the time when it was stored."""
     if not mark:
         return None
     stored, token, sent_by = mark.split(" ")
@@ -294,7 +293,7 @@ def frame_ranges(
 
 
 def _split(whole: Sequence[FrameRange], size: int, tasks: int) -> list[FrameRange]:
-    """The same in parts that several workers can read at once."""
+    """Returns the ranges in parts that several workers can read at once."""
     parts: list[FrameRange] = []
     for reading in whole:
         frames = reading.until.seq - reading.after.seq
@@ -304,7 +303,7 @@ def _split(whole: Sequence[FrameRange], size: int, tasks: int) -> list[FrameRang
             continue
         cuts = [reading.after.seq + frames * number // count for number in range(1, count)]
         marks = [reading.after, *map(Mark, cuts), reading.until]
-        parts += [replace(reading, after=one, until=other) for one, other in pairwise(marks)]
+        parts += [replace(reading, after=after, until=until) for after, until in pairwise(marks)]
     return parts
 
 
@@ -313,10 +312,10 @@ def _split(whole: Sequence[FrameRange], size: int, tasks: int) -> list[FrameRang
 
 @dataclass(frozen=True, slots=True)
 class FrameRange:
-    """The rows of one stream behind ``after``, up to ``until``.
+    """The rows of one stream after ``after``, up to ``until``.
 
-    Redelivered rows are only some of their stream's messages; of a buffer every one is read, but
-    for the ``copies``, by kind and sequence, of frames that were read before.
+    Redelivered rows are only some of their stream's messages. From a buffer all frames are read,
+    except the ``copies``, by kind and sequence, of frames that were read before.
     """
 
     kind: int
@@ -329,7 +328,7 @@ class FrameRange:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The rows of a frame that belong to a reading; ``first`` is the number of the first one."""
+    """The rows of a frame that belong to a range; ``first`` is the number of the first row."""
 
     kind: int
     first: int
@@ -338,23 +337,23 @@ class Frame:
 
 
 def place_number(kind: int, seq: int, row: int) -> int:
-    """A number for a row that orders the rows of a batch: what comes back before what is new."""
+    """Returns a number that orders the rows of a batch: redelivered rows before new ones."""
     return (kind << (_SEQ_BITS + _ROW_BITS)) | (seq << _ROW_BITS) | row
 
 
 def place_parts(place: int) -> tuple[int, int, int]:
-    """Kind, sequence and row of a place."""
+    """Returns kind, sequence and row of a place."""
     seq = (place >> _ROW_BITS) & ((1 << _SEQ_BITS) - 1)
     return place >> (_SEQ_BITS + _ROW_BITS), seq, place & ((1 << _ROW_BITS) - 1)
 
 
 def frame_number(place: int) -> int:
-    """Returns a number that the rows of a frame share, and no others."""
+    """Returns the number that all rows of a frame share; it is unique to the frame."""
     return place >> _ROW_BITS
 
 
 def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
-    """The frames of a reading, in order; ``EbbflowError`` if some are not there."""
+    """Yields the frames of a range, in order; ``EbbflowError`` if some are missing."""
     skip = reading.after.row
     for message in _whole_frames(link, reading):
         if (reading.kind, message.seq) not in reading.copies:
@@ -372,10 +371,10 @@ def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
 
 def _whole_frames(link: Link, reading: FrameRange) -> Iterator[StoredMessage]:
     start, last = reading.after.seq + 1, reading.until.seq
-    there = StreamSnapshot(start, last, frozenset())
+    snapshot = StreamSnapshot(start, last, frozenset())
     count = 0
     while start <= last:
-        page = link.run(read_page(link.client, reading.stream, reading.subject, start, there))
+        page = link.run(read_page(link.client, reading.stream, reading.subject, start, snapshot))
         if not page:
             break
         yield from page
@@ -394,7 +393,7 @@ def _missing(reading: FrameRange) -> EbbflowError:
 def read_on_worker(
     numbers: Iterator[pa.RecordBatch], plan: VertexPlan, readings: Sequence[FrameRange]
 ) -> Iterator[pa.RecordBatch]:
-    """Called by Spark with the numbers of the readings that this task has to do."""
+    """Reads frames. Spark calls this with the numbers of the ranges that the task has to read."""
     link = worker_link(plan.run.server)
     for batch in numbers:
         for number in batch.column(0).to_pylist():
@@ -418,7 +417,7 @@ def _to_columns(frame: Frame) -> pa.RecordBatch:
 
 
 def _mark_of(frame: Frame) -> str | None:
-    """Returns what a frame is known by: its id, or when a redelivery came, and its token."""
+    """Returns what identifies a frame: its id, or a redelivery's time of storage and token."""
     headers = frame.message.headers
     if frame.kind == FRESH:
         return headers.get(MSG_ID)
