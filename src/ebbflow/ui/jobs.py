@@ -109,7 +109,7 @@ def _carry_out(job: Job, work: Callable[[Progress], Any]) -> None:
     try:
         job.result = work(job.note)
     except JobStopped:
-        job.failure = Refusal(409, "it was stopped", next_step="Start it again to continue.")
+        job.failure = Refusal(409, "it was stopped", next_step="Do it again to continue.")
     except Exception as error:
         job.failure = explain_failure(error)
     finally:

@@ -3,8 +3,8 @@
 A few threads wait for NATS, on the web UI's own connection. Reading status has its own threads, so
 that a long search does not stop the numbers.
 
-Each pipeline has one reader, however many browsers watch it; it stops when none does. Each status is
-encoded as an event once. A slow browser skips events that newer ones have replaced, so it delays
+Each pipeline has one reader, however many browsers watch it; it stops when none does. Each status
+is encoded as an event once. A slow browser skips events that newer ones have replaced, so it delays
 neither the reader nor other browsers.
 """
 
@@ -73,8 +73,8 @@ ChangePause = Callable[[Link, Names, str | None, float], PauseReport]
 class StatusFollower:
     """Follows the status of one pipeline. Used on one loop.
 
-    The status is read every ``every`` seconds while the pipeline runs, and every ``at_rest`` seconds
-    otherwise. Reading stops ``linger`` seconds after the last use.
+    The status is read every ``every`` seconds while the pipeline runs, and every ``at_rest``
+    seconds otherwise. Reading stops ``linger`` seconds after the last use.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class StatusFollower:
         return bool(self._watchers) or asyncio.get_running_loop().time() < self._wanted_until
 
     async def _rest(self, seconds: float) -> None:
-        """Waits until the next read; repeats the last event meanwhile, so that no browser gives up."""
+        """Waits until the next read; repeats the event meanwhile, so that no browser gives up."""
         end = time.monotonic() + seconds
         while self._is_wanted and (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, _AGAIN))

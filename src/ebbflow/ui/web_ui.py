@@ -175,8 +175,8 @@ def _find_terminal(host: str) -> TextIO:
         if stream is not None and stream.isatty():
             return stream
     raise SetupError(
-        f"The web UI would show everything to anyone who can reach {host}.",
-        f"Choose a token and set {TOKEN} to it, or make the web UI listen on {LOOPBACK}.",
+        f"The web UI would show everything to anybody who can reach {host}.",
+        f"Choose a token and set {TOKEN} to it, or have the web UI listen on {LOOPBACK}.",
     )
 
 
