@@ -269,7 +269,7 @@ def _footer(counts: dict[str, int], chosen: LetterFilter, shown: int, is_cut: bo
     in_all = counts.get(chosen.vertex, 0) if chosen.vertex else sum(counts.values())
     if is_cut:
         of = letters_text(in_all) if chosen.is_everything else f"more that match, {in_all:,} in all"
-        return f"\n{shown:,} of {of}; see more with --limit, or what they are with --count"
+        return f"\n{shown:,} of {of}; see more with --limit, or their causes with --count"
     if shown:
         return f"\n{letters_text(shown)}"
     if in_all:
@@ -345,7 +345,7 @@ def replay(
         typer.Option(
             "--map",
             metavar="MODULE:FUNCTION",
-            help="Call this function for each dead letter; what it returns goes back.",
+            help="Call this function for each dead letter; its result is sent back.",
         ),
     ] = None,
     edit: Annotated[

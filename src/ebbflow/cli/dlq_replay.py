@@ -173,7 +173,7 @@ class ReplayCommand:
 def _resume(choice: Any) -> str:
     end = getattr(choice, "up_to", None)
     bound = f" with --up-to {end}" if end is not None else ""
-    return f"continue with the same command{bound}: what was sent is not sent twice."
+    return f"continue with the same command{bound}: nothing is sent twice."
 
 
 class Samples:

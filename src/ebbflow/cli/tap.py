@@ -88,8 +88,8 @@ def tap(
 ) -> None:
     """Show messages as they pass a vertex.
 
-    Of each: what came in, how it ended and why, what went out to which vertex. The pipeline is not
-    disturbed: nothing waits for this command, and what is too much to show is counted.
+    Each is shown with its outcome, the reason, and its outputs by vertex. The pipeline is not
+    disturbed: it never waits for this command. Messages that are too many to show are counted.
     """
     from ebbflow.accounts.taps import TapFilter, TapWish
 

@@ -234,8 +234,8 @@ class ReadOptions:
             )
         if self.end is not None and isinstance(self.start, int) and self.start > self.end:
             raise DataSourceError(
-                f"Option startingSequence is {self.start}, behind endingSequence {self.end}.",
-                "Write a number that is not behind it.",
+                f"Option startingSequence is {self.start}, after endingSequence {self.end}.",
+                "Write a number up to endingSequence.",
             )
         return self
 

@@ -240,7 +240,7 @@ class Range:
                 f"{self.stream}: messages from {seen + 1} to {min(now.first - 1, self.until)} are "
                 "no longer in the stream and were not read: the limits of the stream removed "
                 "them, or a user did.",
-                "Set failOnDataLoss to false to continue with what is there.",
+                "Set failOnDataLoss to false to continue with the messages that are left.",
             )
 
 
@@ -258,7 +258,7 @@ async def find_beginning(leader: Leader, options: ReadOptions, now: Facts) -> in
     if start > now.last + 1:
         raise DataSourceError(
             f"Option startingSequence is {start}, and {now.stream} ends at {now.last}.",
-            "Write earliest, latest or a number that is there.",
+            "Write earliest, latest or a number up to that.",
         )
     return start - 1
 
@@ -270,7 +270,7 @@ def find_ending(options: ReadOptions, now: Facts) -> int:
     if options.end > now.last:
         raise DataSourceError(
             f"Option endingSequence is {options.end}, and {now.stream} ends at {now.last}.",
-            "Write latest or a number that is there.",
+            "Write latest or a number up to that.",
         )
     return options.end
 

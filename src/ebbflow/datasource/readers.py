@@ -345,7 +345,7 @@ class RangeReader:
 
     def _explain_stall(self) -> DataSourceError:
         return DataSourceError(
-            f"{self._wanted.stream}: messages behind {self._seen} up to {self._wanted.until} did "
-            f"not come within {PATIENCE:.0f} s.",
+            f"{self._wanted.stream}: messages after {self._seen} up to {self._wanted.until} did "
+            f"not arrive within {PATIENCE:.0f} s.",
             "Check the servers of the stream; the same range can be read again.",
         )

@@ -29,7 +29,7 @@ from ebbflow.web.exchange import (
 EVENTS = "text/event-stream; charset=utf-8"
 _EVENTS_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _QUIET = 15.0
-_KEEP_ALIVE = b":\n\n"
+_KEEP_ALIVE_COMMENT = b":\n\n"
 
 # --- routes -------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class EventStream:
 
     def _send_keep_alive(self) -> None:
         if self._exchange.has_room:
-            self._exchange.put(_KEEP_ALIVE)
+            self._exchange.put(_KEEP_ALIVE_COMMENT)
         self._wait()
 
 

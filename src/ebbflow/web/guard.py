@@ -34,7 +34,7 @@ _CHALLENGE = {"www-authenticate": "Bearer"}
 _ABOUT_THE_SENDER = frozenset((b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode"))
 _OWN_SITE = (b"same-origin", b"none")
 _MARK = b"x-ebbflow"
-_UI_ADVICE = "open it as localhost, or make it listen beyond this machine"
+_UI_ADVICE = "open it as localhost, or have it listen beyond this machine"
 _PREFLIGHT_KEPT = 600
 
 
