@@ -290,7 +290,7 @@ def show(
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:
-    """Show everything about one dead letter, or about all of one message."""
+    """Show everything about one dead letter, or about all dead letters of one message."""
     from ebbflow.cli import dlq_letters
     from ebbflow.deadletters.filters import describe_letter
 

@@ -112,7 +112,7 @@ def echo(
 ) -> None:
     """Print the spec of a pipeline, with secrets hidden.
 
-    It is written as Ebbflow reads it. Of a pipeline that has run it is the spec of the latest run.
+    Fields are normalised. For a pipeline that has run, it is the spec of the latest run.
     """
     from ebbflow.spec.echo import document_to_yaml
 

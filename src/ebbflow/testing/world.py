@@ -76,7 +76,7 @@ class VirtualClock:
         self.on_wait()
 
     def sleep(self, seconds: float, /) -> None:
-        """Lets time pass at once."""
+        """Moves the clock forward."""
         self.now_ms += max(1, round(seconds * 1000))
 
 

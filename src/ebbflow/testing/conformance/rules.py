@@ -55,10 +55,10 @@ class UnderTest:
     """Base class. Set attributes on the class or on an instance."""
 
     keeps_keys: bool = False
-    """True if the keys of a message come out as they went in."""
+    """True if the keys of a message are preserved."""
 
     keeps_headers: bool = False
-    """True if the headers of a message come out as they went in."""
+    """True if the headers of a message are preserved."""
 
     empty_values: bool = True
     """True if a message may have an empty value."""

@@ -83,7 +83,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         self.under_test.heard(line)
 
     def release(self) -> None:
-        """Lets the target take everything, so that the pipeline can stop."""
+        """Makes the target accept everything, so that the pipeline can stop."""
         self.under_test.refuse(())
         self.under_test.come_up()
 

@@ -367,7 +367,7 @@ def odd_input_arrives_unchanged_or_is_refused(trial: SourceTrial) -> None:
 
 @rule(SourceStage.ODD, SOURCE_RULES)
 def keys_and_headers_arrive_unchanged(trial: SourceTrial) -> None:
-    """Keys and headers arrive as they were put, as far as the source keeps them."""
+    """Keys and headers arrive unchanged, as far as the source keeps them."""
     odd = [sample for sample in samples.odd(trial.under_test) if sample.keys or sample.headers]
     if not odd:
         raise SkipTest("the source keeps neither keys nor headers")

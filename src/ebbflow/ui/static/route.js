@@ -20,7 +20,7 @@ export function go(parts, fields) {
   location.hash = address(parts, fields);
 }
 
-/** Changes the address without a new entry in the browser's history, as for each key typed. */
+/** Changes the address without a new entry in the browser's history, as for each keystroke. */
 export function amend(parts, fields) {
   history.replaceState(null, "", address(parts, fields));
   dispatchEvent(new HashChangeEvent("hashchange"));

@@ -81,7 +81,7 @@ export function FilterBar({ fields, vertices, onChange }) {
   </form>`;
 }
 
-/** A field that reports its value when typing pauses, so that not every key starts a search. */
+/** A field that reports its value when typing pauses, so that not every keystroke starts a search. */
 function Typed({ value = "", onValue, type = "text", ...rest }) {
   const [text, setText] = useState(value);
   const timer = useRef();
