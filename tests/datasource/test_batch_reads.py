@@ -112,8 +112,7 @@ def test_a_beginning_that_was_removed_is_a_loss_unless_that_does_not_matter(stre
         ),
         (
             {"endingSequence": 11},
-            "Option endingSequence is 11, and {} ends at 10. "
-            "Write latest or a number up to that.",
+            "Option endingSequence is 11, and {} ends at 10. Write latest or a number up to that.",
         ),
     ],
 )
