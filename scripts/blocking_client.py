@@ -1,8 +1,8 @@
-"""Generates the blocking client from the one for asyncio, which is written by hand.
+"""Generates the blocking client from the handwritten one for asyncio.
 
-``make client`` runs this after a change of ``client/asynchronous.py``; a test compares its output
-with what is in the tree. What a client does is decided in ``client/conversations.py``, so the two
-differ in a few words only.
+Run ``make client`` after a change of ``client/asynchronous.py``; a test compares the output with
+the file in the repository. ``client/conversations.py`` has the logic of both clients, so they only
+differ in a few words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORDS = {
     r"\b__a(enter|exit)__\b": r"__\1__",
     r"\ba(close|read|iter_bytes|next)\b": r"\1",
 }
-"""What to write in the blocking client in place of each pattern, in this order."""
+"""The replacement of each pattern in the blocking client, applied in this order."""
 
 
 def generate() -> str:

@@ -1,8 +1,8 @@
-"""Prints how the package is cut: files, lines, functions and classes by package, and the totals.
+"""Prints size figures: files, lines, functions and classes by package, and the totals.
 
-``python scripts/house.py`` measures the working tree: also who imports whom against the layers of
-``tests/test_layers.py``, and which names are there more than once. With revisions of git as
-arguments, it prints their totals as well.
+``python scripts/house.py`` measures the working tree. It also prints the imports that break the
+layers of ``tests/test_layers.py``, and repeated names. With git revisions as arguments, it prints
+their totals as well.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ ON_PURPOSE = {
     "main": "the entry point of each program",
     "nothing_is_left_behind": "one rule in the suite for sources and in that for sinks",
 }
-"""Names of modules, classes and functions that may be there more than once, and why."""
+"""Names of modules, classes and functions that may be repeated, with the reason."""
 
 
 @dataclass
 class Figures:
-    """What was counted of some modules."""
+    """The figures of some modules."""
 
     files: list[int] = field(default_factory=list)
     code: int = 0
@@ -52,7 +52,7 @@ class Figures:
     slivers: int = 0
 
     def add(self, path: Path) -> None:
-        """Counts one module."""
+        """Adds one module."""
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         self.files.append(len(lines))
@@ -82,7 +82,7 @@ class Figures:
 
 
 NOT_BY_HAND = ("__init__.py", "_pb2.py", "_pb2_grpc.py", "typed.py")
-"""How the names of modules end that are empty or made by a script; ``typed`` mirrors the models."""
+"""Endings of modules that are empty or generated; ``typed`` mirrors the models."""
 
 HEAD = (
     "package", "files", "lines", "code", "docstrings", "comments", "median file",
@@ -91,7 +91,7 @@ HEAD = (
 
 
 def _docstring_lines(node: ast.AST) -> int:
-    """Returns the lines of a docstring without blank ones."""
+    """Returns the number of non-blank lines of a docstring."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     if not isinstance(node, kinds) or ast.get_docstring(node) is None:
         return 0
@@ -105,7 +105,7 @@ def _comment_lines(text: str) -> int:
 
 
 def measure(root: Path) -> dict[str, Figures]:
-    """Returns the figures of each package, and of all as ``total``."""
+    """Returns the figures of each package, and of all packages as ``total``."""
     found: defaultdict[str, Figures] = defaultdict(Figures)
     for path in sorted((root / PACKAGE).rglob("*.py")):
         parts = path.relative_to(root / PACKAGE).parts
@@ -115,19 +115,19 @@ def measure(root: Path) -> dict[str, Figures]:
 
 
 def top_entries(root: Path) -> list[str]:
-    """Returns the table of contents: the packages and modules of the root."""
+    """Returns the packages and modules at the top level."""
     entries = (root / PACKAGE).iterdir()
     return sorted(e.name for e in entries if e.suffix == ".py" or (e / "__init__.py").exists())
 
 
 def modules(root: Path) -> list[Path]:
-    """Returns every module that is written by hand, without those that make a folder a package."""
+    """Returns every handwritten module except ``__init__``."""
     every = sorted((root / PACKAGE).rglob("*.py"))
     return [path for path in every if not path.name.endswith(NOT_BY_HAND)]
 
 
 def repeated_modules(root: Path) -> dict[str, list[str]]:
-    """Returns the names of modules that are used three times or more, and where."""
+    """Returns module names that are used at least three times, and where."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in modules(root):
         found[path.name].append(str(path.parent.relative_to(root / PACKAGE)))
@@ -135,7 +135,7 @@ def repeated_modules(root: Path) -> dict[str, list[str]]:
 
 
 def repeated_names(root: Path) -> dict[str, list[str]]:
-    """Returns the public classes and functions that several modules define, and where."""
+    """Returns public classes and functions that several modules define, and where."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in modules(root):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -146,7 +146,7 @@ def repeated_names(root: Path) -> dict[str, list[str]]:
 
 
 def upward_imports(layers: dict[str, Any]) -> list[str]:
-    """Returns each import that leads from a layer to one above it, but those that are allowed."""
+    """Returns the imports of modules in higher layers, except those that are allowed."""
     order, layer_of = list(layers["LAYERS"]), layers["layer_of"]
     return [
         f"{module} imports {target}"
@@ -158,7 +158,7 @@ def upward_imports(layers: dict[str, Any]) -> list[str]:
 
 
 def cycles(layers: dict[str, Any]) -> list[str]:
-    """Returns a circle of modules that import each other, if there is one."""
+    """Returns a cycle of modules that import each other, if there is one."""
     try:
         TopologicalSorter({m: layers["imports_of"](m) for m in layers["MODULES"]}).prepare()
     except CycleError as error:
@@ -167,7 +167,7 @@ def cycles(layers: dict[str, Any]) -> list[str]:
 
 
 def print_names_and_imports() -> None:
-    """Prints what stands against the layers, and which names are there more than once."""
+    """Prints violations of the layers, and repeated names."""
     layers = runpy.run_path(str(ROOT / "tests/test_layers.py"))
     for what, found in (("upward imports", upward_imports(layers)), ("cycles", cycles(layers))):
         print(f"{len(found)} {what}", *found, sep="\n  ")
@@ -184,7 +184,7 @@ def print_names_and_imports() -> None:
 
 @contextmanager
 def checked_out(revision: str) -> Iterator[Path]:
-    """Gives a folder with the package as it was in a revision."""
+    """Yields a folder with the package of a revision."""
     packed = subprocess.run(
         ["git", "archive", revision, str(PACKAGE)], cwd=ROOT, check=True, stdout=subprocess.PIPE
     ).stdout
@@ -206,7 +206,7 @@ def table(rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def main(revisions: list[str]) -> None:
-    """Prints the table of the working tree, and the totals of other revisions before it."""
+    """Prints the table of the working tree, then the totals of other revisions."""
     now = measure(ROOT)
     print(table([HEAD, *(figures.row(name) for name, figures in now.items())]))
     print(f"\n{len(top_entries(ROOT))} entries at the top: {', '.join(top_entries(ROOT))}")

@@ -1,7 +1,7 @@
-"""Runs small pipelines: the JVM then keeps the classes that it has loaded, for later starts.
+"""Runs small pipelines so that the JVM archives its loaded classes, which speeds up later starts.
 
-``make setup`` does this once for each environment; a run that finds no archive writes it as well,
-but then that run starts later.
+``make setup`` does this once for each environment. A run without an archive writes it as well, but
+starts later for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ebbflow.connectors import Blackhole, Generator, Spark
 
 
 def main() -> None:
-    """Load what pipelines with resident tasks need, and what those with SQL and tables need."""
+    """Loads the classes for resident tasks, and those for SQL and tables."""
     with tempfile.TemporaryDirectory(prefix="ebbflow-setup-") as folder:
         tasks = Pipeline("setup-tasks").source("in", Generator(messages=10))
         tables = (

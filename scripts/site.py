@@ -1,8 +1,8 @@
-"""The hook of ``mkdocs.yml``: pages are written for a forge, and the site takes them as they are.
+"""The hook of ``mkdocs.yml``, which adapts pages written for a Git forge to the site.
 
-The navigation is the index ``docs/README.md``. Headings get the anchors that a forge gives them,
-links that leave ``docs`` lead to the forge, pictures from there are copied, and what a test reads
-in a fence is left out.
+The navigation comes from the index ``docs/README.md``. Headings get the same anchors as on a forge,
+links to files outside ``docs`` point to the forge, pictures outside ``docs`` are copied, and test
+markers in code fences are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
 
 
 def navigation(index: str) -> list[dict[str, Any]]:
-    """Returns the sections of the index, each with its pages; folders show their own index."""
+    """Returns the sections of the index, each with its pages."""
     parts = _SECTION.split(index)[1:]
     return [
         {title: [{name: page} for name, page in _ENTRY.findall(body)]}
@@ -34,7 +34,7 @@ def navigation(index: str) -> list[dict[str, Any]]:
 
 
 def on_config(config: Any) -> Any:
-    """Takes the navigation from the index, and the pages that an index of a folder lists."""
+    """Sets the navigation from the index, with the pages of listed folders."""
     docs = Path(config["docs_dir"])
     config["nav"] = [{"Home": "README.md"}, *navigation((docs / "README.md").read_text("utf-8"))]
     for section in config["nav"][1:]:
@@ -44,7 +44,7 @@ def on_config(config: Any) -> Any:
 
 
 def _with_folder(docs: Path, entry: dict[str, str]) -> dict[str, Any]:
-    """Returns a page, or all pages of a folder that the index lists by its README alone."""
+    """Returns a page, or all pages of a folder if the index lists only its README."""
     ((name, page),) = entry.items()
     folder = PurePosixPath(page).parent
     if folder.as_posix() not in ("reference", "decisions"):
@@ -54,7 +54,7 @@ def _with_folder(docs: Path, entry: dict[str, str]) -> dict[str, Any]:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Adds the pictures that pages show from outside the docs."""
+    """Adds the pictures outside the docs that pages show."""
     docs = Path(config["docs_dir"])
     for path in sorted(docs.rglob("*.md")):
         for link in _PICTURE.findall(path.read_text("utf-8")):
@@ -69,7 +69,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Returns a page as the site needs it."""
+    """Returns a page adapted to the site."""
     pieces, end = [], 0
     used: dict[str, int] = {}
     for fence in _FENCE.finditer(markdown):
@@ -88,7 +88,7 @@ def _prose(text: str, page: Any, config: Any, used: dict[str, int]) -> str:
 
 
 def _target(folder: str, link: str) -> str:
-    """Returns what a link in a folder of the docs leads to, from the root of the checkout."""
+    """Returns the target of a link in a folder of the docs, relative to the repository."""
     return normpath(f"docs/{folder}/{link}")
 
 
@@ -107,7 +107,7 @@ def _anchored(heading: re.Match[str], used: dict[str, int]) -> str:
 
 
 def _link(link: re.Match[str], folder: str, source: str) -> str:
-    """Returns a link as it is, unless it leaves the docs."""
+    """Returns a link, pointed to the forge if it leaves the docs."""
     target = _target(folder, link[2])
     if "://" in link[2] or target.startswith("docs/"):
         return link[0]

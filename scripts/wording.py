@@ -1,9 +1,9 @@
 """``python scripts/wording.py``: counts the words of the docs, and finds wording to avoid.
 
-The sections are those of ``docs/README.md``, which lists every page once. Phrases are looked for in
-the pages, without their code, in the help of every command, in the texts of the source (errors, log
-lines, descriptions) and in the docstrings of public names. Tables made from the code are left out:
-their source is the place to change. ``tests/docs/test_wording.py`` keeps all of it free of them.
+The sections are those of ``docs/README.md``, which lists every page once. It searches the pages
+without their code, the help of every command, the texts of the source (errors, log lines,
+descriptions) and the docstrings of public names. It skips tables that are generated from the code,
+because the code is the place to change them. ``tests/docs/test_wording.py`` fails if it finds any.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
 def prose(text: str) -> str:
-    """Returns a page without its code and without the tables that are made from the code."""
+    """Returns a page without its code and without generated tables."""
     return _CODE.sub(" ", _MADE.sub(" ", text))
 
 
 def words(text: str) -> int:
-    """Returns how many words a page has, code and tables included."""
+    """Returns how many words a page has, including code and tables."""
     return len(text.split())
 
 
 def found(text: str) -> list[str]:
-    """Returns the phrases to avoid in a page, each with the words around it."""
+    """Returns the phrases to avoid in a page, each with its context."""
     plain = " ".join(prose(text).split())
     hits = (
         (name, match)
@@ -63,7 +63,7 @@ def found(text: str) -> list[str]:
 
 
 def sections() -> dict[str, list[Path]]:
-    """Returns the pages of each section of the docs, as their index lists them."""
+    """Returns the pages of each section of the docs, as listed in the index."""
     parts = re.split(r"^## (.+)$", INDEX.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     return {
         title: [(INDEX.parent / link).resolve() for link in _LINK.findall(body)]
@@ -72,25 +72,25 @@ def sections() -> dict[str, list[Path]]:
 
 
 def pages() -> list[Path]:
-    """Returns the pages of the docs: README and docs, without decisions and the reference."""
+    """Returns the pages of README and docs, except decisions and the reference."""
     docs = sorted((ROOT / "docs").glob("*.md"))
     return [ROOT / "README.md", *docs, *sorted((ROOT / "docs" / "guides").rglob("*.md"))]
 
 
 def made_pages() -> list[Path]:
-    """Returns the pages of the reference, whose words are those of docstrings and models."""
+    """Returns the pages of the reference, whose text comes from docstrings and models."""
     return sorted((ROOT / "docs" / "reference").glob("*.md"))
 
 
 def records() -> list[Path]:
-    """Returns the pages for those who follow or change the project."""
+    """Returns the pages for contributors."""
     return [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
 
 
 def texts(source: Path) -> Iterator[tuple[int, str]]:
-    """Yields the texts of a module with spaces in them, each with its line, without docstrings."""
+    """Yields the strings of a module that have spaces, with their lines, except docstrings."""
     tree = ast.parse(source.read_text(encoding="utf-8"))
-    told = {
+    skipped = {
         id(node.value)
         for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -98,9 +98,9 @@ def texts(source: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             pieces = [v.value if isinstance(v, ast.Constant) else "…" for v in node.values]
-            told |= {id(value) for value in node.values}
+            skipped |= {id(value) for value in node.values}
             yield node.lineno, "".join(map(str, pieces))
-        elif isinstance(node, ast.Constant) and id(node) not in told and " " in str(node.value):
+        elif isinstance(node, ast.Constant) and id(node) not in skipped and " " in str(node.value):
             yield node.lineno, str(node.value)
 
 
@@ -110,7 +110,7 @@ def sources() -> list[Path]:
 
 
 def helps() -> Iterator[tuple[str, str]]:
-    """Yields every command with its help and that of its options."""
+    """Yields every command with its help, including the help of its options."""
     from typer.main import get_command
 
     from ebbflow.cli.main import app
@@ -125,7 +125,7 @@ def helps() -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Prints both."""
+    """Prints the word counts and the phrases to avoid."""
     for title, listed in sections().items():
         texts_of = [page.read_text(encoding="utf-8") for page in listed]
         total, plain = sum(map(words, texts_of)), sum(words(prose(text)) for text in texts_of)

@@ -47,7 +47,7 @@ def test_list_keeps_to_the_width_of_the_terminal(
 def test_list_says_how_to_see_more(pipeline: Written, dlq: Dlq) -> None:
     for vertex in ("enrich", "store", "store"):
         pipeline.bury(vertex=vertex)
-    more = "; see more with --limit, or what they are with --count\n"
+    more = "; see more with --limit, or their causes with --count\n"
     assert dlq("list", "--limit", "2").stdout.endswith(f"\n2 of 3 dead letters{more}")
     some = dlq("list", "--limit", "1", "--reason", "value").stdout
     assert some.endswith(f"\n1 of more that match, 3 in all{more}")

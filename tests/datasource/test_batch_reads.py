@@ -108,12 +108,11 @@ def test_a_beginning_that_was_removed_is_a_loss_unless_that_does_not_matter(stre
         (
             {"startingSequence": 12},
             "Option startingSequence is 12, and {} ends at 10. "
-            "Write earliest, latest or a number that is there.",
+            "Write earliest, latest or a number up to that.",
         ),
         (
             {"endingSequence": 11},
-            "Option endingSequence is 11, and {} ends at 10. "
-            "Write latest or a number that is there.",
+            "Option endingSequence is 11, and {} ends at 10. Write latest or a number up to that.",
         ),
     ],
 )

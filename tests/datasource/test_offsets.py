@@ -79,7 +79,7 @@ def test_messages_that_left_the_stream_unread_are_a_loss():
     assert str(error.value) == (
         "ORDERS: messages from 51 to 55 are no longer in the stream and were not read: the limits "
         "of the stream removed them, or a user did. "
-        "Set failOnDataLoss to false to continue with what is there."
+        "Set failOnDataLoss to false to continue with the messages that are left."
     )
 
 

@@ -100,8 +100,8 @@ def test_a_read_option_that_makes_no_sense_is_refused_by_load(options, text):
         ),
         (
             {"startingSequence": "7", "endingSequence": "6"},
-            "Option startingSequence is 7, behind endingSequence 6. "
-            "Write a number that is not behind it.",
+            "Option startingSequence is 7, after endingSequence 6. "
+            "Write a number up to endingSequence.",
         ),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_range_whose_end_does_not_come_is_an_error_and_not_a_shorter_range(str
     with pytest.raises(DataSourceError) as error:
         sequences(stream, whole(stream, until=13))
     assert str(error.value) == (
-        f"{stream.name}: messages behind 10 up to 13 did not come within 0 s. "
+        f"{stream.name}: messages after 10 up to 13 did not arrive within 0 s. "
         "Check the servers of the stream; the same range can be read again."
     )
 

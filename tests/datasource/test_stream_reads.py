@@ -80,7 +80,7 @@ def test_messages_that_were_removed_before_a_first_batch_is_replayed_are_a_loss(
     stream.purge(before=8)
     told = query.failure()
     assert f"{stream.name}: messages from 1 to 7 are no longer in the stream" in told
-    assert "Set failOnDataLoss to false to continue with what is there." in told
+    assert "Set failOnDataLoss to false to continue with the messages that are left." in told
 
 
 def test_new_messages_are_read_as_they_come_and_the_lag_is_reported(query, stream):

@@ -185,7 +185,7 @@ def test_a_message_that_is_nacked_for_ever_without_a_delay_is_an_error():
         raise Nack
 
     pipeline = Pipeline("p").source("in", Generator(messages=1)).map("m", never)
-    with pytest.raises(SimulationError, match="m redelivers messages for ever without a delay"):
+    with pytest.raises(SimulationError, match="m redelivers messages forever without a delay"):
         simulate(pipeline.sink("out", store))
 
 

@@ -1,7 +1,8 @@
-"""``ebbflow answer``: get the answers to a request, list answers, watch them as they are stored.
+"""``ebbflow answer``: get the answers to a request, list answers, or watch for new ones.
 
-The commands use the server of a pipeline that runs. If it does not run, they start the embedded
-server for as long as they take. A store of the user's own is found by the pipeline's file.
+The commands use the server of the running pipeline. If the pipeline is not running, they start the
+embedded server and stop it when they end. To find a store of the user's own, they need the
+pipeline's file.
 """
 
 from __future__ import annotations
@@ -152,11 +153,11 @@ def watch(
             typer.echo(json.dumps(_facts(answer)) if as_json else _line(answer))
 
 
-# --- how answers look ---------------------------------------------------------------------------
+# --- formatting ---------------------------------------------------------------------------------
 
 
 def _facts(answer: Answer) -> dict[str, Any]:
-    """Returns the answer for programs; bytes that are not text become ``{"base64": …}``."""
+    """Returns the answer as JSON fields; bytes that are not text become ``{"base64": …}``."""
     return {
         "request": answer.request,
         "vertex": answer.vertex,

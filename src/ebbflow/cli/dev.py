@@ -1,10 +1,10 @@
 """``ebbflow dev``: run a pipeline while its author works on it.
 
-Spark stays open between runs, so a saved file is running a moment later. Problems of the spec and
-of imports are shown where lint shows them, and the next save tries again; errors of user code are
-part of the display of the run. It works in its own state folder, and begins again with each
-save, so that every version of the code sees the same messages. With ``--debug`` the pipeline is
-simulated instead, all of it in this process and on this thread, where debuggers work.
+Spark stays open between runs, so a saved file is running a moment later. Problems in the spec or in
+imports are printed as lint prints them, and the next save tries again. Errors of user code appear
+in the display of the run. The command has its own state folder and starts over with each save, so
+that every version of the code sees the same messages. With ``--debug`` the pipeline is simulated
+instead, in this process and on this thread, where debuggers work.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def dev(flags: DevFlags) -> None:
     Spark stays open, so a change is running within two seconds. Ctrl-C ends it.
     """
     if not flags.spec.is_file():
-        _load(flags)  # raises: there is nothing to wait for
+        _load(flags)  # raises, because no change to wait for can help
     changes = FileChanges(flags.spec.resolve().parent)
     once = _simulate if flags.debug else _Runs().run
     with contextlib.suppress(KeyboardInterrupt):
@@ -76,7 +76,7 @@ def dev(flags: DevFlags) -> None:
 
 
 def _attempt(flags: DevFlags, once: Callable[..., None], changes: FileChanges) -> None:
-    """Runs what is on disk until a file changes; problems are shown until then."""
+    """Runs the pipeline on disk, or prints its problems, until a file changes."""
     from ebbflow.usercode.targets import forget_changed_modules
 
     forget_changed_modules()
@@ -98,22 +98,22 @@ def _load(flags: DevFlags) -> Spec:
     return load(flags.spec, name=flags.name, secrets=flags.secrets, bind=flags.bind)
 
 
-# --- changes of files -----------------------------------------------------------------------------
+# --- file changes ---------------------------------------------------------------------------------
 
 
 class FileChanges:
-    """The source files of a folder and below, and whether one of them has changed."""
+    """Detects changes of the source files in a folder and its subfolders."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[Path, tuple[int, int]] = {}
 
     def note(self) -> None:
-        """Takes the files as they are for unchanged."""
+        """Remembers the files as they are now, as the state to compare with."""
         self._known = dict(self._scan())
 
     def wait(self, unless: Callable[[], bool] = lambda: False) -> bool:
-        """Waits for a change; returns ``False`` if something else ended the wait before."""
+        """Waits for a change. Returns ``False`` if ``unless`` ended the wait first."""
         while (now := dict(self._scan())) == self._known:
             if unless():
                 return False
@@ -126,7 +126,7 @@ class FileChanges:
             folders[:] = [each for each in folders if each not in _SKIPPED and each[0] != "."]
             for path in (Path(root, file) for file in files):
                 if path.suffix in _WATCHED and path.name[0] != ".":
-                    with contextlib.suppress(OSError):  # it was deleted a moment ago
+                    with contextlib.suppress(OSError):  # deleted since the folder was listed
                         facts = path.stat()
                         yield path, (facts.st_mtime_ns, facts.st_size)
 
@@ -135,13 +135,13 @@ class FileChanges:
 
 
 class _Runs:
-    """Runs of one pipeline, one after another on one Spark session and one address."""
+    """Runs one pipeline repeatedly on the same Spark session, its web UI on the same address."""
 
     def __init__(self) -> None:
-        self._page = f"127.0.0.1:{_free_port()}"
+        self._address = f"127.0.0.1:{_free_port()}"
 
     def run(self, flags: DevFlags, spec: Spec, changes: FileChanges) -> None:
-        """Runs the pipeline until a file changes; Ctrl-C ends it in good order."""
+        """Runs the pipeline until a file changes. Ctrl-C stops it cleanly."""
         from ebbflow.operations.pipeline_run import PipelineRun
         from ebbflow.runtime.run_setup import RunOptions
         from ebbflow.status.terminal import open_display
@@ -150,7 +150,7 @@ class _Runs:
         folder = flags.spec.resolve().parent
         options = RunOptions(state=flags.state, fresh=not flags.keep, search=folder)
         with open_display("plain" if flags.plain else None) as display:
-            run = PipelineRun(spec, options, display, attach_web_ui(self._page, False))
+            run = PipelineRun(spec, options, display, attach_web_ui(self._address, False))
             try:
                 run.start()
                 changes.wait(unless=lambda: not run.is_running)
@@ -159,7 +159,7 @@ class _Runs:
 
 
 def _free_port() -> int:
-    """Returns the usual port of the web UI, or a free one if that is taken."""
+    """Returns the default port of the web UI, or a free one if that port is taken."""
     from ebbflow.ui.web_ui import UI_PORT
 
     for port in (UI_PORT, 0):
@@ -170,11 +170,11 @@ def _free_port() -> int:
     raise EbbflowError("There is no free port for the web UI.")
 
 
-# --- in this process ------------------------------------------------------------------------------
+# --- simulated ------------------------------------------------------------------------------------
 
 
 def _simulate(flags: DevFlags, spec: Spec, changes: FileChanges) -> None:
-    """Simulates the examples of the pipeline, or the pipeline with its own messages."""
+    """Simulates the pipeline's examples, or its own messages if there are no examples."""
     from ebbflow.testing.examples import check_example, find_examples, read_examples
     from ebbflow.testing.simulation import simulate
 
@@ -187,6 +187,6 @@ def _simulate(flags: DevFlags, spec: Spec, changes: FileChanges) -> None:
             typer.echo("\n".join([str(checked.simulation), *checked.differences]))
     else:
         typer.echo(str(simulate(spec, search=flags.spec.resolve().parent)))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a debugger may have taken it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a debugger may have replaced it
     typer.echo("ebbflow dev: waiting for a change", err=True)
     changes.wait()

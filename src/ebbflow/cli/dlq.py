@@ -1,7 +1,7 @@
 """``ebbflow dlq``: list, show, replay, export and purge the dead letters of a pipeline.
 
-The commands use the server of a pipeline that runs. If it does not run, they start the embedded
-server for as long as they take.
+The commands use the server of the running pipeline. If the pipeline is not running, they start the
+embedded server and stop it when they end.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ app = typer.Typer(
 )
 
 
-# --- which letters ------------------------------------------------------------------------------
+# --- choosing dead letters ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FilterOptions:
-    """Options that choose letters by their facts; a letter has to match all of them."""
+    """Options that filter dead letters. A dead letter has to match all of them."""
 
     vertex: Annotated[
         str | None,
@@ -119,7 +119,7 @@ _NO_FILTER = FilterOptions()
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOptions:
-    """Options that name letters, or choose them by a filter, or take all of them."""
+    """Options that choose dead letters by number or id, by a filter, or all of them."""
 
     ids: Annotated[
         list[str] | None,
@@ -133,7 +133,10 @@ class ChoiceOptions:
     ] = None
 
     def choose(self) -> ChosenLetters:
-        """Returns the letters meant; named in exactly one way, and never all by accident."""
+        """Returns the chosen dead letters.
+
+        Requires exactly one way of choosing, so that nothing selects all of them by accident.
+        """
         from ebbflow.cli.dlq_letters import ChosenLetters
         from ebbflow.deadletters import LetterFilter
 
@@ -149,7 +152,7 @@ class ChoiceOptions:
 
 
 def read_which(text: str) -> Which:
-    """Reads digits as a number; every letter has one, so no one needs an id of digits only."""
+    """Returns digits as a number: every dead letter has one, so an id of digits is not needed."""
     return int(text) if text.isdecimal() else text
 
 
@@ -158,7 +161,7 @@ def parse_time(
     option: str,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> datetime | None:
-    """Returns a time that the user has typed: how long ago, or a moment in UTC."""
+    """Returns the time that the user passed: a duration before now, or a date and time in UTC."""
     if text is None:
         return None
     try:
@@ -177,7 +180,7 @@ def parse_time(
 
 
 def parse_rate(text: str | None) -> float | None:
-    """Returns the letters a second that the user has typed."""
+    """Returns the rate that the user passed, in dead letters per second."""
     if text is None:
         return None
     parts = _RATE.fullmatch(text.strip())
@@ -194,7 +197,7 @@ def _open(pipeline: str, server: ServerOptions) -> AbstractContextManager[DeadLe
     return DeadLetters.open(pipeline, state=server.state, nats=server.nats)
 
 
-# --- looking ------------------------------------------------------------------------------------
+# --- list, show, export -------------------------------------------------------------------------
 
 
 @app.command("list")
@@ -266,7 +269,7 @@ def _footer(counts: dict[str, int], chosen: LetterFilter, shown: int, is_cut: bo
     in_all = counts.get(chosen.vertex, 0) if chosen.vertex else sum(counts.values())
     if is_cut:
         of = letters_text(in_all) if chosen.is_everything else f"more that match, {in_all:,} in all"
-        return f"\n{shown:,} of {of}; see more with --limit, or what they are with --count"
+        return f"\n{shown:,} of {of}; see more with --limit, or their causes with --count"
     if shown:
         return f"\n{letters_text(shown)}"
     if in_all:
@@ -287,7 +290,7 @@ def show(
     as_json: JsonOption = False,
     server: ServerOptions = HERE,
 ) -> None:
-    """Show everything about one dead letter, or about all of one message."""
+    """Show everything about one dead letter, or about all dead letters of one message."""
     from ebbflow.cli import dlq_letters
     from ebbflow.deadletters.filters import describe_letter
 
@@ -329,7 +332,7 @@ def _writing(path: Path | None) -> Iterator[IO[str]]:
         yield file
 
 
-# --- sending back -------------------------------------------------------------------------------
+# --- replay -------------------------------------------------------------------------------------
 
 
 @app.command()
@@ -342,7 +345,7 @@ def replay(
         typer.Option(
             "--map",
             metavar="MODULE:FUNCTION",
-            help="Call this function for each dead letter; what it returns goes back.",
+            help="Call this function for each dead letter; its result is sent back.",
         ),
     ] = None,
     edit: Annotated[
@@ -376,7 +379,7 @@ def replay(
         raise typer.Exit(ExitCode.NOT_READY)
 
 
-# --- deleting -----------------------------------------------------------------------------------
+# --- purge --------------------------------------------------------------------------------------
 
 
 @app.command()
@@ -397,9 +400,9 @@ def purge(
 
 
 def _purge(letters: DeadLetters, chosen: ChosenLetters, pipeline: str, yes: bool) -> int | None:
-    """Returns how many letters were deleted; ``None`` if the user has said no."""
+    """Returns how many dead letters were deleted; ``None`` if the user declined."""
     numbers = chosen.find_numbers(letters) if chosen.which else None
-    # What dies after the question is not part of the answer.
+    # Dead letters that arrive after the prompt are not part of what the user confirms.
     filter = replace(chosen.filter, up_to=letters.last_number(chosen.filter))
     if not yes:
         total = len(numbers) if numbers is not None else _count(letters, filter)

@@ -1,4 +1,4 @@
-"""Dead letters on a terminal: a table that fits it, and everything about one dead letter."""
+"""Prints dead letters: a table that fits the terminal, and the details of one dead letter."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 _SHOWN_BYTES = 4096
 _SHOWN_NUMBERS = 8
 _SHOWN_REASONS = 20
-# On a narrow terminal the reason has so much room, and ids and names have no less than this.
+# On a narrow terminal the reason gets this width, and ids and names shrink to no less than this.
 _WHY, _LEAST, _WIDE = 24, {"id": 12, "vertex": 8}, 110
 _COUNTS = ("number", "tries", "replays")
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenLetters:
-    """The letters that were named; if there are none, those that match the filter."""
+    """Dead letters chosen by number or id or, if ``which`` is empty, by a filter."""
 
     which: tuple[Which, ...]
     filter: LetterFilter
 
     def find_numbers(self, letters: DeadLetters) -> list[int]:
-        """Returns the numbers of letters that were named; ``EbbflowError`` if one is missing."""
+        """Returns the numbers of the named dead letters; ``EbbflowError`` if one is missing."""
         numbers = {which for which in self.which if isinstance(which, int)}
         if ids := [which for which in self.which if isinstance(which, str)]:
             numbers |= {entry.number for entry in letters.get(*ids)}
@@ -42,17 +42,17 @@ class ChosenLetters:
 
 
 def console(err: bool = False) -> Any:
-    """Returns rich's console for a stream; its width is that of the terminal."""
+    """Returns rich's console for standard output or error, as wide as the terminal."""
     return console_for(sys.stderr if err else sys.stdout)
 
 
 def letters_text(count: int) -> str:
-    """Returns how many letters, in words."""
+    """Returns a count of dead letters as text."""
     return "1 dead letter" if count == 1 else f"{count:,} dead letters"
 
 
 def list_lines(letters: Sequence[StoredLetter], width: int) -> list[str]:
-    """Returns a line for each letter, as wide as the terminal: what does not fit is cut."""
+    """Returns a line for each dead letter, cut to the width of the terminal."""
     years = {stored.letter.last_seen.year for stored in letters}
     year = years.pop() if len(years) == 1 and width < _WIDE else None
     died = f"died ({year}, UTC)" if year else "died (UTC)"
@@ -78,12 +78,12 @@ def _cells(stored: StoredLetter, year: int | None) -> list[str]:
 
 
 def why(letter: Letter) -> str:
-    """Returns reason and error in one text, without saying a thing twice."""
+    """Returns the reason and the error as one text without repetition."""
     return describe_cause(letter.reason, letter.error)
 
 
 def cause_lines(causes: Causes) -> list[str]:
-    """Returns a line for each of the most frequent causes, and lines that make it add up."""
+    """Returns a line for each of the most frequent causes, then the rest and the total."""
     lines = [
         f"{count:>9,}  {vertex}  {one_line(text)}"
         for (vertex, text), count in [*causes.items()][:MOST_SHOWN]
@@ -102,7 +102,7 @@ def time_text(time: datetime | None) -> str:
 
 
 def stayed_lines(result: ReplayResult) -> list[str]:
-    """Returns why letters stayed: a line for each reason, with the first of their numbers."""
+    """Returns a line for each reason why dead letters stayed, with their first numbers."""
     reasons = [*result.stayed.items()]
     lines = []
     for text, numbers in reasons[:_SHOWN_REASONS]:
@@ -115,7 +115,7 @@ def stayed_lines(result: ReplayResult) -> list[str]:
 
 
 def letter_to_text(stored: StoredLetter) -> str:
-    """Returns everything about a letter, for people."""
+    """Returns everything about a dead letter as text for people."""
     from ebbflow.deadletters.filters import own_headers
 
     letter = stored.letter
@@ -136,8 +136,8 @@ def letter_to_text(stored: StoredLetter) -> str:
     for group, entries in letter.metadata.items():
         facts |= {f"metadata {group}.{key}": text_or_hex(v) for key, v in entries.items()}
     lines = [f"{name + ':':12} {one_line(text)}" for name, text in facts.items()]
-    story = _block("history", "\n".join(_history(letter)) or None)
-    return "\n".join([*lines, *story, *_block("traceback", letter.traceback), *_value(letter)])
+    history = _block("history", "\n".join(_history(letter)) or None)
+    return "\n".join([*lines, *history, *_block("traceback", letter.traceback), *_value(letter)])
 
 
 def _history(letter: Letter) -> list[str]:
@@ -166,8 +166,8 @@ def _block(title: str, text: str | None) -> list[str]:
 
 
 def text_or_hex(value: bytes) -> str:
-    """Returns bytes as text, or in hexadecimal if they are none."""
-    # A cut may have split the last character; that alone does not make it binary.
+    """Returns bytes as text, or in hexadecimal if they are not text."""
+    # The value may have been cut inside its last character, which does not make it binary.
     text = value.decode("utf-8", "replace")
     broken = text.rstrip("\ufffd")
     if len(text) - len(broken) <= 3 and "\ufffd" not in broken and "\0" not in broken:

@@ -1,8 +1,8 @@
-"""``ebbflow dlq replay``: what the user sees of a replay, and a dead letter in the user's editor.
+"""``ebbflow dlq replay``: the output of a replay, and editing a dead letter in the user's editor.
 
-In the editor, keys and headers are on top, then an empty line, then the value as it is. The line
-break that ends the file is not part of it. Values that are not text are refused: a transform can
-change them.
+The editor shows keys and headers, then an empty line, then the value as it is. The line break at
+the end of the file is not part of the value. A value that is not text cannot be edited; a transform
+can change it.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class ReplayCommand:
     as_json: bool
 
     def run(self, letters: DeadLetters, chosen: ChosenLetters) -> ReplayResult | None:
-        """Replays and says what it has come to; ``None`` if the user has edited nothing."""
+        """Replays and prints the result. Returns ``None`` if the user changed nothing."""
         if self.edit and self.function:
             raise typer.BadParameter(
-                "a dead letter is edited, or given to a function.", param_hint="--edit"
+                "a dead letter is edited, or passed to a function.", param_hint="--edit"
             )
         choice, total = self._choose(letters, chosen)
         transform = self._edit(letters, choice) if self.edit else self._resolve()
@@ -81,14 +81,14 @@ class ReplayCommand:
         if chosen.which:
             numbers = chosen.find_numbers(letters)
             return numbers, len(numbers)
-        # The last number bounds the replay: what dies again is not a part of it when it is resumed.
+        # The last number bounds the replay, so resuming it leaves out messages that died again.
         filter = replace(chosen.filter, up_to=letters.last_number(chosen.filter))
         counts = letters.counts()
         total = counts.get(filter.vertex, 0) if filter.vertex else sum(counts.values())
         return filter, total if chosen.filter.is_everything else None
 
     def _announce(self, choice: Choice, total: int | None) -> None:
-        """Says how to resume a long replay: whoever is killed has no chance to say it."""
+        """Prints how to resume a long replay, now because a killed command cannot print it."""
         if self.dry_run or self.as_json or total is None or total <= STEP:
             return
         typer.echo(
@@ -173,18 +173,18 @@ class ReplayCommand:
 def _resume(choice: Any) -> str:
     end = getattr(choice, "up_to", None)
     bound = f" with --up-to {end}" if end is not None else ""
-    return f"continue with the same command{bound}: what was sent does not go twice."
+    return f"continue with the same command{bound}: nothing is sent twice."
 
 
 class Samples:
-    """A transform that keeps the first letters it has changed, for the user to look at."""
+    """A transform that keeps the first dead letters it changed, to show them to the user."""
 
     def __init__(self, transform: Transform) -> None:
         self._transform = transform
         self._changes: list[tuple[Letter, Letter]] = []
 
     def __call__(self, letter: Letter) -> Any:
-        """Calls the transform."""
+        """Calls the transform and keeps a change."""
         result = self._transform(letter)
         if len(self._changes) < _SAMPLES:
             changed = transform_letter(letter, lambda _: result)
@@ -193,7 +193,7 @@ class Samples:
         return result
 
     def lines(self) -> Iterator[str]:
-        """Yields what became of the first letters."""
+        """Yields the first changed dead letters before and after."""
         width = console().width - 4
         for before, after in self._changes:
             yield f"{one_line(before.id)}:"
@@ -212,10 +212,10 @@ def _brief(letter: Letter) -> str:
 
 
 def edit_letter(stored: StoredLetter, pipeline: str) -> LetterEdit | None:
-    """Returns what the user has made of a letter; ``None`` if it was left as it is.
+    """Returns the user's edit of a dead letter; ``None`` if the user changed nothing.
 
-    ``EbbflowError`` if there is no editor, it fails, or what it leaves cannot be read. Then the
-    text is kept in a file, which the error names.
+    Raises ``EbbflowError`` if there is no editor, if it fails, or if the edited text cannot be
+    parsed. In the last two cases the text stays in a file that the error names.
     """
     before = write_letter(stored, pipeline)
     with tempfile.NamedTemporaryFile(
@@ -254,7 +254,7 @@ def _call_editor(path: Path) -> None:
 
 
 def write_letter(stored: StoredLetter, pipeline: str) -> str:
-    """Returns the letter as the user gets it; ``EbbflowError`` if its value is not text."""
+    """Returns a dead letter as text to edit; ``EbbflowError`` if its value is not text."""
     letter = stored.letter
     try:
         value = letter.value.decode()

@@ -1,6 +1,6 @@
 """``ebbflow doctor``: checks whether this machine can run pipelines, and says what to do if not.
 
-It changes nothing and leaves nothing behind: it makes no folder, and no server keeps running.
+It changes nothing: it creates no folder and leaves no server running.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def doctor(as_json: JsonOption = False, server: ServerOptions = HERE) -> None:
 
 
 def examine(state: Path, nats: str | None) -> Iterator[Checkup]:
-    """Yields the result of every check; one that fails does not keep the next from being made."""
+    """Yields the result of every check. A failed check does not stop the others."""
     yield _python()
     yield _try(_java)
     for package in _PACKAGES:
@@ -78,7 +78,7 @@ def examine(state: Path, nats: str | None) -> Iterator[Checkup]:
 
 
 def _try(check: Callable[[], Checkup]) -> Checkup:
-    """Returns the result of a check; a ``SetupError`` is a result as well."""
+    """Returns the result of a check; a ``SetupError`` becomes a failed result."""
     try:
         return check()
     except SetupError as error:
@@ -162,7 +162,7 @@ def _secrets() -> Iterator[Checkup]:
 
 
 def _connectors() -> Iterator[Checkup]:
-    """Yields what is wrong with connectors of other packages; pipelines without them can run."""
+    """Yields the problems of connectors in other packages. Pipelines without them can run."""
     from ebbflow.connectors.registry import find_problems
 
     for problem in find_problems():
@@ -189,7 +189,7 @@ def _owner(folder: Path) -> str | None:
         if StateFolder(folder).find_running_server() is None:
             return None
     except (OSError, ValueError):
-        # Without a readable lock there is no owner; a lock without a server is a run just starting.
+        # Without a readable lock there is no owner; a lock without a server is a starting run.
         if not os.access(folder / "lock", os.R_OK):
             return None
     return f"process {(folder / 'lock').read_text(encoding='utf-8').strip() or 'unknown'}"

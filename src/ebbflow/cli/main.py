@@ -1,8 +1,8 @@
 """The ``ebbflow`` command. Each command is in a module next to this one.
 
-An error that Ebbflow raises on purpose is printed as one text without a traceback; anything else is
-a bug and shows a plain one. Typer's own tracebacks are off because they print local variables, and
-passwords can be among them.
+An error that Ebbflow raises on purpose is printed without a traceback. Anything else is a bug and
+prints Python's plain traceback. Typer's own tracebacks are off because they print local variables,
+which may include passwords.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ebbflow.domain.errors import EbbflowError, EngineLost, SpecError
 
 
 class Commands(TyperGroup):
-    """All commands; each kind of error ends them in its own way."""
+    """The group of all commands. It maps each kind of error to an exit code."""
 
     @override
     def invoke(self, ctx: Any) -> Any:
@@ -63,7 +63,7 @@ class Commands(TyperGroup):
             code = ExitCode.ENGINE_LOST if lost else ExitCode.NOT_READY
             raise typer.Exit(code) from None
         except KeyboardInterrupt as interrupt:
-            # The code that was interrupted may have noted what it was doing.
+            # The interrupted code may have added a note about what it was doing.
             where = "".join(f" {note}" for note in getattr(interrupt, "__notes__", ()))
             typer.echo(f"ebbflow: interrupted{where}", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -122,12 +122,13 @@ def _ebbflow(
 def main() -> None:
     """The entry point of the ``ebbflow`` script."""
     for stream in (sys.stdout, sys.stderr):
-        # A message may hold any text; a terminal that lacks a character must not end a run.
+        # A message may contain any text, and a character that the terminal cannot show must not
+        # end a run.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except Exception:
-        # Python's own exit code for this is 1, which here means problems of a pipeline.
+        # Python's own exit code for this is 1, which already means problems in the pipeline.
         traceback.print_exc()
         sys.exit(ExitCode.NOT_READY)

@@ -1,7 +1,7 @@
-"""What commands share: exit codes, options, how options are read, and what a shell completes.
+"""Exit codes, options, option parsing and shell completion that commands share.
 
-An option is declared once, here if several commands have it. ``expand_options`` gives a command a
-group of options that a dataclass declares.
+An option that several commands have is declared once, here. ``expand_options`` gives a command the
+options that a dataclass declares.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ EXIT_CODES = {
 }
 """Every exit code with its meaning."""
 
-# The mark keeps the lines from being joined to a paragraph.
+# Without \b the help formatter joins the lines into one paragraph.
 EXIT_CODE_HELP = "\b\nExit codes:\n" + "\n".join(
     f"{code:5}  {meaning}" for code, meaning in EXIT_CODES.items()
 )
 
 
-# --- what a shell completes ---------------------------------------------------------------------
+# --- shell completion ---------------------------------------------------------------------------
 #
-# A shell waits while it asks, so nothing is started for it. The folder of the embedded server says
-# which streams there are, whether it runs or not; a server of the user's is asked for a second.
-# Whatever fails, there is nothing to complete.
+# The shell blocks until completion answers, so completion starts no server. The folder of the
+# embedded server lists its streams even while the server is stopped; the user's own server gets one
+# second to answer. If anything fails, completion offers nothing.
 
 
 def complete_pipelines(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Returns the pipelines that have run where the command looks."""
+    """Returns the pipelines that have run on the server or folder that the command uses."""
     from ebbflow.streams.names import list_pipelines
 
     return [name for name in list_pipelines(_find_streams(ctx)) if name.startswith(incomplete)]
@@ -99,13 +99,13 @@ def complete_specs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _find_streams(ctx: typer.Context) -> list[str]:
-    """Returns the names of streams; none if they cannot be read."""
+    """Returns the names of streams, or none if they cannot be read."""
     server = ctx.params.get("nats") or os.environ.get("EBBFLOW_NATS_URL")
     try:
         if server:
             return _ask_server(str(server))
         return list(_look_in_folder(Path(ctx.params.get("state") or ".ebbflow")))
-    except Exception:  # a shell that completes must not show an error
+    except Exception:  # an error would appear in the middle of the command line
         return []
 
 
@@ -156,7 +156,7 @@ class ServerOptions:
 
     @contextmanager
     def open(self, pipeline: str) -> Iterator[tuple[Link, Names]]:
-        """Gives a connection to the server of a pipeline, which is started if it does not run."""
+        """Opens a connection to the server of a pipeline, and starts the server if necessary."""
         from ebbflow.nats.locate import open_link_to_pipeline
         from ebbflow.streams.names import Names
 
@@ -166,7 +166,7 @@ class ServerOptions:
 
 
 HERE = ServerOptions()
-"""The embedded server of the usual folder."""
+"""The embedded server of the default folder."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 PipelineArgument = Annotated[
@@ -270,7 +270,7 @@ MetricsOption = Annotated[
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Returns the seconds of a time that the user has typed for an option."""
+    """Returns the seconds of a duration that the user passed to an option."""
     try:
         value = to_seconds(text)
     except ValueError as error:
@@ -289,19 +289,19 @@ _REWORDED = (
 
 
 def reword(text: str) -> str:
-    """Returns what is wrong with an option, without the words of the library that checks it."""
+    """Returns an error about an option without the wording of the library that checks it."""
     for pattern, words in _REWORDED:
         text = pattern.sub(words, text)
     return text
 
 
 def read_listening(value: str | None) -> bool | str:
-    """Returns what an option means: ``False`` if it is missing, ``True`` if it stands alone."""
+    """Returns an option's address, ``True`` if it has no value, ``False`` if it is missing."""
     return False if value is None else value or True
 
 
 class ListeningCommand(TyperCommand):
-    """A command whose ``--ui`` and ``--metrics`` may stand alone: ``run --ui spec.yaml``."""
+    """A command that accepts ``--ui`` and ``--metrics`` without a value: ``run --ui spec.yaml``."""
 
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -309,7 +309,7 @@ class ListeningCommand(TyperCommand):
 
 
 def complete_addresses(args: Sequence[str]) -> Iterator[str]:
-    """Yields the arguments, with an empty value for an option that has no address behind it."""
+    """Yields the arguments, with an empty value for an option that no address follows."""
     for position, arg in enumerate(args):
         follower = args[position + 1] if position + 1 < len(args) else ""
         stands_alone = arg in _STAND_ALONE and _ADDRESS.fullmatch(follower) is None
@@ -317,15 +317,15 @@ def complete_addresses(args: Sequence[str]) -> Iterator[str]:
 
 
 def echo_notes(file: SpecFile) -> None:
-    """Prints to standard error what the file says that changes nothing here."""
+    """Prints the notes about a file to standard error, such as fields that have no effect here."""
     for note in file.notes:
         typer.echo(f"{file.path}: {note}", err=True)
 
 
 def expand_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Returns the command with an option for each field of parameters that are dataclasses.
+    """Returns the command with each dataclass parameter replaced by one option per field.
 
-    The fields declare the options as parameters do, also those of dataclasses inside.
+    Fields declare options the way parameters do. Nested dataclasses are expanded as well.
     """
     hints = get_type_hints(command, include_extras=True)
     own = inspect.signature(command).parameters
@@ -345,9 +345,9 @@ def expand_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def _expand(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
-    """Yields a parameter, or in the place of a dataclass those of its fields."""
+    """Yields the parameter itself, or one parameter per field if it is a dataclass."""
     if not is_dataclass(hint):
-        kind = inspect.Parameter.KEYWORD_ONLY  # whose order is free
+        kind = inspect.Parameter.KEYWORD_ONLY  # allows defaults before required parameters
         yield inspect.Parameter(name, kind, default=default, annotation=hint)
         return
     hints = get_type_hints(hint, include_extras=True)
@@ -357,7 +357,7 @@ def _expand(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
 
 
 def _collect(name: str, hint: Any, values: dict[str, Any]) -> Any:
-    """Returns the value of a parameter: what was typed, or a dataclass made of its options."""
+    """Returns the value of a parameter, or the dataclass built from the values of its options."""
     if not is_dataclass(hint):
         return values[name]
     hints, group = get_type_hints(hint, include_extras=True), cast("Callable[..., Any]", hint)

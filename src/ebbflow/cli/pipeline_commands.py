@@ -1,9 +1,9 @@
-"""``ebbflow status``, ``logs``, ``pause``, ``resume`` and ``ui``: look after a pipeline.
+"""``ebbflow status``, ``logs``, ``pause``, ``resume`` and ``ui``: operate a pipeline.
 
-They work from any machine, whether the pipeline runs or not. ``logs`` shows what user code has
-printed and logged, in this run or earlier. The messages of a ``log`` sink are not logs: they are
-the pipeline's output, which the run prints. ``pause`` has vertices take nothing for a while. ``ui``
-opens the web UI of all pipelines that a NATS server or a state folder knows.
+They work from any machine, whether the pipeline runs or not. ``logs`` shows what user code printed
+and logged, in this run or earlier ones. It does not show the messages of a ``log`` sink, which are
+the pipeline's output and printed by the run. ``pause`` makes vertices stop taking messages. ``ui``
+serves the web UI of all pipelines on a NATS server or in a state folder.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _show_status(now: PipelineStatus, vertex: str | None, as_json: bool) -> None
 
 
 def _follow_status(link: Link, names: Names, show: Show) -> None:
-    """Shows each state that the run publishes, until it has ended or the user stops it."""
+    """Shows each status that the run publishes, until the run ends or the user stops it."""
     from ebbflow.status.stored import follow_status
 
     async def follow() -> None:
@@ -156,7 +156,7 @@ def logs(
 
 
 def _check_vertex(link: Link, names: Names, vertex: str | None) -> None:
-    """Raises if there is no such pipeline, or if it has no such vertex."""
+    """Raises if the pipeline or its vertex does not exist."""
     from ebbflow.domain.errors import EbbflowError
     from ebbflow.streams.positions import read_positions
     from ebbflow.streams.provision import find_unknown
@@ -255,7 +255,7 @@ def resume(
 
 
 def _describe_rest(report: PauseReport, next_run: str) -> str:
-    """Returns what has not happened yet, as a sentence."""
+    """Returns a sentence about what is still to happen."""
     if not report.runs:
         return f" Nothing runs at the moment; the next run {next_run}."
     if report.unfinished:
@@ -316,6 +316,6 @@ def _open_ui_link(server: ServerOptions) -> UiLink:
 
     own = find_own_server(server.nats)
     link: UiLink = FolderLink(server.state) if own is None else ServerLink(own)
-    # A server that is not there is told now, and not by an empty web UI.
+    # Fails now if the server is unreachable, rather than showing an empty web UI.
     link.get()
     return link

@@ -1,9 +1,9 @@
-"""``ebbflow new`` and ``ebbflow test``: begin a pipeline, and check the examples next to it.
+"""``ebbflow new`` and ``ebbflow test``: create a pipeline, and check the examples next to it.
 
-A template is package data under ``templates``: the files that all have in common (``shared``), the
-code that most have in common (``code``), and its own, which win. A connector has only its own. A
-folder that has files in it is never written to. Examples are simulated (``testing.examples``):
-without Spark and NATS.
+Templates are package data under ``templates``. A new pipeline gets the files that all templates
+share (``shared``), the code that most of them share (``code``), and the template's own files, which
+override those. A connector gets only its own. ``new`` refuses a folder that has files in it.
+``test`` simulates examples (``testing.examples``), without Spark and NATS.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 
 class Template(StrEnum):
-    """What the new pipeline reads from, or how it runs; or a package with a connector."""
+    """The templates, named after the pipeline's source, how it runs, or what is created."""
 
     ORDERS = "orders"
     KAFKA = "kafka"
@@ -101,7 +101,7 @@ def _check_kind(kind: str) -> None:
 
 
 def _kind(name: str) -> str:
-    """Returns the name of a connector in a spec: without hyphens."""
+    """Returns the name of a connector in a spec, which has no hyphens."""
     return name.replace("-", "")
 
 
@@ -163,7 +163,7 @@ def check_examples(
     failed = checked = 0
     for each in map(read_examples, found):
         for line, example in each.examples:
-            with redirect_stdout(sys.stderr):  # what user code prints is not a result
+            with redirect_stdout(sys.stderr):  # standard output is for results
                 result = check_example(each, line, example)
             _echo_result(result, as_json)
             checked += 1

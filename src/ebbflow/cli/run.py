@@ -124,7 +124,7 @@ class RunFlags:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Spark's settings, from texts of the form ``key=value``."""
+        """The Spark properties of ``--conf``, by name."""
         pairs = [(text, *text.partition("=")) for text in self.conf or ()]
         for text, key, equals, _ in pairs:
             if not (key and equals):
@@ -134,14 +134,14 @@ class RunFlags:
 
     @property
     def limit(self) -> timedelta | None:
-        """How long the run may take."""
+        """The longest time that the run may take."""
         if self.timeout is None:
             return None
         return timedelta(seconds=parse_seconds(self.timeout, "--timeout"))
 
     @property
     def lines(self) -> Literal["plain", "json"] | None:
-        """The form of lines in place of a live table."""
+        """The format of lines to print instead of a live table."""
         return self.log or ("plain" if self.plain else None)
 
 
@@ -149,7 +149,7 @@ def run(flags: RunFlags) -> None:
     """Run a pipeline until it is drained, timed out or stopped with Ctrl-C."""
     options = _read_options(flags)
     _check_summary(flags.summary)
-    # Imported here: Spark takes a while to import, and most mistakes are found without it.
+    # Imported here: Spark is slow to import, and most mistakes are found without it.
     from ebbflow.spec.lint import read_specs
 
     choices = {"secrets": flags.secrets, "bind": flags.bind}
@@ -166,7 +166,7 @@ def run(flags: RunFlags) -> None:
 
 
 def _attachments(flags: RunFlags) -> list[Attachment]:
-    """Returns what runs next to the run, if anything; only then is its code imported."""
+    """Returns the web UI and metrics servers to start. Imports their code only if there are any."""
     ui, metrics = read_listening(flags.ui), read_listening(flags.metrics)
     if ui is False and metrics is False:
         return []
@@ -176,7 +176,7 @@ def _attachments(flags: RunFlags) -> list[Attachment]:
 
 
 def _read_options(flags: RunFlags) -> RunOptionNames:
-    """Returns what the run is told; refuses what cannot be read before anything is started."""
+    """Returns the options of the run. Refuses invalid ones before anything is started."""
     return {
         "conf": flags.settings,
         "timeout": flags.limit,
@@ -211,7 +211,7 @@ def _report(flags: RunFlags, watcher: Display, result: Summary) -> None:
 
 
 def _check_summary(file: Path | None) -> None:
-    """Refuses a file that could not be written after the run."""
+    """Refuses a summary file that could not be written after the run."""
     if file is None:
         return
     if file.is_dir() or not os.access(file.resolve().parent, os.W_OK):
@@ -219,7 +219,7 @@ def _check_summary(file: Path | None) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Replaces the file as a whole, so that no one ever reads a part of it."""
+    """Replaces the file atomically, so that readers never see part of it."""
     draft = file.with_name(f".{file.name}.{token_hex(4)}")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -230,7 +230,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _where(server: ServerOptions) -> str:
-    """Returns the options that lead another command to the same place, without any password."""
+    """Returns the options with which another command finds this server, without any password."""
     if server.nats is not None:
         from ebbflow.nats.login import Addresses
 
@@ -239,7 +239,7 @@ def _where(server: ServerOptions) -> str:
 
 
 def _hint_at_earlier_runs(watcher: Display, result: Summary, spec: Path, where: str) -> None:
-    """Says how to start over if a run read nothing because an earlier one has read everything."""
+    """Prints how to start over if a run read nothing because an earlier one read everything."""
     if result.had_nothing_to_do:
         command = f"ebbflow run {shlex.quote(str(spec))}{where} --fresh"
         watcher.stage(f"Forget that and start over: {command}")

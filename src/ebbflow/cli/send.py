@@ -1,4 +1,4 @@
-"""``ebbflow send``: messages to a vertex, from arguments, lines or JSON, stored durably."""
+"""``ebbflow send``: send messages to a vertex, from arguments, lines or JSON."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _pages(
     headers: dict[str, str],
     json_lines: bool,
 ) -> Iterator[list[SentMessage]]:
-    """Yields messages as they come, many at a time if there are many."""
+    """Yields messages as they arrive, in lists of up to a thousand."""
     from ebbflow.operations.sending import SentMessage
 
     if values:
@@ -136,7 +136,7 @@ def _pages(
 
 
 def _gather(stream: BinaryIO) -> Iterator[list[bytes]]:
-    """Yields lines as soon as there are any: those of a file many at a time, typed ones at once."""
+    """Yields lines as soon as they arrive: many at a time from a file, one as it is typed."""
     lines: queue.Queue[bytes | None] = queue.Queue(2 * _AT_ONCE)
 
     def read() -> None:
@@ -146,23 +146,23 @@ def _gather(stream: BinaryIO) -> Iterator[list[bytes]]:
 
     threading.Thread(target=read, daemon=True).start()
     while (line := lines.get()) is not None:
-        yield [line, *_at_hand(lines)]
+        yield [line, *_available(lines)]
 
 
-def _at_hand(lines: queue.Queue[bytes | None]) -> Iterable[bytes]:
+def _available(lines: queue.Queue[bytes | None]) -> Iterable[bytes]:
     for _ in range(_AT_ONCE - 1):
         try:
             line = lines.get_nowait()
         except queue.Empty:
             return
         if line is None:
-            lines.put(None)  # the end is for whoever asks next
+            lines.put(None)  # the next get() has to see the end as well
             return
         yield line
 
 
 def _from_json(line: bytes, number: int) -> dict[str, Any]:
-    """Returns the fields of a message; says which line is wrong, and why."""
+    """Returns the fields of a message. An error names the line and the reason."""
     try:
         data = json.loads(line)
         if not isinstance(data, dict) or "value" not in data:
@@ -179,7 +179,7 @@ def _from_json(line: bytes, number: int) -> dict[str, Any]:
 
 
 def _value(value: Any) -> bytes:
-    """Returns bytes: of a text as they are, of base64 decoded, of other JSON as JSON."""
+    """Returns the bytes of text, decoded base64, or any other value as JSON."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dict) and set(value) == {"base64"}:

@@ -1,4 +1,4 @@
-"""``ebbflow serve-udf``: a function of Ebbflow's, served over Numaflow's protocol."""
+"""``ebbflow serve-udf``: serve a function over Numaflow's protocol."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def serve_udf(
     """Serve a function to Numaflow, or to any runtime that speaks its protocol."""
     seconds = _seconds(grace)
     try:
-        # Imported here: gRPC is an extra, and other commands do without it.
+        # Imported here because gRPC is an optional extra.
         from ebbflow.numaflow.serve.function_server import Serving, serve_function
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("grpc", "google"):
@@ -108,6 +108,6 @@ def _choose_mode(kind: Service, mode: Mode | None) -> Mode | None:
 
 
 def _name(target: str) -> str:
-    """Returns the name that errors give to the function: its vertex, or else its own."""
+    """Returns the name to use in errors: the vertex's, or else the function's own."""
     names = ("NUMAFLOW_VERTEX_NAME", "NUMAFLOW_MONO_VERTEX_NAME")
     return next((os.environ[name] for name in names if os.environ.get(name)), target)

@@ -2,7 +2,7 @@
 ``connectors``.
 
 None of them runs a pipeline. ``lint`` prints every problem of every file as
-``file:line:col: code message``. What is printed of a spec has everything secret hidden.
+``file:line:col: code message``. Printed specs have their secrets hidden.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def lint(
     open() of user code are checked when the pipeline runs. Also lists the image bindings that no
     pipeline uses.
     """
-    # Imported here: the model takes a while to import, and other commands do without it.
+    # Imported here: the model is slow to import, and other commands do not need it.
     from ebbflow.spec.lint import read_specs
 
     read = [read_specs(file, bind=bind, containers=containers) for file in files]
@@ -87,7 +87,7 @@ def _facts(problem: Problem) -> dict[str, object]:
 
 
 def _unused_bindings(read: list[SpecFile]) -> list[str]:
-    """Returns a line for each bindings file with names that no image of these files has."""
+    """Returns a line for each bindings file with names that no image in these files uses."""
     used = {(file.binder.bindings.file, name) for file in read for name in file.binder.used}
     unused = {
         file.binder.bindings.file: [
@@ -112,7 +112,7 @@ def echo(
 ) -> None:
     """Print the spec of a pipeline, with secrets hidden.
 
-    It is written as Ebbflow reads it. Of a pipeline that has run it is the spec of the latest run.
+    Fields are normalised. For a pipeline that has run, it is the spec of the latest run.
     """
     from ebbflow.spec.echo import document_to_yaml
 
@@ -274,7 +274,7 @@ def permissions(
     from ebbflow.runtime.provision import permissions_of
     from ebbflow.spec.lint import load
 
-    # What runs in the place of an image makes no difference to a login, so nothing need be bound.
+    # Permissions do not depend on what an image is bound to, so images may stay unbound.
     pipeline = load(spec, name=name, containers="docker")
     if as_json:
         permitted = permissions_of(pipeline)
@@ -295,7 +295,7 @@ def _about(spec: Spec, file: Path) -> str:
 
 
 def _whole(user: str, allowed: str) -> str:
-    """A user that the server takes as it is; the password comes from the server's environment."""
+    """Returns a complete user block. The password comes from the server's environment."""
     variable = re.sub(r"\W", "_", user).upper()
     inner = textwrap.indent(allowed, "      ")
     return (
@@ -309,16 +309,16 @@ def _whole(user: str, allowed: str) -> str:
 
 
 def is_file(target: str) -> bool:
-    """Returns whether the user means a file: names of pipelines have neither dots nor slashes."""
+    """Returns whether the user means a file: pipeline names have neither dots nor slashes."""
     return "." in target or "/" in target or Path(target).is_file()
 
 
 def read_pipeline(
     target: str, name: str | None, server: ServerOptions, *, defaults: bool = False
 ) -> StoredSpec:
-    """Returns the pipeline of a file, or the one that ran last under a name.
+    """Returns the pipeline in a file, or the latest run of a name.
 
-    ``SpecError`` has all problems of a file. ``defaults`` fills in what a file leaves out.
+    ``SpecError`` has all problems of the file. ``defaults`` adds the fields that the file omits.
     """
     if is_file(target):
         return _read_file(Path(target), name, defaults)
@@ -337,6 +337,6 @@ def _read_file(file: Path, name: str | None, defaults: bool) -> StoredSpec:
     from ebbflow.spec.echo import outline, to_document
     from ebbflow.spec.lint import load
 
-    # What runs in the place of an image makes no difference here, so nothing need be bound.
+    # The result does not depend on what an image is bound to, so images may stay unbound.
     spec = load(file, name=name, containers="docker")
     return StoredSpec(to_document(spec, defaults=defaults), outline(spec))

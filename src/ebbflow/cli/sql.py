@@ -1,4 +1,4 @@
-"""``ebbflow sql``: Spark SQL over the audit tables of pipelines, as view ``audit``."""
+"""``ebbflow sql``: Spark SQL over the audit tables of pipelines, as the view ``audit``."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of a row in types that JSON has."""
+    """Returns a value of a row as a type that JSON supports."""
     match value:
         case datetime():
             return value.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")

@@ -1,7 +1,7 @@
-"""Tables of commands, as wide as the terminal: nothing in them can move the cursor.
+"""Tables that fit the terminal.
 
-``print_table`` breaks long cells. ``fit_lines`` keeps each row on one line: ids and names are cut
-in the middle, and the last column is cut at its end.
+``print_table`` wraps long cells and escapes characters that could move the cursor. ``fit_lines``
+keeps each row on one line: it cuts ids and names in the middle, and the last column at its end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _GAP = "  "
 def print_table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()
 ) -> None:
-    """Prints a table to standard output; the columns in ``numbers`` are aligned on the right."""
+    """Prints a table to standard output. The columns in ``numbers`` are right-aligned."""
     from rich.table import Table
     from rich.text import Text
 
@@ -39,8 +39,8 @@ def fit_lines(
 ) -> list[str]:
     """Returns a line for each row, the titles first, none wider than ``width``.
 
-    ``numbers`` are the titles of columns that are aligned on the right. The columns in ``least``
-    shrink to that many characters, in this order, until the last column has room for ``last``.
+    The columns in ``numbers`` are right-aligned. The columns in ``least`` shrink in that order,
+    each to no less than its width there, until the last column has ``last`` characters.
     """
     titles = table[0]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -65,12 +65,12 @@ def _line(cells: Sequence[str], widths: Sequence[int], to_right: Sequence[bool])
 
 
 def cut_end(text: str, size: int) -> str:
-    """Returns the text, cut to a size with a mark that it was."""
+    """Returns the text, cut to a size and marked with an ellipsis."""
     return text if len(text) <= size else text[: size - 1] + "…"
 
 
 def cut_middle(text: str, size: int) -> str:
-    """Returns the text, cut in the middle: ids differ at their ends."""
+    """Returns the text, cut in the middle because ids differ at their ends."""
     if len(text) <= size:
         return text
     tail = (size - 1) // 2

@@ -1,4 +1,4 @@
-"""``ebbflow tap``: the messages that pass a vertex, or wait at it, as they are."""
+"""``ebbflow tap``: show messages as they pass a vertex or while they wait at it."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def tap(
 ) -> None:
     """Show messages as they pass a vertex.
 
-    Of each: what came in, how it ended and why, what went out to which vertex. The pipeline is not
-    disturbed: nothing waits for this command, and what is too much to show is counted.
+    Each is shown with its outcome, the reason, and its outputs by vertex. The pipeline is not
+    disturbed: it never waits for this command. Messages that are too many to show are counted.
     """
     from ebbflow.accounts.taps import TapFilter, TapWish
 
@@ -105,13 +105,13 @@ def tap(
         if waiting:
             rows: Iterator[Row] = tapping.read_waiting(link, names, wish)
         else:
-            rows = _pass_on(tapping.tap_vertex(link, names, wish), seconds)
+            rows = _rows_of(tapping.tap_vertex(link, names, wish), seconds)
         with closing(rows):  # type: ignore[type-var]
             _print(rows, show, limit)
 
 
-def _pass_on(tapped: Iterator[Tapped], seconds: float) -> Iterator[Row]:
-    """Yields messages until the time is over, or until the user has seen enough."""
+def _rows_of(tapped: Iterator[Tapped], seconds: float) -> Iterator[Row]:
+    """Yields messages until the time is over or the user interrupts."""
     deadline = time.monotonic() + seconds
     skipped = 0
     try:
@@ -162,7 +162,7 @@ def _choose_format(format: str) -> Show:
 
 
 def _plain(row: Row, name: str) -> object:
-    """Returns a field for a pattern: what there is not is an empty text, a list its items."""
+    """Returns a field for a pattern. A missing field is empty, a list is joined."""
     value = row.get(name)
     if name == "value":
         return _value(row)
@@ -194,7 +194,7 @@ def _to_text(row: Row) -> str:
     for output in row["outputs"]:
         to = ", ".join(output["to"]) or "nowhere"
         tags = f" tags={','.join(output['tags'])}" if output["tags"] else ""
-        same = output["id"] == row["id"]  # it is forwarded as it came
+        same = output["id"] == row["id"]  # it is forwarded unchanged
         what = "" if same else f" {output['id']}{tags}{_content(output)}"
         lines.append(one_line(f"  → {to}{what}"))
     if row["outputs_left_out"]:

@@ -1,7 +1,7 @@
-"""``ebbflow trace``: the path of a message through a pipeline, and where it is now.
+"""``ebbflow trace``: show the path of a message through a pipeline, and where it is now.
 
-The command uses the server of a pipeline that runs. If it does not run, it starts the embedded
-server for as long as it takes.
+The command uses the server of the running pipeline. If the pipeline is not running, it starts the
+embedded server and stops it when it ends.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _cells(step: TraceStep, day: str) -> list[str]:
 
 
 def _day(found: MessageTrace) -> str:
-    """Returns the day on which everything happened, if it is one."""
+    """Returns the day of all steps, or nothing if they span several days."""
     days = {f"{step.at.astimezone(UTC):%Y-%m-%d}" for step in found.steps}
     return days.pop() if len(days) == 1 else ""
 
@@ -110,5 +110,5 @@ def _reason(step: TraceStep, day: str) -> str:
 
 
 def _time(time: datetime, day: str = "") -> str:
-    """Returns the time in UTC, without the day if it is that one."""
+    """Returns the time in UTC, without its day if that is ``day``."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3].removeprefix(f"{day} ")

@@ -1,12 +1,13 @@
-"""Asking a pipeline that serves requests: ``Client``, and ``AsyncClient`` for asyncio.
+"""Clients for pipelines that serve requests: ``Client``, and ``AsyncClient`` for asyncio.
 
     with Client("http://localhost:8080") as client:
         price = client.ask({"order": 7}).json()
 
-A client names each request itself. So it never asks twice: after a lost connection it looks for the
-request by its id, and asks again only if no one has taken it. Where it cannot know, the error names
-the id. This package needs the extra ``client``, and neither Spark nor NATS. It exports the errors
-too. Programs import it, and nothing in Ebbflow does. Start with ``protocol``.
+The client chooses the id of each request, so no request is processed twice: after a lost connection
+the client looks for the request by its id, and sends it again only if the server does not have it.
+If it cannot find out, the error has the id. This package also exports the errors. It needs the
+extra ``client``, and neither Spark nor NATS. Programs import it; nothing in Ebbflow does. Start
+with ``protocol``.
 """
 
 from importlib import import_module

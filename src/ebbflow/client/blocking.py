@@ -40,14 +40,14 @@ T = TypeVar("T")
 class Client:
     """Asks a pipeline that serves requests, from any number of threads.
 
-    ``url`` is where it listens, ``token`` its bearer token. ``timeout`` is how long a call may take
-    in all, lost connections and a busy server included. ``id_header`` is the ``msgIDHeaderKey`` of
-    its spec. ``ca`` is a file with the certificates to trust; ``verify=False`` trusts anybody, as a
-    certificate that the pipeline made for itself needs. ``connections`` is how many calls at once
-    have a connection.
+    ``url`` is where the pipeline listens, ``token`` its bearer token. ``timeout`` is how long a
+    call may take in total, including lost connections and a busy server. ``id_header`` is the
+    ``msgIDHeaderKey`` of its spec. ``ca`` is a file with the certificates to trust;
+    ``verify=False`` trusts any server, which a self-signed certificate of the pipeline requires.
+    ``connections`` is the most calls that have a connection at the same time.
 
-    Calls that hand in a request take its ``id``, which the client makes if it is left out, and the
-    ``keys`` and ``headers`` that its message has in the pipeline. Every call takes its own
+    Calls that submit a request accept its ``id``, which the client generates by default, and the
+    ``keys`` and ``headers`` that its message has in the pipeline. Every call accepts its own
     ``timeout``. Errors are a ``RequestError``, which has the id.
     """
 
@@ -78,65 +78,65 @@ class Client:
 
     @named_options
     def ask(self, value: Any, **options: Unpack[AskOptions]) -> Answered:
-        """Hands in a request and returns its answer.
+        """Submits a request and returns its answer.
 
-        ``value`` is bytes, text, or anything that JSON can say. ``RequestFailed`` says which vertex
-        could not do it and why; ``AnswerPending`` that there is no answer in time, and
-        ``RequestInDoubt`` that the connection was lost for so long: both name the id to fetch.
+        ``value`` is bytes, text, or any JSON value. ``RequestFailed`` says which vertex failed and
+        why. ``AnswerPending`` means that there was no answer in time, and ``RequestInDoubt`` that
+        the connection was lost for that long; both have the id to fetch the answer with.
         """
         return self._run(self._conversations.ask(value, options))
 
     @named_options
     def submit(self, value: Any, **options: Unpack[AskOptions]) -> str:
-        """Hands in a request and returns its id; the pipeline has stored it then."""
+        """Submits a request and returns its id once the pipeline has stored it."""
         return self._run(self._conversations.submit(value, options))
 
     @named_options
     def fetch(self, id: str, **options: Unpack[LookOptions]) -> Answered | None:
-        """Returns the answer to a request, or ``None`` while there is none yet.
+        """Returns the answer to a request, or ``None`` if there is none yet.
 
-        ``UnknownRequest`` if the server has no such request, ``RequestFailed`` if it failed.
+        Raises ``UnknownRequest`` if the server has no such request, ``RequestFailed`` if it failed.
         """
         return self._run(self._conversations.fetch(id, options))
 
     @named_options
     def wait(self, id: str, **options: Unpack[LookOptions]) -> Answered:
-        """Returns the answer to a request when it is there; ``AnswerPending`` if not in time."""
+        """Waits for the answer to a request; raises ``AnswerPending`` if it takes too long."""
         return self._run(self._conversations.wait(id, options))
 
     @named_options
     def status(self, id: str, **options: Unpack[LookOptions]) -> RequestStatus:
-        """Returns how far a request is, and its way through the pipeline."""
+        """Returns the status of a request, and its path through the pipeline."""
         return self._run(self._conversations.status(id, options))
 
     @named_options
     def stream(self, value: Any = None, **options: Unpack[AskOptions]) -> Iterator[bytes]:
-        """Hands in a request and returns each result as soon as the pipeline has stored it.
+        """Submits a request and yields each result as soon as the pipeline has stored it.
 
-        Without a value it follows the request ``id``. Results come in the order of their storing.
-        ``timeout`` is for each result again. Errors are those of ``ask``, raised while iterating.
+        Without a value it follows the request ``id``. Results arrive in the order of storing.
+        ``timeout`` starts again with each result. It raises the errors of ``ask`` while iterating.
         """
         return self._emit(self._conversations.follow(value, options))
 
     def _run(self, conversation: Conversation[T]) -> T:
         line = _Line(self._http)
-        came: StepResult = None
+        reply: StepResult = None
         try:
             while True:
-                came = line.carry_out(conversation.send(came))
+                reply = line.carry_out(conversation.send(reply))
         except StopIteration as end:
             result: T = end.value
             return result
 
     def _emit(self, conversation: Conversation[None]) -> Iterator[bytes]:
         line = _Line(self._http)
-        came: StepResult = None
+        reply: StepResult = None
         try:
             while True:
-                step = conversation.send(came)
+                step = conversation.send(reply)
                 if isinstance(step, Emit):
                     yield step.result
-                came = line.carry_out(step)
+                reply = line.carry_out(step)
         except StopIteration:
             return
         finally:
@@ -144,7 +144,7 @@ class Client:
 
 
 class _Line:
-    """Carries out the steps of one conversation, with an event stream open in between."""
+    """Carries out the steps of one conversation, and keeps its event stream open between steps."""
 
     def __init__(self, http: httpx.Client) -> None:
         self._http = http

@@ -1,12 +1,11 @@
 """The conversations of a client with a server: ask, submit, fetch, status, and follow.
 
-A request is never handed in twice. After a connection that was lost with the request on it, the
-client cannot know whether the server took it; so it looks for the request by its id, and hands it
-in again only when the server does not know it. The server would refuse a second request with the
-same id in any case.
+No request is accepted twice. If the connection is lost while a request is sent, the client cannot
+know whether the server accepted it. So it looks for the request by its id, and submits it again
+only if the server does not know it. The server also refuses a second request with the same id.
 
-A request that is followed comes as server-sent events. Every result is handed over once: each event
-says its place, and after a lost connection the client continues behind the last event it has seen.
+The results of a followed request arrive as server-sent events. Every result is emitted once: each
+event has its place as an id, and after a lost connection the client continues after the last one.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ _RESULT, _BINARY_RESULT, _ERROR, _DONE = "message", "base64", "error", "done"
 
 
 class LookOptions(TypedDict, total=False):
-    """How to look for a request: ``timeout`` in place of the client's."""
+    """Options of calls about a request: ``timeout`` replaces the client's."""
 
     timeout: Duration
 
 
 class AskOptions(LookOptions, total=False):
-    """What a request has besides its value.
+    """Options of a request in addition to its value.
 
-    ``id`` names it; left out, the client makes an id. ``keys`` and ``headers`` are those that its
-    message has in the pipeline.
+    ``id`` identifies it; the client generates one by default. ``keys`` and ``headers`` are those
+    that its message has in the pipeline.
     """
 
     id: str | None
@@ -72,34 +71,34 @@ class AskOptions(LookOptions, total=False):
 
 
 class Conversations:
-    """Begins conversations with one server."""
+    """Makes the conversations with one server."""
 
     def __init__(self, id_header: str, timeout: Duration) -> None:
         self._at = ServerPaths(id_header)
         self._timeout = to_seconds(timeout)
 
     def ask(self, value: Any, options: AskOptions) -> Conversation[Answered]:
-        """Begins to hand in a request and to wait for its answer."""
+        """Submits a request and waits for its answer."""
         return ask(self._at, _request_of(value, options), self._limit(options))
 
     def submit(self, value: Any, options: AskOptions) -> Conversation[str]:
-        """Begins to hand in a request."""
+        """Submits a request."""
         return submit(self._at, _request_of(value, options), self._limit(options))
 
     def fetch(self, id: str, options: LookOptions) -> Conversation[Answered | None]:
-        """Begins to look for an answer."""
+        """Looks for an answer once."""
         return fetch(self._at, id, self._limit(options))
 
     def wait(self, id: str, options: LookOptions) -> Conversation[Answered]:
-        """Begins to wait for an answer."""
+        """Waits for an answer."""
         return await_answer(self._at, id, self._limit(options))
 
     def status(self, id: str, options: LookOptions) -> Conversation[RequestStatus]:
-        """Begins to look how far a request is."""
+        """Asks for the status of a request."""
         return request_status(self._at, id, self._limit(options))
 
     def follow(self, value: Any, options: AskOptions) -> Conversation[None]:
-        """Begins to hand in a request and to follow it, or to follow the one that has the id."""
+        """Submits a request and follows it, or follows the request with the id."""
         request = None if value is None else _request_of(value, options)
         id = options.get("id") if request is None else request.id
         if id is None:
@@ -121,7 +120,7 @@ def _request_of(value: Any, options: AskOptions) -> NamedRequest:
 
 @dataclass(slots=True)
 class TimeLimit:
-    """How long a conversation may still take, by ``clock``, and how long its next wait is."""
+    """The time that is left for a conversation, by ``clock``, and the length of its next wait."""
 
     clock: Callable[[], float]
     end: float
@@ -129,20 +128,20 @@ class TimeLimit:
 
     @classmethod
     def of(cls, seconds: float, clock: Callable[[], float]) -> TimeLimit:
-        """Returns the limit of some seconds from now."""
+        """Returns a limit this many seconds from now."""
         return cls(clock, clock() + seconds)
 
     @property
     def left(self) -> float:
-        """The seconds that are left, at least a moment."""
+        """The seconds that are left, at least a millisecond."""
         return max(self.end - self.clock(), 0.001)
 
     def has(self, seconds: float) -> bool:
-        """Returns whether so much is left."""
+        """Returns whether more than this many seconds are left."""
         return self.clock() + seconds < self.end
 
     def grow(self) -> float:
-        """Returns the next wait, each longer than the one before."""
+        """Returns the next wait, which grows with every call."""
         self.waits += 1
         return _LOOKING.seconds(self.waits)
 
@@ -151,43 +150,43 @@ class TimeLimit:
 
 
 def ask(at: ServerPaths, request: NamedRequest, limit: TimeLimit) -> Conversation[Answered]:
-    """Hands a request in and waits for its answer."""
-    came = yield from _hand_in(at, request, "sync", limit)
-    if came is None or is_in_progress(came):
+    """Submits a request and waits for its answer."""
+    reply = yield from _post(at, request, "sync", limit)
+    if reply is None or is_in_progress(reply):
         return (yield from await_answer(at, request.id, limit))
-    if not has_answer(came):
-        raise_error(request.id, came)
-    return read_results(request.id, came)
+    if not has_answer(reply):
+        raise_error(request.id, reply)
+    return read_results(request.id, reply)
 
 
 def submit(at: ServerPaths, request: NamedRequest, limit: TimeLimit) -> Conversation[str]:
-    """Hands a request in; returns its id when the server has stored it."""
-    came = yield from _hand_in(at, request, "async", limit)
-    if came is not None and came.status != 200:
-        raise_error(request.id, came)
+    """Submits a request; returns its id when the server has stored it."""
+    reply = yield from _post(at, request, "async", limit)
+    if reply is not None and reply.status != 200:
+        raise_error(request.id, reply)
     return request.id
 
 
-def _hand_in(
-    at: ServerPaths, request: NamedRequest, way: str, limit: TimeLimit
+def _post(
+    at: ServerPaths, request: NamedRequest, mode: str, limit: TimeLimit
 ) -> Conversation[ServerReply | None]:
-    """Returns the server's reply; ``None`` if an earlier call of this one was taken in."""
+    """Returns the server's reply; ``None`` if an earlier attempt was accepted."""
     in_doubt = ""
     while True:
-        came = yield from calling(at.post(request, way, limit.left))
-        if isinstance(came, NoReply):
-            in_doubt = check_sent(request.id, came, in_doubt)
-        elif is_busy(came):
-            yield from wait_for_room(request.id, came, limit, in_doubt)
+        reply = yield from calling(at.post(request, mode, limit.left))
+        if isinstance(reply, NoReply):
+            in_doubt = check_sent(request.id, reply, in_doubt)
+        elif is_busy(reply):
+            yield from wait_for_room(request.id, reply, limit, in_doubt)
             continue
-        elif not (in_doubt and came.status == _DUPLICATE):
-            return came
+        elif not (in_doubt and reply.status == _DUPLICATE):
+            return reply
         if (yield from _is_known(at, request.id, limit, in_doubt)):
             return None
 
 
 def check_sent(id: str, lost: NoReply, in_doubt: str) -> str:
-    """Returns why a request is in doubt; ``RequestRefused`` if no server ever heard of it."""
+    """Returns why a request is in doubt; ``RequestRefused`` if it never reached a server."""
     if not (lost.sent or in_doubt):
         raise RequestRefused(id, 0, f"there is no connection: {lost.problem}")
     return lost.problem
@@ -196,7 +195,7 @@ def check_sent(id: str, lost: NoReply, in_doubt: str) -> str:
 def wait_for_room(
     id: str, reply: ServerReply, limit: TimeLimit, in_doubt: str
 ) -> Conversation[None]:
-    """Waits as long as a busy server asks for, or raises if that is too long."""
+    """Waits as long as a busy server asks, or raises if that exceeds the limit."""
     pause = read_pause(reply)
     if not limit.has(pause):
         if in_doubt:
@@ -212,21 +211,21 @@ def _is_known(at: ServerPaths, id: str, limit: TimeLimit, in_doubt: str) -> Conv
         if not limit.has(pause):
             raise RequestInDoubt(id, in_doubt)
         yield Wait(pause)
-        came = yield from calling(at.look(id, "status", limit.left))
-        if isinstance(came, ServerReply) and not is_busy(came):
-            if came.status not in (200, _UNKNOWN):
-                raise_error(id, came)
-            return came.status == 200
+        reply = yield from calling(at.look(id, "status", limit.left))
+        if isinstance(reply, ServerReply) and not is_busy(reply):
+            if reply.status not in (200, _UNKNOWN):
+                raise_error(id, reply)
+            return reply.status == 200
 
 
 def await_answer(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[Answered]:
-    """Looks for the answer to a request that was taken in, until it is there."""
+    """Waits for the answer to an accepted request by fetching it repeatedly."""
     while True:
-        came = yield from calling(at.look(id, "fetch", limit.left))
-        if isinstance(came, ServerReply) and has_answer(came):
-            return read_results(id, came)
-        if isinstance(came, ServerReply) and not (is_busy(came) or is_in_progress(came)):
-            raise_not_found(id, came)
+        reply = yield from calling(at.look(id, "fetch", limit.left))
+        if isinstance(reply, ServerReply) and has_answer(reply):
+            return read_results(id, reply)
+        if isinstance(reply, ServerReply) and not (is_busy(reply) or is_in_progress(reply)):
+            raise_not_found(id, reply)
         pause = limit.grow()
         if not limit.has(pause):
             raise AnswerPending(id)
@@ -234,36 +233,36 @@ def await_answer(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[Ans
 
 
 def fetch(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[Answered | None]:
-    """Looks once for the answer to a request; ``None`` while there is none yet."""
-    came = yield from _look(at, id, "fetch", limit)
-    if is_in_progress(came):
+    """Looks once for the answer to a request; returns ``None`` if there is none yet."""
+    reply = yield from _look(at, id, "fetch", limit)
+    if is_in_progress(reply):
         return None
-    if not has_answer(came):
-        raise_not_found(id, came)
-    return read_results(id, came)
+    if not has_answer(reply):
+        raise_not_found(id, reply)
+    return read_results(id, reply)
 
 
 def request_status(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[RequestStatus]:
-    """Looks once how far a request is."""
+    """Asks once for the status of a request."""
     return read_request_status(id, (yield from _look(at, id, "status", limit)))
 
 
 def _look(at: ServerPaths, id: str, what: str, limit: TimeLimit) -> Conversation[ServerReply]:
-    """Looks for a request; a look changes nothing, so it is repeated after a lost connection."""
+    """Asks about a request. This changes nothing, so it is retried after a lost connection."""
     while True:
-        came = yield from calling(at.look(id, what, limit.left))
-        if isinstance(came, ServerReply) and not is_busy(came):
-            return came
-        pause = limit.grow() if isinstance(came, NoReply) else read_pause(came)
-        if not limit.has(pause) or (isinstance(came, NoReply) and not came.sent):
-            _give_up(id, came)
+        reply = yield from calling(at.look(id, what, limit.left))
+        if isinstance(reply, ServerReply) and not is_busy(reply):
+            return reply
+        pause = limit.grow() if isinstance(reply, NoReply) else read_pause(reply)
+        if not limit.has(pause) or (isinstance(reply, NoReply) and not reply.sent):
+            _give_up(id, reply)
         yield Wait(pause)
 
 
-def _give_up(id: str, came: ServerReply | NoReply) -> None:
-    if isinstance(came, ServerReply):
-        raise_error(id, came)
-    raise RequestInDoubt(id, came.problem)
+def _give_up(id: str, reply: ServerReply | NoReply) -> None:
+    if isinstance(reply, ServerReply):
+        raise_error(id, reply)
+    raise RequestInDoubt(id, reply.problem)
 
 
 # --- following ------------------------------------------------------------------------------------
@@ -271,10 +270,10 @@ def _give_up(id: str, came: ServerReply | NoReply) -> None:
 
 @dataclass(slots=True)
 class Following:
-    """One request that is followed. Each result has the time ``limit`` of ``seconds`` again.
+    """Follows one request. Each result restarts the ``limit`` of ``seconds``.
 
-    ``request`` is what to hand in, unless the request is there already. ``is_taken`` is true when
-    the server is known to have it. ``last`` is the place of the last result that was handed over.
+    ``request`` is the request to submit; ``None`` if it was submitted before. ``is_accepted`` is
+    true when the server is known to have it. ``last`` is the event id of the last emitted result.
     ``in_doubt`` is why the connection was lost, if it was.
     """
 
@@ -283,64 +282,64 @@ class Following:
     request: NamedRequest | None
     limit: TimeLimit
     seconds: float
-    is_taken: bool = False
+    is_accepted: bool = False
     last: str = ""
     in_doubt: str = ""
 
     def follow(self) -> Conversation[None]:
-        """Emits each result of the request as it comes, until the request is complete."""
-        handing_in = self.request is not None
+        """Emits each result of the request as it arrives, until the request is complete."""
+        submitting = self.request is not None
         while True:
-            came = yield from calling(self._call(handing_in))
-            if isinstance(came, ServerReply) and is_busy(came):
-                yield from wait_for_room(self.id, came, self.limit, self.in_doubt)
+            reply = yield from calling(self._call(submitting))
+            if isinstance(reply, ServerReply) and is_busy(reply):
+                yield from wait_for_room(self.id, reply, self.limit, self.in_doubt)
                 continue
-            if isinstance(came, NoReply):
-                self.in_doubt = check_sent(self.id, came, self.in_doubt)
-            elif came.status == 200:
-                self.is_taken = True
+            if isinstance(reply, NoReply):
+                self.in_doubt = check_sent(self.id, reply, self.in_doubt)
+            elif reply.status == 200:
+                self.is_accepted = True
                 if (yield from self._read()):
                     return
-            elif not (self.in_doubt and came.status in (_DUPLICATE, _UNKNOWN)):
-                self._raise(came, handing_in)
-            handing_in = self._was_not_taken(came)
+            elif not (self.in_doubt and reply.status in (_DUPLICATE, _UNKNOWN)):
+                self._raise(reply, submitting)
+            submitting = self._was_not_accepted(reply)
             yield from self._pause()
 
-    def _call(self, handing_in: bool) -> ServerCall:
-        if handing_in and self.request is not None:
+    def _call(self, submitting: bool) -> ServerCall:
+        if submitting and self.request is not None:
             return self.at.follow(self.request, self.limit.left)
         return self.at.resume(self.id, self.last, self.limit.left)
 
-    def _raise(self, reply: ServerReply, handing_in: bool) -> NoReturn:
-        if handing_in:
+    def _raise(self, reply: ServerReply, submitting: bool) -> NoReturn:
+        if submitting:
             raise_error(self.id, reply)
         raise_not_found(self.id, reply)
 
-    def _was_not_taken(self, came: ServerReply | NoReply) -> bool:
-        """Returns whether the server says that it does not know a request we may hand in."""
-        if not (isinstance(came, ServerReply) and came.status == _UNKNOWN):
+    def _was_not_accepted(self, reply: ServerReply | NoReply) -> bool:
+        """Returns whether the server does not know the request and it may be submitted."""
+        if not (isinstance(reply, ServerReply) and reply.status == _UNKNOWN):
             return False
-        if self.request is None or self.is_taken:
+        if self.request is None or self.is_accepted:
             raise UnknownRequest(self.id)
         return True
 
     def _pause(self) -> Conversation[None]:
         pause = self.limit.grow()
         if not self.limit.has(pause):
-            if self.is_taken:
+            if self.is_accepted:
                 raise AnswerPending(self.id)
             raise RequestInDoubt(self.id, self.in_doubt)
         yield Wait(pause)
 
     def _read(self) -> Conversation[bool]:
-        """Emits what the stream brings; returns whether it came to the request's end."""
+        """Emits the results of the stream; returns whether the request is complete."""
         lines = EventLines()
         while True:
-            came = yield MoreEvents()
-            if not isinstance(came, bytes):
-                self.in_doubt = came.problem if isinstance(came, NoReply) else "the stream ended"
+            data = yield MoreEvents()
+            if not isinstance(data, bytes):
+                self.in_doubt = data.problem if isinstance(data, NoReply) else "the stream ended"
                 return False
-            for event in lines.feed(came):
+            for event in lines.feed(data):
                 if event.name == _DONE:
                     return True
                 if (yield from self._take(event)):
@@ -349,18 +348,18 @@ class Following:
                 raise AnswerPending(self.id)
 
     def _take(self, event: ServerEvent) -> Conversation[bool]:
-        """Emits a result; returns whether the stream ends before its request does."""
+        """Emits a result; returns whether the stream ended before the request was complete."""
         if event.name == _ERROR:
             self._check_error(event)
             return True
         self.last = event.id or self.last
         yield Emit(_result_of(event))
-        # The caller may have taken its time.
+        # The caller's own time between results does not count.
         self.limit = TimeLimit.of(self.seconds, self.limit.clock)
         return False
 
     def _check_error(self, event: ServerEvent) -> None:
-        """Raises what the error says, unless it is only that the stream ends here."""
+        """Raises the error of an event, unless it only means that the stream ends."""
         status = int(json.loads(event.data).get("code", 500))
         reply = ServerReply(status, {}, event.data.encode())
         if status != _TIMEOUT and not says_nothing(reply):
@@ -376,7 +375,7 @@ def _result_of(event: ServerEvent) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """One event of a stream; ``id`` is empty if it has none."""
+    """One event of a stream; ``id`` is empty if the event has none."""
 
     name: str
     data: str
@@ -384,7 +383,7 @@ class ServerEvent:
 
 
 class EventLines:
-    """Reads events from the bytes of a stream, however they are cut."""
+    """Parses events from the bytes of a stream, however they are split."""
 
     def __init__(self) -> None:
         self._open_line: list[bytes] = []
@@ -392,7 +391,7 @@ class EventLines:
         self._fields: dict[str, list[str]] = {}
 
     def feed(self, data: bytes) -> Iterator[ServerEvent]:
-        """Returns the events that these bytes complete."""
+        """Yields the events that these bytes complete."""
         for line in self._split(data):
             if not line:
                 yield from self._end_event()
@@ -401,7 +400,7 @@ class EventLines:
                 self._fields.setdefault(name, []).append(value.removeprefix(" "))
 
     def _split(self, data: bytes) -> list[bytes]:
-        """Returns the lines that these bytes complete; nothing is searched twice for their ends."""
+        """Returns the lines that these bytes complete. No byte is searched twice for a line end."""
         *lines, rest = _LINE_END.split(self._held + data)
         if lines:
             lines[0] = b"".join((*self._open_line, lines[0]))

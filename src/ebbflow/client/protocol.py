@@ -1,8 +1,8 @@
-"""The protocol between client and server: steps of a conversation, requests, and what replies mean.
+"""The protocol between client and server: conversation steps, requests, and reading replies.
 
-A conversation is a generator that yields steps. ``Client`` and ``AsyncClient`` carry them out, each
-in its own way, and send back the result of each step; what to do next is decided in the
-conversation, once for both.
+A conversation is a generator that yields steps. ``Client`` and ``AsyncClient`` carry them out,
+blocking or not, and send back the result of each step. The conversation decides what to do next, so
+both clients share that code.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _LEAST_PAUSE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ServerCall:
-    """A step: send a request, and come back with a ``ServerReply`` or with ``NoReply``.
+    """A step: send a request; the result is a ``ServerReply`` or ``NoReply``.
 
     ``wait`` is how many seconds its reply may take. With ``follows`` a reply of 200 is an event
-    stream: its body is left to ``MoreEvents``.
+    stream, whose body ``MoreEvents`` reads.
     """
 
     method: str
@@ -55,7 +55,7 @@ class ServerCall:
 
 @dataclass(frozen=True, slots=True)
 class MoreEvents:
-    """A step: wait for more of the event stream; ``bytes``, or ``NoReply`` where it broke off."""
+    """A step: wait for more of the event stream; ``bytes``, or ``NoReply`` if it broke off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """A step: hand a result of a stream to the caller."""
+    """A step: yield a result of a stream to the caller."""
 
     result: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """What the server said. Names of headers are in lower case."""
+    """The server's reply. Header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -83,7 +83,7 @@ class ServerReply:
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """The connection failed before a reply. ``sent`` is false if the server heard nothing."""
+    """The connection failed before a reply. ``sent`` is false if nothing reached the server."""
 
     problem: str
     sent: bool
@@ -95,17 +95,17 @@ Conversation = Generator[Step, StepResult, T]
 
 
 def calling(call: ServerCall) -> Conversation[ServerReply | NoReply]:
-    """Has a call carried out and returns what came of it.
+    """Makes a call and returns its result.
 
-    A server that stops, or a gateway that heard nothing from it, does not say whether the request
-    was taken: that is no better than a lost connection.
+    An error of a server that is stopping, or of a gateway that got no reply, leaves open whether
+    the request was accepted. It is returned as ``NoReply``, like a lost connection.
     """
-    came = yield call
-    if not isinstance(came, ServerReply | NoReply):
-        raise TypeError(f"a call cannot come to {came!r}")
-    if isinstance(came, ServerReply) and says_nothing(came):
-        return NoReply(f"the server replied with {came.status}: {message_of(came)}", sent=True)
-    return came
+    reply = yield call
+    if not isinstance(reply, ServerReply | NoReply):
+        raise TypeError(f"the result of a call cannot be {reply!r}")
+    if isinstance(reply, ServerReply) and says_nothing(reply):
+        return NoReply(f"the server replied with {reply.status}: {message_of(reply)}", sent=True)
+    return reply
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def calling(call: ServerCall) -> Conversation[ServerReply | NoReply]:
 
 @dataclass(frozen=True, slots=True)
 class NamedRequest:
-    """One request of the caller, under the id that it keeps however often it is sent."""
+    """One request of the caller, with the id that it keeps when it is sent again."""
 
     id: str
     body: bytes
@@ -123,7 +123,7 @@ class NamedRequest:
     def of(
         cls, value: Any, id: str | None, keys: Iterable[str], headers: Mapping[str, str]
     ) -> NamedRequest:
-        """Returns the request for a value: bytes, text, or anything that JSON can say."""
+        """Returns the request for a value: bytes, text, or any JSON value."""
         body, kind = _encode(value)
         sent = {"content-type": kind, **headers}
         named = _header_of(keys)
@@ -147,29 +147,29 @@ def _header_of(keys: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerPaths:
-    """The calls of a serving pipeline. ``id_header`` is the one its spec names."""
+    """Makes the calls to a serving pipeline. ``id_header`` is set in the pipeline's spec."""
 
     id_header: str
 
-    def post(self, request: NamedRequest, way: str, wait: float) -> ServerCall:
-        """Returns the call that hands a request in, the ``sync`` or the ``async`` way."""
-        query = {"timeout": f"{wait:.3f}"} if way == "sync" else {}
+    def post(self, request: NamedRequest, mode: str, wait: float) -> ServerCall:
+        """Returns the call that submits a request in the mode ``sync`` or ``async``."""
+        query = {"timeout": f"{wait:.3f}"} if mode == "sync" else {}
         return ServerCall(
-            "POST", f"/v1/process/{way}", wait, query, self._headers_of(request), request.body
+            "POST", f"/v1/process/{mode}", wait, query, self._headers_of(request), request.body
         )
 
     def follow(self, request: NamedRequest, wait: float) -> ServerCall:
-        """Returns the call that hands a request in and follows its results."""
+        """Returns the call that submits a request and follows its results."""
         path, headers = "/v1/process/sse", self._headers_of(request)
         return ServerCall("POST", path, wait, {}, headers, request.body, follows=True)
 
     def resume(self, id: str, last_event: str, wait: float) -> ServerCall:
-        """Returns the call that follows the results of a request, behind the last one seen."""
+        """Returns the call that follows the results of a request after the last one seen."""
         headers = {"last-event-id": last_event} if last_event else {}
         return ServerCall("GET", "/v1/process/sse", wait, {"id": id}, headers, follows=True)
 
     def look(self, id: str, what: str, wait: float) -> ServerCall:
-        """Returns the call that looks for a request: ``fetch`` its results, or its ``status``."""
+        """Returns the call that asks for the results (``fetch``) or the ``status`` of a request."""
         return ServerCall("GET", f"/v1/process/{what}", wait, {"id": id})
 
     def _headers_of(self, request: NamedRequest) -> dict[str, str]:
@@ -183,7 +183,7 @@ class ServerPaths:
 class Answered:
     """The answer to a request: its results, in the order in which the pipeline made them.
 
-    There are none if the pipeline dropped it, or if no sink had anything to serve.
+    There are none if the pipeline dropped the request, or if no sink served a result.
     """
 
     id: str
@@ -191,26 +191,26 @@ class Answered:
 
     @property
     def value(self) -> bytes:
-        """The one result; ``ValueError`` if there are none or several."""
+        """The only result; ``ValueError`` if there are none or several."""
         if len(self.results) != 1:
             raise ValueError(f"request {self.id} has {len(self.results)} results; see .results")
         return self.results[0]
 
     @property
     def text(self) -> str:
-        """The one result as text."""
+        """The only result as text."""
         return self.value.decode()
 
     def json(self) -> Any:
-        """Returns the one result, read as JSON."""
+        """Returns the only result, parsed as JSON."""
         return json.loads(self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """How far a request is: ``status`` is ``in-progress``, ``completed`` or ``failed``.
+    """The progress of a request: ``status`` is ``in-progress``, ``completed`` or ``failed``.
 
-    ``steps`` are its way through the pipeline, oldest first. ``failure`` says why it failed.
+    ``steps`` are its path through the pipeline, oldest first. ``failure`` says why it failed.
     """
 
     id: str
@@ -222,17 +222,17 @@ class RequestStatus:
 
 
 def says_nothing(reply: ServerReply) -> bool:
-    """Returns whether a reply leaves open what has become of the request."""
+    """Returns whether a reply leaves open whether the request was accepted."""
     return reply.status in _NO_REPLY
 
 
 def is_busy(reply: ServerReply) -> bool:
-    """Returns whether the server takes nothing at the moment, and may do so later."""
+    """Returns whether the server accepts no requests at the moment, but may do so later."""
     return reply.status == _BUSY
 
 
 def read_pause(reply: ServerReply) -> float:
-    """Returns the seconds to wait that a busy server asks for."""
+    """Returns how many seconds a busy server asks to wait."""
     try:
         return max(float(reply.headers.get("retry-after", "")), _LEAST_PAUSE)
     except ValueError:
@@ -247,31 +247,31 @@ def is_in_progress(reply: ServerReply) -> bool:
 
 
 def has_answer(reply: ServerReply) -> bool:
-    """Returns whether the request is complete; then the reply has its results, maybe none."""
+    """Returns whether the request is complete and the reply has its results, if any."""
     return reply.status == 204 or (reply.status == 200 and not is_in_progress(reply))
 
 
 def read_results(id: str, reply: ServerReply) -> Answered:
-    """Returns the results of a request that is complete."""
+    """Returns the results of a complete request."""
     return Answered(id, tuple(_split(reply)))
 
 
 def _split(reply: ServerReply) -> Iterator[bytes]:
-    """Cuts the results apart: they stand one behind the other in the body."""
+    """Splits the body into results, which follow one another without separators."""
     ends = [0]
     for length in filter(None, reply.headers.get(_LENGTHS, "").split(",")):
         ends.append(ends[-1] + int(length))
     if ends[-1] != len(reply.body) or len(ends) - 1 != int(reply.headers.get(_COUNT, "0")):
-        raise ValueError(f"{len(ends) - 1} results of {ends[-1]} bytes are not the body that came")
+        raise ValueError(f"{len(ends) - 1} results of {ends[-1]} bytes do not match the body")
     for start, end in pairwise(ends):
         yield reply.body[start:end]
 
 
 def read_request_status(id: str, reply: ServerReply) -> RequestStatus:
-    """Returns the state of a request; raises a ``RequestError`` if there is none."""
+    """Returns the status of a request; raises a ``RequestError`` if the reply has none."""
     if reply.status != 200:
         raise_not_found(id, reply)
-    # Brings Arrow with it, which who only asks does not need.
+    # Imported here because it imports Arrow, which other calls do not need.
     from ebbflow.accounts.completion import RequestFailure, RequestStep
 
     facts = json.loads(reply.body)
@@ -287,7 +287,7 @@ def read_request_status(id: str, reply: ServerReply) -> RequestStatus:
 
 
 def raise_error(id: str, reply: ServerReply) -> NoReturn:
-    """Raises what a reply that is not an answer says about the request."""
+    """Raises the error that a reply without an answer describes."""
     facts = _facts_of(reply)
     if "vertex" in facts:
         reason, error = facts.get("reason") or "", facts.get("error") or ""
@@ -298,14 +298,14 @@ def raise_error(id: str, reply: ServerReply) -> NoReturn:
 
 
 def raise_not_found(id: str, reply: ServerReply) -> NoReturn:
-    """Raises what the reply to a look for a request says: no one knows it, or an error."""
+    """Raises ``UnknownRequest`` for a 404, or else the error that the reply describes."""
     if reply.status == 404:
         raise UnknownRequest(id)
     raise_error(id, reply)
 
 
 def message_of(reply: ServerReply) -> str:
-    """Returns what the server has to say about a problem."""
+    """Returns the server's description of a problem."""
     facts = _facts_of(reply)
     return str(facts.get("message") or facts.get("reason") or reply.body[:200].decode("latin-1"))
 

@@ -1,4 +1,4 @@
-"""Steps of a conversation in the words of httpx, for both kinds of client."""
+"""Translates steps of a conversation to and from httpx, for both clients."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ TIMEOUT: Duration = "2m"
 ID_HEADER = "X-Numaflow-Id"
 
 _CONNECT = 10.0
-_ON_THE_WAY = 1.0
+_TRANSIT = 1.0
 _NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 FAILURES = (httpx.TransportError, httpx.DecodingError)
-"""Errors of a connection; any other is a mistake of the caller's."""
+"""Errors of a connection. Any other error is a mistake of the caller."""
 
 
 def connection_options(
     url: str, token: str | None, ca: str | os.PathLike[str] | None, verify: bool, connections: int
 ) -> dict[str, Any]:
-    """Returns what httpx makes its connections with; ``ValueError`` for a URL it cannot use."""
+    """Returns the arguments for httpx's client; ``ValueError`` for a URL that it cannot use."""
     scheme = urlsplit(url).scheme
     if scheme not in ("http", "https"):
         raise ValueError(f"{url!r} is not a server URL; write for example http://localhost:8080")
     return {
         "base_url": url,
         "headers": {"authorization": f"Bearer {token}"} if token else {},
-        # Without TLS no one is to be trusted, and reading certificates takes its time.
+        # Without TLS there is no certificate to check, and reading the trusted ones takes time.
         "verify": _trusting(ca) if verify and scheme == "https" else False,
         "limits": httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
     }
@@ -52,10 +52,10 @@ def _trusting(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
 
 
 def arguments_of(call: ServerCall) -> dict[str, Any]:
-    """Returns a call as what httpx builds a request from.
+    """Returns a call as arguments for httpx's ``build_request``.
 
-    The server is given the time that the caller has; its word that it took too long needs a moment
-    more to get here.
+    The server has as much time as the caller. The timeout here is a bit longer, so that the
+    server's own timeout reply still arrives.
     """
     return {
         "method": call.method,
@@ -63,16 +63,16 @@ def arguments_of(call: ServerCall) -> dict[str, Any]:
         "params": call.query,
         "headers": call.headers,
         "content": call.body,
-        "timeout": httpx.Timeout(call.wait + _ON_THE_WAY, connect=min(call.wait, _CONNECT)),
+        "timeout": httpx.Timeout(call.wait + _TRANSIT, connect=min(call.wait, _CONNECT)),
     }
 
 
 def reply_of(response: httpx.Response, body: bytes = b"") -> ServerReply:
-    """Returns the server's reply; ``body`` is what was read of it."""
+    """Returns the server's reply; ``body`` is the part that has been read."""
     return ServerReply(response.status_code, dict(response.headers), body)
 
 
 def no_reply(error: Exception) -> NoReply:
-    """Returns what a lost connection means."""
+    """Returns a connection error as ``NoReply``."""
     problem = str(error) or type(error).__name__
     return NoReply(problem, not isinstance(error, _NOTHING_SENT))

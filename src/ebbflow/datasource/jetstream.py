@@ -1,8 +1,8 @@
-"""The data source itself: what Spark makes from the options of a read or a write, and its columns.
+"""The data source itself, which Spark creates for each read or write, and its columns.
 
-It is made on the driver. Where NATS is and the login, with the contents of its files, are settled
-there and travel to the workers; nothing of it shows in a plan or in an error. The columns that it
-reads are always the same.
+Spark creates it on the driver. The driver resolves the address of NATS and the login, with the
+contents of its files, and sends them to the workers; neither shows in a plan or in an error. A read
+always has the same columns.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ WRITTEN = ("data", "subject", "headers", "msg_id")
 
 
 class JetStreamDataSource(DataSource):
-    """Streams of NATS JetStream, to be read and written: ``format("jetstream")``.
+    """Reads and writes NATS JetStream streams: ``format("jetstream")``.
 
-    ``url`` and ``login`` are what ``register`` was called with; without it, the environment's.
+    ``url`` and ``login`` are the arguments of ``register``, or else come from the environment.
     """
 
     url: str | None = None
@@ -52,17 +52,17 @@ class JetStreamDataSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         check_names(options)
         self._server = locate_server(options.get("url") or self.url, self.login)
-        # The URL may hold a password, and is not needed any more.
+        # The URL may contain a password, and is no longer needed.
         super().__init__({name: text for name, text in options.items() if name != "url"})
 
     @classmethod
     def name(cls) -> str:
-        """Returns what ``format`` is called with."""
+        """Returns the name to pass to ``format``."""
         return "jetstream"
 
     def schema(self) -> StructType:
-        """Returns the columns that are read."""
-        self._read_options()  # so that load() refuses what cannot be read
+        """Returns the columns of a read."""
+        self._read_options()  # so that load() refuses wrong options
         return READ
 
     def reader(self, schema: StructType) -> BatchReader:
@@ -103,7 +103,7 @@ def _refuse_overwriting(overwrite: bool, instead: str) -> None:
 
 
 def check_read(schema: StructType) -> None:
-    """Refuses a schema of the user's: what is read has always the same columns."""
+    """Refuses a schema from the user: a read always has the same columns."""
     if [(field.name, field.dataType) for field in schema] != [
         (field.name, field.dataType) for field in READ
     ]:
@@ -114,7 +114,7 @@ def check_read(schema: StructType) -> None:
 
 
 def check_written(schema: StructType, subject: str | None) -> None:
-    """Refuses columns that cannot be published; ``subject`` is that of the option."""
+    """Refuses columns that cannot be published; ``subject`` is the option's value."""
     for field in schema:
         _check_column(field.name, field.dataType)
     if "data" not in schema.names:

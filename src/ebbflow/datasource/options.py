@@ -1,11 +1,11 @@
 """The options of the data source: their names, values and meanings.
 
-``READ_OPTIONS`` and ``WRITE_OPTIONS`` have a row for each, from which options are read and the
-reference page is made. An option that is unknown, does not belong here or makes no sense is refused
-before anything is read or written. The error names the option and what to write instead.
+``READ_OPTIONS`` and ``WRITE_OPTIONS`` have a row for each option; options are parsed and the
+reference page is generated from these rows. An option that is unknown, out of place or invalid is
+refused before anything is read or written. The error names the option and what to write instead.
 
-Plain records and not models of pydantic: every process that Spark starts for a read or a write
-imports this module, and pydantic would take too much of that time.
+Options are plain dataclasses rather than pydantic models because every process that Spark starts
+for a read or a write imports this module, and pydantic would be too slow to import.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ebbflow.nats.login import Addresses, Login
 from ebbflow.nats.publish import PublishOptions, check_subject
 
 Start = Literal["earliest", "latest"] | int | datetime
-"""Where to begin: a word, the sequence of the first message, or a time."""
+"""Where to begin: earliest, latest, the sequence of the first message, or a time."""
 
 EARLIEST: Start = "earliest"
 LATEST: Start = "latest"
 
-# Digits only: int() also takes 1_000 and other alphabets.
+# Digits only: int() also accepts 1_000 and digits of other alphabets.
 _NUMBER, _POSITIVE = r"[0-9]{1,18}", r"(?=0*[1-9])[0-9]{1,18}"
 _NAME = r"[^\s.*>]+"
-# Spark gives a data source its own options as well.
+# Spark also passes its own options to a data source.
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 _ASYNC_PROGRESS = "asyncprogresstracking"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the text of an option has to be: ``wanted`` says it to people, ``pattern`` to us.
+    """The valid texts of an option: ``wanted`` describes them, ``pattern`` matches them.
 
-    ``convert`` makes a value of it, and may still refuse it with a ``ValueError``.
+    ``convert`` returns the value of a text, and may refuse it with a ``ValueError``.
     """
 
     wanted: str
@@ -50,7 +50,7 @@ class Kind:
     convert: Callable[[str], Any] = str
 
     def read(self, text: str) -> Any:
-        """Returns the value of a text; ``ValueError`` if it is none."""
+        """Returns the value of a text; ``ValueError`` if it is invalid."""
         if not re.fullmatch(self.pattern, text):
             raise ValueError(text)
         return self.convert(text)
@@ -74,7 +74,7 @@ def _to_end(text: str) -> int | None:
 def _to_moment(text: str) -> datetime:
     moment = datetime.fromisoformat(text)
     if moment.utcoffset() is None:
-        raise ValueError("it has no zone")
+        raise ValueError("it has no time zone")
     return moment.astimezone(UTC)
 
 
@@ -108,9 +108,9 @@ _FLAG = Kind("true or false", "(?i:true|false)", lambda text: text.lower() == "t
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: as the reference shows it, what its text has to be, and the field it sets.
+    """One option: its row in the reference, its kind, and the field that it sets.
 
-    The data source itself looks at one that has neither.
+    The data source itself reads an option that has neither kind nor field.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Option:
 
 _URL = Option(
     "url", "NATS URL, or several with commas", f"that of `register`, or `{NATS_URL}`",
-    "where NATS is; the login is better given elsewhere",
+    "the address of NATS; better without the login",
 )  # fmt: skip
 READ_OPTIONS = (
     Option("stream", "text", "required", "the stream to read", _STREAM, "stream"),
@@ -135,7 +135,7 @@ READ_OPTIONS = (
     ),
     Option(
         "startingSequence", "`earliest`, `latest` or a number from 1", "`earliest`",
-        "the first message to read; `latest`, in a stream only, for what is yet to come",
+        "the first message to read; `latest`, in a stream only, for new messages",
         _STARTING, "start",
     ),
     Option(
@@ -160,7 +160,7 @@ READ_OPTIONS = (
     ),
     Option(
         "failOnDataLoss", "`true` or `false`", "`true`",
-        "fail if messages are gone that were not read yet; `false` continues with what is there",
+        "fail if unread messages are gone; `false` continues with the messages that are left",
         _FLAG, "fail_on_loss",
     ),
 )  # fmt: skip
@@ -173,7 +173,7 @@ WRITE_OPTIONS = (
     _URL,
     Option(
         "retryWait", "duration, such as `250ms`", "250ms",
-        "the wait before a message is sent again that no stream answered",
+        "the wait before a message that no stream acknowledged is sent again",
         _DURATION, "retry_wait",
     ),
     Option(
@@ -183,7 +183,7 @@ WRITE_OPTIONS = (
     ),
     Option(
         "ackWait", "duration, such as `5s`", "15s",
-        "how long one message may take in all; an election takes four to nine seconds",
+        "how long one message may take in total; an election takes four to nine seconds",
         _DURATION, "ack_wait",
     ),
     Option(
@@ -202,7 +202,7 @@ _NAMES = list(dict.fromkeys(option.name for option in (*READ_OPTIONS, *WRITE_OPT
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read. ``end`` is ``None`` for the last message there is."""
+    """What to read. ``end`` is ``None`` for the last message of the stream."""
 
     stream: str
     subject: str | None = None
@@ -214,14 +214,14 @@ class ReadOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Reads the options of a read; ``DataSourceError`` for what makes no sense."""
+        """Parses the options of a read; ``DataSourceError`` for invalid ones."""
         _refuse_others(options, READ_OPTIONS, "writing")
         if "stream" not in options:
             raise DataSourceError("Option stream is missing.", "Write the name of the stream.")
         return cls(**_read_fields(options, READ_OPTIONS))
 
     def for_batch(self) -> ReadOptions:
-        """Returns these options, if a batch can be read with them."""
+        """Returns these options; refuses those that are not for a batch."""
         if self.start == LATEST:
             raise DataSourceError(
                 "Option startingSequence is 'latest', and no message comes after it in a batch.",
@@ -234,13 +234,13 @@ class ReadOptions:
             )
         if self.end is not None and isinstance(self.start, int) and self.start > self.end:
             raise DataSourceError(
-                f"Option startingSequence is {self.start}, behind endingSequence {self.end}.",
-                "Write a number that is not behind it.",
+                f"Option startingSequence is {self.start}, after endingSequence {self.end}.",
+                "Write a number up to endingSequence.",
             )
         return self
 
     def for_stream(self) -> ReadOptions:
-        """Returns these options, if a stream can be read with them."""
+        """Returns these options; refuses those that are not for a stream."""
         if self.end is not None:
             raise DataSourceError(
                 "Option endingSequence is for batches; a stream has no end.",
@@ -251,7 +251,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Where rows without a subject go, and how hard to try."""
+    """The subject of rows without one, and the options of publishing."""
 
     subject: str | None
     publish: PublishOptions
@@ -259,7 +259,7 @@ class WriteOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Reads the options of a write; ``DataSourceError`` for what makes no sense."""
+        """Parses the options of a write; ``DataSourceError`` for invalid ones."""
         _refuse_others(options, WRITE_OPTIONS, "reading")
         fields = _read_fields(options, WRITE_OPTIONS)
         subject, window = fields.pop("subject", None), fields.pop("window", WINDOW)
@@ -267,11 +267,11 @@ class WriteOptions:
 
 
 _PUBLISHING: dict[str, Any] = {"retry_attempts": -1, "ack_wait": 15.0}
-"""What differs from the defaults of ``publish``: no caller would try again for a task."""
+"""Options that differ from the defaults of ``publish``, because no caller retries for a task."""
 
 
 def _refuse_others(texts: Mapping[str, str], options: Iterable[Option], other: str) -> None:
-    """Refuses options that are for the ``other`` way only."""
+    """Refuses options that are only for the ``other`` direction."""
     mine = {option.name for option in options}
     for name in _NAMES:
         if name not in mine and name.lower() in texts:
@@ -279,7 +279,7 @@ def _refuse_others(texts: Mapping[str, str], options: Iterable[Option], other: s
 
 
 def _read_fields(texts: Mapping[str, str], options: Iterable[Option]) -> dict[str, Any]:
-    """Returns the values of the options that are set, by the fields they are for."""
+    """Returns the values of the options that are set, by field."""
     fields: dict[str, Any] = {}
     for option in options:
         if option.kind is None or option.name.lower() not in texts:
@@ -301,7 +301,7 @@ def _read_text(name: str, kind: Kind, text: str) -> Any:
 
 
 def check_names(options: Mapping[str, str]) -> None:
-    """Refuses options that there are not."""
+    """Refuses unknown options."""
     known = _SPARKS_OWN.union(name.lower() for name in _NAMES)
     for name in options:
         if name in known or name.startswith(_ASYNC_PROGRESS):
@@ -315,7 +315,7 @@ def check_names(options: Mapping[str, str]) -> None:
 
 
 def locate_server(url: str | None, login: Login | None) -> Addresses:
-    """Returns where NATS is and how to log in; the environment says so where nothing else does."""
+    """Returns the address of NATS and the login. Both default to the environment."""
     try:
         server = find_own_server(url, login)
     except SetupError as error:

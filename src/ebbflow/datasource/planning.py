@@ -1,16 +1,16 @@
-"""Planning which sequences to read next: the offsets of a query, the ranges of its batches.
+"""Plans which sequences to read next: the offsets of a query, the ranges of its batches.
 
-An offset is what Spark keeps in the checkpoint. Between two of them lies the same range however
-often it is read, also for the first batch, whose start Spark does not keep: every offset says where
-its query began. It also says when the stream was made, so that one which was deleted and made again
-is never taken for the one that the checkpoint is about.
+Spark keeps offsets in the checkpoint. Two offsets always define the same range, also for the first
+batch, whose start Spark does not keep, because every offset says where its query began. It also
+says when the stream was created, so that a stream that was deleted and created again is not
+mistaken for the one of the checkpoint.
 
-A micro-batch has a limit of messages. Sequences are easy to count and messages are not: some
-are deleted, some have another subject. So the driver searches for its end with the leader's word,
-with few questions, and it is never too far.
+A micro-batch has a limit of messages. Sequences are easy to count, messages are not: some are
+deleted, some have another subject. So the driver searches for the end of the batch with a few
+queries to the leader. The end is never beyond the limit.
 
-Replicas may lag behind; the leader of a stream alone knows which messages there are. So whatever
-ends a range, or says that nothing is left in it, comes from ``Leader``.
+Replicas may lag behind; only the leader of a stream knows all of its messages. So the end of a
+range, and the fact that nothing is left in it, always come from ``Leader``.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PATIENCE = api.PATIENCE
 
 PERMISSIONS = "Give it those in docs/guides/spark-data-source.md."
 _ATTEMPTS = 20
-_ANEW = "Start the query with a new checkpointLocation."
-_QUESTIONS = 4
+_RESTART = "Start the query with a new checkpointLocation."
+_MOST_COUNTS = 4
 _GOOD_ENOUGH = 0.8
 Count = Callable[[int], Awaitable[int]]
 """Counts the messages from the start of the batch up to and including a sequence."""
@@ -54,9 +54,9 @@ def open_data_link(server: Addresses) -> Link:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A stream at one moment: when it was made, its first and its last message.
+    """A stream at one moment: when it was created, its first and its last message.
 
-    ``first`` is the sequence behind ``last`` while the stream is empty.
+    ``first`` is the sequence after ``last`` while the stream is empty.
     """
 
     stream: str
@@ -66,7 +66,7 @@ class Facts:
 
 
 class Leader:
-    """Asks about one stream, and the messages on one subject in it."""
+    """Queries one stream, and the messages on one subject in it."""
 
     def __init__(self, client: SecuredClient, stream: str, subject: str | None = None) -> None:
         self.stream = stream
@@ -84,7 +84,7 @@ class Leader:
                 "Read a stream that keeps messages by limits; it may have this one as a source.",
             )
         state = info["state"]
-        # A stream that never held a message says 0.
+        # A stream that never had a message reports 0.
         return Facts(self.stream, info["created"], state["first_seq"] or 1, state["last_seq"])
 
     async def find_next_after(self, sequence: int) -> int | None:
@@ -100,13 +100,13 @@ class Leader:
         return message.seq if message else None
 
     async def count_after(self, sequence: int) -> int:
-        """Counts the messages that match behind a sequence. A replica may answer this."""
+        """Counts the matching messages after a sequence. A replica may answer this."""
         consumer, created = await self.consume_after(sequence)
         await consumer.forget(self._client)
         return int(created["num_pending"])
 
     async def consume_after(self, sequence: int) -> tuple[LightConsumer, dict[str, Any]]:
-        """Makes a light consumer, and returns it with its facts."""
+        """Creates a light consumer; returns it with the server's reply."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 return await self._consume(sequence)
@@ -120,7 +120,7 @@ class Leader:
         return consumer, await self._translate_errors(making)
 
     async def _translate_errors(self, answer: Awaitable[T]) -> T:
-        """Returns what the server answers; puts what it refuses in words for Spark's users."""
+        """Returns the server's answer; turns a refusal into an error for users of Spark."""
         try:
             return await answer
         except AccessError as error:
@@ -137,7 +137,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Everything up to and including ``sequence`` is read. The query began behind ``began``."""
+    """Everything up to and including ``sequence`` is read. The query began after ``began``."""
 
     stream: str
     created: str
@@ -146,16 +146,16 @@ class Offset:
 
     @classmethod
     def from_checkpoint(cls, stored: dict[str, Any]) -> Offset:
-        """Reads what a checkpoint holds; ``DataSourceError`` if that is something else."""
+        """Reads an offset from a checkpoint; ``DataSourceError`` if it is not an offset."""
         try:
             return cls(**stored)
         except TypeError:
             raise DataSourceError(
-                f"The checkpoint is not one of a stream in JetStream: {stored}.", _ANEW
+                f"The checkpoint is not one of a stream in JetStream: {stored}.", _RESTART
             ) from None
 
     def to_checkpoint(self) -> dict[str, Any]:
-        """Returns what a checkpoint is to hold."""
+        """Returns the offset for a checkpoint."""
         return asdict(self)
 
     def at(self, sequence: int) -> Offset:
@@ -163,17 +163,17 @@ class Offset:
         return replace(self, sequence=sequence)
 
     def check(self, now: Facts) -> None:
-        """Refuses a stream that is not the one this is about."""
+        """Refuses a stream that is not the one of this offset."""
         if self.stream != now.stream:
             raise DataSourceError(
-                f"The checkpoint is about the stream {self.stream}, not {now.stream}.", _ANEW
+                f"The checkpoint is about the stream {self.stream}, not {now.stream}.", _RESTART
             )
         _check_same(self.created, now)
         if self.sequence > now.last:
             raise DataSourceError(
                 f"{now.stream} ends at {now.last}, and {self.sequence} was read before: the stream "
                 "has lost its end.",
-                _ANEW,
+                _RESTART,
             )
 
 
@@ -182,22 +182,22 @@ def _check_same(created: str, now: Facts) -> None:
         raise DataSourceError(
             f"{now.stream} was deleted and made again: the stream that was read is of {created}, "
             f"this one of {now.created}.",
-            _ANEW,
+            _RESTART,
         )
 
 
 def find_start(start: Offset, end: Offset) -> int:
-    """Returns the sequence behind which a batch begins.
+    """Returns the sequence after which a batch begins.
 
-    For a batch that is replayed from the beginning of a query Spark asks for a start again. The end
-    still knows the one that was meant.
+    To replay the first batch of a query, Spark asks for a new start. The end offset still has the
+    original one.
     """
     return start.sequence if start.began == end.began else end.began
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The messages behind ``after`` up to and including ``until``, for one task to read."""
+    """The messages after ``after`` up to and including ``until``, for one task to read."""
 
     stream: str
     created: str
@@ -208,16 +208,16 @@ class Range:
 
     @classmethod
     def of(cls, options: ReadOptions, now: Facts, after: int, until: int) -> Range:
-        """Returns what can be read of a range of the stream as it is now."""
+        """Returns the part of a range that can be read from the stream as it is now."""
         whole = cls(now.stream, now.created, options.subject, after, until, options.fail_on_loss)
         return whole.available(now)
 
     def check(self, now: Facts) -> None:
-        """Refuses a stream that is not the one this is about."""
+        """Refuses a stream that is not the one of this offset."""
         _check_same(self.created, now)
 
     def split(self, parts: int) -> list[Range]:
-        """Returns ranges of about the same length that make up this one; none for an empty one."""
+        """Splits the range into parts of about the same length; none if it is empty."""
         length = self.until - self.after
         parts = min(parts, length)
         ends = [self.after + length * part // parts for part in range(1, parts + 1)]
@@ -227,20 +227,20 @@ class Range:
         ]
 
     def available(self, now: Facts) -> Range:
-        """Returns what can still be read of it; ``DataLoss`` if all is wanted and some is gone."""
+        """Returns the part that can still be read; ``DataLoss`` if a loss is not allowed."""
         if now.first <= self.after + 1 or self.until <= self.after:
             return self
         self.check_loss(now, self.after)
         return replace(self, after=min(self.until, now.first - 1))
 
     def check_loss(self, now: Facts, seen: int) -> None:
-        """Refuses to continue if messages behind ``seen`` may have left the stream unread."""
+        """Raises ``DataLoss`` if messages after ``seen`` may have left the stream unread."""
         if self.fail_on_loss and now.first > seen + 1:
             raise DataLoss(
                 f"{self.stream}: messages from {seen + 1} to {min(now.first - 1, self.until)} are "
                 "no longer in the stream and were not read: the limits of the stream removed "
                 "them, or a user did.",
-                "Set failOnDataLoss to false to continue with what is there.",
+                "Set failOnDataLoss to false to continue with the messages that are left.",
             )
 
 
@@ -248,7 +248,7 @@ class Range:
 
 
 async def find_beginning(leader: Leader, options: ReadOptions, now: Facts) -> int:
-    """Returns the sequence behind which a read begins."""
+    """Returns the sequence after which a read begins."""
     start = options.start
     if isinstance(start, datetime):
         first = await leader.find_first_since(start)
@@ -258,25 +258,25 @@ async def find_beginning(leader: Leader, options: ReadOptions, now: Facts) -> in
     if start > now.last + 1:
         raise DataSourceError(
             f"Option startingSequence is {start}, and {now.stream} ends at {now.last}.",
-            "Write earliest, latest or a number that is there.",
+            "Write earliest, latest or a number up to that.",
         )
     return start - 1
 
 
 def find_ending(options: ReadOptions, now: Facts) -> int:
-    """Returns the sequence with which a batch ends."""
+    """Returns the last sequence of a batch."""
     if options.end is None:
         return now.last
     if options.end > now.last:
         raise DataSourceError(
             f"Option endingSequence is {options.end}, and {now.stream} ends at {now.last}.",
-            "Write latest or a number that is there.",
+            "Write latest or a number up to that.",
         )
     return options.end
 
 
 async def find_end_of_batch(leader: Leader, after: int, last: int, most: int) -> int:
-    """Returns the sequence with which a micro-batch of at most that many messages ends."""
+    """Returns the last sequence of a micro-batch of at most ``most`` messages."""
     if last - after <= most:
         return last
     first = await leader.find_next_after(after)
@@ -284,7 +284,7 @@ async def find_end_of_batch(leader: Leader, after: int, last: int, most: int) ->
         return last
 
     async def count(until: int) -> int:
-        # In this order: what arrives in between is counted once too often, never too seldom.
+        # In this order, a message that arrives in between makes the count too high, never too low.
         behind = await leader.count_after(until)
         return await leader.count_after(after) - behind
 
@@ -292,13 +292,13 @@ async def find_end_of_batch(leader: Leader, after: int, last: int, most: int) ->
 
 
 async def search_end(before: int, last: int, most: int, count: Count) -> int:
-    """Returns a sequence up to which there are at most ``most`` messages, and seldom far fewer.
+    """Returns a sequence up to which there are at most ``most`` messages, and rarely far fewer.
 
-    ``before`` is the sequence right before the first message, ``last`` that of the last one.
+    ``before`` is the sequence right before the first message, ``last`` the last message's.
     """
     near, far = min(before + most, last), last + 1  # as many messages as sequences, at most
     guess = last
-    for _ in range(_QUESTIONS):
+    for _ in range(_MOST_COUNTS):
         guess = max(near + 1, min(guess, far - 1))
         if guess >= far:
             break
@@ -309,6 +309,6 @@ async def search_end(before: int, last: int, most: int, count: Count) -> int:
             near = guess
             if messages >= most * _GOOD_ENOUGH:
                 break
-        # As if messages lay evenly; there is at least one behind ``before``.
+        # Assumes an even distribution; there is at least one message after ``before``.
         guess = before + (guess - before) * most // max(messages, 1)
     return near

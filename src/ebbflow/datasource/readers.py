@@ -1,14 +1,14 @@
 """Spark's readers of a stream: as one batch, and in micro-batches.
 
-The range of a batch is fixed when it is planned, and read in parts. A micro-batch can be read again
-exactly as it was: the checkpoint alone says where a query is. Nothing is acknowledged, for Spark
-tells that a batch is done only when it plans the next one.
+The range of a batch is fixed when it is planned, and is read in parts. A micro-batch can be
+repeated exactly, because the checkpoint alone has the progress of a query. Nothing is acknowledged,
+because Spark reports that a batch is done only when it plans the next one.
 
-A worker reads every message of its range that exists, or raises. Messages come in blocks of bounded
-size. If a consumer, its server or the connection is lost, another one continues behind the last
-message seen. A consumer reads from one replica, which may lag behind: so a range has ended when its
-last message or a later one was seen, or when the leader says that nothing else is in it, never
-because a consumer has nothing more.
+A worker reads every existing message of its range, or raises. Messages arrive in blocks of bounded
+size. If a consumer, its server or the connection is lost, a new consumer continues after the last
+message seen. A consumer reads from one replica, which may lag behind. So a range has ended when its
+last message or a later one was seen, or when the leader says that the rest is empty, but not when a
+consumer has no more messages.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ T = TypeVar("T")
 
 
 class BatchReader(DataSourceReader):
-    """Made on the driver, where it plans; a copy reads on each worker."""
+    """Plans on the driver; copies of it read on the workers."""
 
     def __init__(self, server: Addresses, options: ReadOptions) -> None:
         self._server = server
         self._options = options.for_batch()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plans the range, in that many parts."""
+        """Plans the range, and splits it into parts."""
         with closing(open_data_link(self._server)) as link:
             leader = Leader(link.client, self._options.stream)
             wanted = link.run(self._plan(leader))
@@ -83,12 +83,12 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yields the messages of one part, on a worker."""
-        # Spark makes up a partition without a value when there is none.
+        # Spark passes a partition without a value if there are no partitions.
         return read_range(self._server, partition.value) if partition.value else iter(())
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One on the driver plans all batches of a query; copies of it read on the workers."""
+    """Plans all batches of a query on the driver; copies of it read on the workers."""
 
     def __init__(self, server: Addresses, options: ReadOptions) -> None:
         self._server = server
@@ -99,9 +99,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """Returns where the query begins if there is no checkpoint."""
+        """Returns the offset where the query begins if there is no checkpoint."""
         if self._initial is None:
-            # Spark asks twice for the first batch, and has to hear the same.
+            # Spark asks twice for the first batch, and needs the same answer.
             self._initial = self._ask(self._begin)
         return self._initial.to_checkpoint()
 
@@ -111,16 +111,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(now.stream, now.created, began, began)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Returns what the options say."""
+        """Returns the limit that the options set."""
         most = self._options.most
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Leaves what comes later than now to another run."""
+        """Leaves messages that arrive after this call to another run."""
         self._target = self._ask(Leader.read_facts).last
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Returns where the next batch ends; the start itself if there is nothing new."""
+        """Returns the end of the next batch, which is its start if there is nothing new."""
         end = self._ask(lambda leader: self._advance(leader, Offset.from_checkpoint(start), limit))
         return end.to_checkpoint()
 
@@ -135,11 +135,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start.at(await find_end_of_batch(leader, after, last, limit.max_rows))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Returns the end of the stream when it was last looked at."""
+        """Returns the end of the stream as of the last query."""
         return None if self._latest is None else self._latest.to_checkpoint()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plans the messages of a batch, in that many parts."""
+        """Plans the messages of a batch, and splits them into parts."""
         offsets = Offset.from_checkpoint(start), Offset.from_checkpoint(end)
         wanted = self._ask(lambda leader: self._plan(leader, *offsets))
         return [InputPartition(part) for part in wanted.split(self._options.partitions)]
@@ -154,13 +154,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._server, partition.value)
 
     def stop(self) -> None:
-        """Lets the connection go."""
+        """Closes the connection."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
 
     def _ask(self, question: Callable[[Leader], Coroutine[Any, Any, T]]) -> T:
-        """Asks the leader on the connection of this query, made on the first question."""
+        """Asks the leader on the connection of this query, which is opened on first use."""
         if self._link is None:
             self._link = open_data_link(self._server)
         leader = Leader(self._link.client, self._options.stream, self._options.subject)
@@ -178,17 +178,17 @@ _READ_ARROW = pa.schema(
         ("data", pa.binary()),
     ]
 )
-# A replica that lags is looked at again this often before another one may be chosen.
+# A lagging replica is read this many times before another replica may be chosen.
 _LAG, _LOOKS = 0.05, 20
-_GOES_ON = (Word.DRY, Word.FULL, Word.TOO_LARGE)
-"""The words after which the same consumer is asked again; after any other it is given up."""
+_CONTINUES = (Word.DRY, Word.FULL, Word.TOO_LARGE)
+"""The words after which the same consumer is used again; after any other it is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The messages of a block, its bytes, and the seconds of silence after which it is given up.
+    """Limits of a block: messages, bytes, and the seconds of silence after which it is given up.
 
-    A request may bring messages from behind the range: the ``first`` one asks for few.
+    The ``first`` request asks for few messages, because they may be past the end of the range.
     """
 
     first: int = 1_000
@@ -203,7 +203,7 @@ _USUAL = Blocks()
 def read_range(
     server: Addresses, wanted: Range, blocks: Blocks = _USUAL
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the messages of a range, a block at a time."""
+    """Yields the messages of a range in blocks."""
     link = open_data_link(server)
     reader = RangeReader(link, wanted, blocks)
     try:
@@ -211,7 +211,7 @@ def read_range(
         while block := link.run(reader.read_block()):
             yield to_batch(block)
     finally:
-        # An interpreter that is ending has stopped the link's thread: there would be no answer.
+        # At interpreter shutdown the link's thread has stopped, and calls would get no answer.
         if not sys.is_finalizing():
             with contextlib.suppress(TimeoutError):
                 link.run(reader.close(), timeout=5)
@@ -219,7 +219,7 @@ def read_range(
 
 
 def to_batch(messages: Deliveries) -> pa.RecordBatch:
-    """Returns messages as Spark takes them."""
+    """Returns messages as a batch for Spark."""
     parcel = messages.parcel
     headers: list[list[tuple[str, str]]] = [[]] * len(parcel)
     for row in parcel.rows_with_headers():
@@ -250,11 +250,11 @@ class RangeReader:
         self._size = blocks.size
 
     async def open(self) -> None:
-        """Begins, if the range is still there."""
+        """Checks that the range can still be read."""
         self._seen = self._wanted.available(await self._check_stream()).after
 
     async def close(self) -> None:
-        """Ends, whether everything was read or not; the consumer is deleted."""
+        """Stops reading and deletes the consumer."""
         pull, self._pull = self._pull, None
         consumer, self._consumer = self._consumer, None
         with contextlib.suppress(nats.errors.Error):
@@ -264,7 +264,7 @@ class RangeReader:
                 await consumer.forget(self._client)
 
     async def read_block(self) -> Deliveries:
-        """Returns the next messages of the range; none when it has returned all."""
+        """Returns the next messages of the range; none at its end."""
         looks = 0
         deadline = time.monotonic() + PATIENCE
         while self._seen < self._wanted.until:
@@ -285,7 +285,7 @@ class RangeReader:
         return NO_DELIVERIES
 
     async def _fetch(self) -> tuple[Deliveries, Word]:
-        """Returns what one request brings, and why it is not more."""
+        """Returns the messages of one request, and why there are not more."""
         most = min(self._most, self._wanted.until - self._seen)
         self._most = min(2 * self._most, self._limits.largest)
         pull = self._pull or await self._open_pull()
@@ -296,27 +296,27 @@ class RangeReader:
         except AccessError as error:
             raise DataSourceError(error.what, PERMISSIONS) from None
         block = Deliveries.join(self._blocks) if self._blocks else NO_DELIVERIES
-        if status.word not in _GOES_ON:
+        if status.word not in _CONTINUES:
             await self.close()
         if status.word is Word.TOO_LARGE and not block:
             self._size *= 2
         return block, status.word
 
     async def _open_pull(self) -> PullConsumer:
-        """Makes a consumer of the messages behind the last one seen."""
-        behind = self._seen
-        self._consumer, _ = await self._leader.consume_after(behind)
+        """Creates a consumer of the messages after the last one seen."""
+        seen = self._seen
+        self._consumer, _ = await self._leader.consume_after(seen)
         self._pull = PullConsumer(
             self._client,
             self._wanted.stream,
             self._consumer.name,
-            lambda deliveries: self._blocks.append(deliveries.after(behind)),
+            lambda deliveries: self._blocks.append(deliveries.after(seen)),
         )
         await self._pull.open()
         return self._pull
 
     async def _cut_to_range(self, messages: Deliveries) -> Deliveries:
-        """Returns those of the range, when it is known that none was lost before or among them."""
+        """Returns the messages inside the range; ``DataLoss`` if others may have been lost."""
         until, whole = self._wanted.until, self._seen
         self._seen = min(until, messages.seqs[-1])
         within = messages.up_to(until)
@@ -331,10 +331,10 @@ class RangeReader:
     async def _is_exhausted(self) -> bool:
         now = await self._check_stream()
         if now.last < self._wanted.until:
-            return False  # whoever answered is behind the one that told the end of the range
+            return False  # this answer is older than the one that the range was planned with
         following = await self._leader.find_next_after(self._seen)
         if following is not None and following <= self._wanted.until:
-            return False  # and the consumer will have it as soon as its replica does
+            return False  # the consumer delivers it as soon as its replica has it
         self._wanted.check_loss(now, self._seen)
         return True
 
@@ -345,7 +345,7 @@ class RangeReader:
 
     def _explain_stall(self) -> DataSourceError:
         return DataSourceError(
-            f"{self._wanted.stream}: messages behind {self._seen} up to {self._wanted.until} did "
-            f"not come within {PATIENCE:.0f} s.",
+            f"{self._wanted.stream}: messages after {self._seen} up to {self._wanted.until} did "
+            f"not arrive within {PATIENCE:.0f} s.",
             "Check the servers of the stream; the same range can be read again.",
         )

@@ -1,8 +1,8 @@
-"""Publishing the rows of a DataFrame, each one until it is stored.
+"""Publishes the rows of a DataFrame, and retries each row until it is stored.
 
-A message has the same id whenever the same row is written again: by a task that is tried again, or
-by a micro-batch that is replayed after a crash. The id also has a hash of the content, so that a
-replay that came out differently is stored and not taken for a copy.
+A message has the same id whenever the same row is written again, by a task that is retried or by a
+micro-batch that is replayed after a crash. The id contains a hash of the content, so that a replay
+with a different result is stored and not dropped as a copy.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ebbflow.publishing import Publisher
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task tells the driver. There is nothing to commit: what is published is there."""
+    """The result of a task for the driver. Published messages need no commit."""
 
     messages: int
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Publishes a DataFrame. Made once for each write, so that its tasks share an id."""
+    """Publishes a DataFrame. There is one object per write, so all tasks share its id."""
 
     def __init__(self, server: Addresses, options: WriteOptions) -> None:
         self._server = server
@@ -49,7 +49,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Publishes micro-batches. It is made again for each; the ids come from the checkpoint's."""
+    """Publishes micro-batches. Created for each one, so ids use the checkpoint's query id."""
 
     def __init__(self, server: Addresses, options: WriteOptions) -> None:
         self._server = server
@@ -61,7 +61,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = task.getLocalProperty("sql.streaming.queryId")
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            # Any other id would store everything twice after a crash.
+            # With any other id, everything would be stored twice after a crash.
             raise DataSourceError("Spark does not say which query and batch this task belongs to.")
         return publish_rows(self._server, self._options, f"{query}-{batch}", iterator)
 
@@ -69,7 +69,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def publish_rows(
     server: Addresses, options: WriteOptions, write: str, batches: Iterator[pa.RecordBatch]
 ) -> Written:
-    """Publishes the rows of the task at hand. The ids of its messages begin with ``write``."""
+    """Publishes the rows of the current task. The ids of its messages begin with ``write``."""
     partition = _current_task().partitionId()
     row = 0
     with Publisher(
@@ -77,7 +77,7 @@ def publish_rows(
     ) as publisher:
         for batch in batches:
             messages = to_messages(batch, options.subject, f"{write}-{partition}", row)
-            # A call for each, so that confirmations do not pile up.
+            # One call per batch, so that confirmations do not pile up.
             publisher.publish_many(messages, window=options.window)
             row += batch.num_rows
     return Written(row)
@@ -107,9 +107,9 @@ def to_message(
     headers: Mapping[str, str],
     msg_id: str | None,
 ) -> Outgoing:
-    """Makes a message of one row.
+    """Returns the message of one row.
 
-    Its id is that of ``msg_id`` or of its headers, or else made of its place and content.
+    Its id is ``msg_id``, or the id in its headers, or else made from its place and content.
     """
     if data is None or subject is None:
         raise ValueError(f"{'data' if data is None else 'subject'} is null")

@@ -1,11 +1,10 @@
-"""Testing what was written for Ebbflow: pipelines in memory, handlers, connectors.
+"""Tests for code written for Ebbflow: pipelines in memory, handlers, connectors.
 
 ``simulate`` runs a whole pipeline in memory on a virtual clock, without Spark and NATS.
 ``run_map`` and ``run_sink`` call a handler as a vertex would and need neither Spark nor NATS.
-``MemorySource`` and ``MemorySink`` are for whole pipelines on local Spark. ``SOURCE_RULES`` and
-``SINK_RULES`` are what every connector has to pass: see ``conformance``. Programs and tests import
-it, and nothing else in Ebbflow but ``ebbflow test`` and ``ebbflow dev`` does. Start with
-``simulation``.
+``MemorySource`` and ``MemorySink`` are for whole pipelines on local Spark. Every connector has to
+pass ``SOURCE_RULES`` and ``SINK_RULES``: see ``conformance``. Programs and tests import this
+package; within Ebbflow only ``ebbflow test`` and ``ebbflow dev`` do. Start with ``simulation``.
 """
 
 from importlib import import_module
@@ -55,7 +54,7 @@ _IMPORTED_WHEN_USED = {
     "testing.memory": ("MemorySink", "MemorySource"),
     "testing.simulation": ("Simulation", "simulate"),
 }
-"""The names of each module. The pytest plugin is loaded by every pytest, so this must be quick."""
+"""The names that each module defines. Lazy, because every pytest run imports this package."""
 
 __all__ = [
     "SINK_RULES",

@@ -1,7 +1,7 @@
-"""A pipeline that runs in the background of a test, on the Spark session there is.
+"""Runs a pipeline in the background of a test, on the current Spark session.
 
-Every wait has an end: a pipeline that does not start or stop in time is an error that says why,
-never a test that hangs.
+Every wait has a limit: a pipeline that does not start or stop in time raises an error that says
+why, so that no test hangs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _EVERY = 0.05
 
 @contextmanager
 def local_spark(tasks: int = _TASKS) -> Iterator[SparkSession]:
-    """Opens Spark on this machine for the pipelines of tests, with room for this many tasks.
+    """Opens Spark on this machine for the pipelines of tests, with slots for this many tasks.
 
-    Use one for all tests: starting it takes seconds. If this process has a session already, that
-    one is used and left running.
+    Share it among all tests, because starting it takes seconds. If this process already has a
+    session, that session is used and left running.
     """
     with (
         tempfile.TemporaryDirectory(prefix="ebbflow-tests-") as logs,
@@ -58,23 +58,23 @@ class BackgroundRun(Watcher):
     ) -> None:
         self.status = PipelineStatus(pipeline.spec.name, phase="starting")
         self.failures: list[str] = []
-        self._heard = heard
+        self._on_line = heard
         chosen: Any = {"state": state, "timeout": _LONGEST, **options}
         limited = RunOptions.of(chosen)
         self._run = PipelineRun(pipeline.spec, limited, self)
         self._run.start(_START_WAIT)
 
     def line(self, text: str) -> None:
-        """Passes on each line that a ``log`` sink has printed."""
+        """Passes on each line that a ``log`` sink prints."""
         for line in text.splitlines():
-            self._heard(line)
+            self._on_line(line)
 
     def log(self, entry: LogEntry) -> None:
-        """Passes on each line that user code has printed."""
+        """Passes on each line that user code prints."""
         self.line(entry.printed.text)
 
     def look(self, status: PipelineStatus) -> None:
-        """Keeps the latest state, and every reason why a vertex failed."""
+        """Keeps the latest status, and every reason why a vertex failed."""
         self.status = status
         for vertex in status.vertices:
             reason = f"{vertex.name}: {vertex.failure}"
@@ -82,12 +82,12 @@ class BackgroundRun(Watcher):
                 self.failures.append(reason)
 
     def stop(self) -> Summary:
-        """Stops it in good order and returns its summary."""
+        """Stops the run cleanly and returns its summary."""
         return self._run.stop(_STOP_WAIT)
 
 
 def until(condition: Callable[[], bool], seconds: float, every: float = _EVERY) -> bool:
-    """Waits at most this many seconds for a condition; returns whether it has come true."""
+    """Waits at most this many seconds for a condition; returns whether it became true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -97,9 +97,9 @@ def until(condition: Callable[[], bool], seconds: float, every: float = _EVERY) 
 
 
 def until_none(left: Callable[[], int], patience: float, first: float = 0.0) -> bool:
-    """Waits until nothing is left; gives up when that has not become less for a while.
+    """Waits until ``left`` is 0; gives up after ``patience`` seconds without a decrease.
 
-    ``first`` is how many seconds there are for the first step, if more than later ones have.
+    ``first`` is the limit for the first decrease, if that is longer.
     """
     least, deadline = None, time.monotonic() + max(patience, first)
     while (now := left()) > 0:

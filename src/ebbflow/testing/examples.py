@@ -1,4 +1,4 @@
-"""Examples in YAML next to a spec: messages, and how they are to end. ``ebbflow test`` checks them.
+"""Examples in YAML next to a spec: messages and how they should end, for ``ebbflow test``.
 
     # pipeline.test.yaml, next to pipeline.yaml
     - name: an unknown customer ends as a dead letter after three redeliveries
@@ -10,9 +10,9 @@
       deadLetters:
         - {vertex: enrich, reason: customer not known yet}
 
-Each example is one simulation, so it needs neither Spark nor NATS and takes milliseconds. What an
-example does not mention is not checked, except for two things that no one should overlook: a dead
-letter, and a message that has not ended.
+Each example is one simulation, so it needs neither Spark nor NATS and takes milliseconds. Only what
+an example mentions is checked, except that an unexpected dead letter or a message that has not
+ended always fails it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ENVELOPE = {"message", "keys", "headers"}
 
 
 class ExpectedVertex(Section):
-    """What a vertex is to have done: counts, and the values it has forwarded or written."""
+    """The expected counts of a vertex, and the values that it forwards or writes."""
 
     read: fields.Count | None = None
     written: fields.Count | None = None
@@ -59,13 +59,13 @@ class ExpectedVertex(Section):
 
     @property
     def counts(self) -> dict[str, int]:
-        """The counts that are expected, by Python's names."""
-        given = {name: getattr(self, name) for name in type(self).model_fields if name != "values"}
-        return {name: count for name, count in given.items() if count is not None}
+        """The expected counts, by attribute name."""
+        counts = {name: getattr(self, name) for name in type(self).model_fields if name != "values"}
+        return {name: count for name, count in counts.items() if count is not None}
 
 
 class ExpectedLetter(Section):
-    """A dead letter; what is left out may be anything. ``error`` is a part of the error's text."""
+    """An expected dead letter. A missing field matches anything, ``error`` part of the text."""
 
     vertex: fields.Text | None = None
     reason: fields.Text | None = None
@@ -73,7 +73,7 @@ class ExpectedLetter(Section):
     value: Any = None
 
     def fits(self, letter: Letter) -> bool:
-        """Returns whether this is the letter that is meant."""
+        """Returns whether a dead letter matches."""
         return (
             self.vertex in (None, letter.vertex)
             and self.reason in (None, letter.reason)
@@ -83,7 +83,7 @@ class ExpectedLetter(Section):
 
 
 class ExampleIncident(Section):
-    """What goes wrong: exactly one of ``outage``, ``pause`` and ``crash`` names the vertex."""
+    """An incident: exactly one of ``outage``, ``pause`` and ``crash`` names the vertex."""
 
     outage: fields.Text | None = None
     pause: fields.Text | None = None
@@ -92,7 +92,7 @@ class ExampleIncident(Section):
     lasts: fields.Text = "1m"
 
     def incident(self) -> Incident:
-        """Returns it as ``simulate`` takes it."""
+        """Returns the incident to pass to ``simulate``."""
         if self.crash is not None:
             return Crash(self.crash, self.at)
         if self.pause is not None:
@@ -101,7 +101,7 @@ class ExampleIncident(Section):
 
 
 class Example(Section):
-    """One example: what happens, and what is to come of it."""
+    """One example: messages, incidents, and the expected outcome."""
 
     name: fields.Text
     messages: tuple[Any, ...] | dict[str, tuple[Any, ...]] | None = None
@@ -114,18 +114,18 @@ class Example(Section):
 
 @dataclass(frozen=True, slots=True)
 class ExamplesFile:
-    """The examples of one file, with the spec that they are about and where that was read."""
+    """The examples of one file, with their spec and its path."""
 
     path: Path
     spec_path: Path
     spec: Spec
     examples: Sequence[tuple[int, Example]]
-    """Each with the line that it begins in."""
+    """Each example with its first line number."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedExample:
-    """An example after its simulation; ``differences`` says what came otherwise, a line each."""
+    """An example after its simulation, with one line for each difference."""
 
     file: ExamplesFile
     line: int
@@ -135,7 +135,7 @@ class CheckedExample:
 
     @property
     def passed(self) -> bool:
-        """Whether everything came as expected."""
+        """Whether there are no differences."""
         return not self.differences
 
 
@@ -143,7 +143,7 @@ class CheckedExample:
 
 
 def find_examples(target: Path) -> list[Path]:
-    """Returns the files with examples: of a folder and below, of a spec, or the file itself."""
+    """Returns the files with examples: in a folder and below, of a spec, or the file itself."""
     if target.is_dir():
         files = (path for path in target.rglob(f"*{EXAMPLES}") if find_spec(path) is not None)
         return sorted(path for path in files if not _is_hidden(path.relative_to(target)))
@@ -153,7 +153,7 @@ def find_examples(target: Path) -> list[Path]:
 
 
 def find_spec(examples: Path) -> Path | None:
-    """Returns the spec that a file of examples is about, if it lies next to it."""
+    """Returns the spec next to a file of examples, if there is one."""
     stem = examples.name.removesuffix(EXAMPLES)
     files = (examples.with_name(f"{stem}{suffix}") for suffix in (".yaml", ".yml"))
     return next((file for file in files if file.is_file()), None)
@@ -164,7 +164,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def read_examples(file: Path) -> ExamplesFile:
-    """Returns the examples of a file; ``SpecError`` has all problems of it and of its spec."""
+    """Returns the examples of a file; ``SpecError`` has all problems of the file and its spec."""
     if not file.is_file():
         raise SetupError(
             f"There are no examples: {file} does not exist.",
@@ -227,7 +227,7 @@ def _check(example: Example, index: int, vertices: Sequence[str]) -> Iterator[Fi
 
 
 def check_example(file: ExamplesFile, line: int, example: Example) -> CheckedExample:
-    """Simulates an example and compares what came of it with what it expects."""
+    """Simulates an example and compares the result with what it expects."""
     simulation = simulate(
         file.spec,
         _messages(example.messages),
@@ -242,28 +242,26 @@ def check_example(file: ExamplesFile, line: int, example: Example) -> CheckedExa
 
 def _messages(messages: Any) -> Any:
     if isinstance(messages, Mapping):
-        return {source: _messages(given) for source, given in messages.items()}
+        return {source: _messages(listed) for source, listed in messages.items()}
     return None if messages is None else [_message(*each) for each in enumerate(messages)]
 
 
-def _message(number: int, given: Any) -> SourceMessage:
-    """Returns a message of an example; with keys or headers it is written under ``message``."""
+def _message(number: int, data: Any) -> SourceMessage:
+    """Returns a message of an example. With keys or headers, its value is under ``message``."""
     offset = b"%d" % number
-    if isinstance(given, Mapping) and "message" in given and given.keys() <= _ENVELOPE:
-        keys, headers = given.get("keys") or (), given.get("headers") or {}
+    if isinstance(data, Mapping) and "message" in data and data.keys() <= _ENVELOPE:
+        keys, headers = data.get("keys") or (), data.get("headers") or {}
         texts = {str(name): str(value) for name, value in headers.items()}
-        return SourceMessage(
-            _bytes(given["message"]), offset, keys=[*map(str, keys)], headers=texts
-        )
-    return SourceMessage(_bytes(given), offset)
+        return SourceMessage(_bytes(data["message"]), offset, keys=[*map(str, keys)], headers=texts)
+    return SourceMessage(_bytes(data), offset)
 
 
-def _bytes(given: Any) -> bytes:
-    return given.encode() if isinstance(given, str) else json.dumps(given).encode()
+def _bytes(data: Any) -> bytes:
+    return data.encode() if isinstance(data, str) else json.dumps(data).encode()
 
 
 def _same(expected: Any, value: bytes) -> bool:
-    """Returns whether a value is the expected text, or JSON that means the same."""
+    """Returns whether a value is the expected text or equal JSON."""
     if isinstance(expected, str):
         return value == expected.encode()
     try:

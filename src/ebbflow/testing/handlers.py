@@ -1,7 +1,7 @@
-"""Handlers called as a vertex calls them, without Spark and without NATS.
+"""Calls handlers as a vertex calls them, without Spark and without NATS.
 
-The rules are the real ones: what is checked, retried, nacked and dead-lettered here is so in a
-pipeline. Only waiting is left out: retries come at once.
+The rules are the real ones: messages are checked, retried, nacked and dead-lettered as in a
+pipeline. Only waits are skipped: retries happen at once.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _BATCH = 500
 class Result:
     """The result of one message: its outcome.
 
-    ``messages`` is what a map forwards for it, with all that they inherit; ``answers`` is what a
-    sink serves.
+    ``messages`` are those that a map forwards for it, with everything they inherit. ``answers`` are
+    the payloads that a sink serves.
     """
 
     id: str
@@ -52,7 +52,7 @@ def run_map(
     on_failure: OnFailure = "retry",
     on_error: Backoff = DEFAULT_ON_ERROR,
 ) -> list[Result]:
-    """Calls a map or transformer with messages; returns a result for each, in their order.
+    """Calls a map or transformer with messages; returns a result for each, in order.
 
     The code is a function or a class, as in ``Pipeline(...).map``; a class is opened and closed.
     A ``Datum`` without an id gets one.
@@ -79,11 +79,11 @@ def run_sink(
     on_failure: OnFailure = "retry",
     on_error: Backoff = DEFAULT_ON_ERROR,
 ) -> list[Result]:
-    """Calls a sink and those next to it with messages; returns a result for each, in their order.
+    """Calls a sink, with its fallback and on-success sinks; returns a result for each message.
 
-    ``mode`` is that of the sink itself; those next to it get lists. ``serves`` says whether the
-    pipeline has a store for answers. As in a pipeline, an answer that needs what is not there
-    breaks the contract.
+    ``mode`` is the mode of the sink itself; the other two get lists. ``serves`` says whether the
+    pipeline has a store for answers. As in a pipeline, a response breaks the contract if it needs
+    a sink or a store that is missing.
     """
     handlers = {
         name: Handler(adapt(function, "sink"))
@@ -115,7 +115,7 @@ def run_sink(
 
 
 def _pause(_seconds: float) -> None:
-    """A test does not wait."""
+    """Does not wait."""
 
 
 def _strategy(retry: Backoff | None, on_failure: OnFailure) -> RetryStrategy | None:

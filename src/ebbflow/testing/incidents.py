@@ -1,10 +1,10 @@
-"""What goes wrong in a simulation because a test asks for it: outages, pauses and crashes.
+"""Incidents that a test adds to a simulation: outages, pauses and crashes.
 
     simulate(orders, incidents=[Outage("out", lasts="10m"), Crash("enrich", at="5s")])
 
-Times are those of the virtual clock. An incident ends a call or a task where the same would end it
-on a worker, so what follows is decided by the engine alone: an outage penalises no message, a
-paused vertex settles what it holds, and what a crash left unsettled is replayed.
+Times are on the virtual clock. An incident ends a call or a task where it would end on a worker,
+and the engine alone decides what follows: an outage penalises no message, a paused vertex settles
+its messages in flight, and a chunk that a crash left unsettled is replayed.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class _Lasting:
     at: Duration = "0s"
 
     def __post_init__(self) -> None:
-        milliseconds(self.at), milliseconds(self.lasts)  # raise where they are written
+        milliseconds(self.at), milliseconds(self.lasts)  # so that errors are raised in the test
 
     @property
     def begins(self) -> int:
-        """When it begins, in milliseconds of virtual time."""
+        """The virtual time when it begins, in milliseconds."""
         return milliseconds(self.at)
 
     @property
     def ends(self) -> int:
-        """When it is over."""
+        """The virtual time when it ends, in milliseconds."""
         return self.begins + milliseconds(self.lasts)
 
     def covers(self, ms: int) -> bool:
-        """Returns whether it lasts at a time."""
+        """Returns whether it is active at a time."""
         return self.begins <= ms < self.ends
 
 
@@ -66,9 +66,10 @@ class Pause(_Lasting):
 @named_fields
 @dataclass(frozen=True)
 class Crash:
-    """The worker of a vertex dies at a time, or as soon as it then settles a chunk.
+    """Kills the worker of a vertex when it settles its next chunk at or after a time.
 
-    ``step`` says before which write of its task: 1 is the first. User code is opened again.
+    ``step`` is the write of the task before which it dies: 1 is the first. Afterwards user code is
+    opened again.
     """
 
     vertex: str
@@ -88,9 +89,9 @@ class VertexIncidents:
     def __init__(self, vertex: str, incidents: Iterable[Incident], clock: VirtualClock) -> None:
         own = [incident for incident in incidents if incident.vertex == vertex]
         self._vertex, self._clock = vertex, clock
-        self._outages = [one for one in own if isinstance(one, Outage)]
-        self._pauses = [one for one in own if isinstance(one, Pause)]
-        self._crashes = [one for one in own if isinstance(one, Crash)]
+        self._outages = [each for each in own if isinstance(each, Outage)]
+        self._pauses = [each for each in own if isinstance(each, Pause)]
+        self._crashes = [each for each in own if isinstance(each, Crash)]
         self._next: Crash | None = None
         self._steps_left = 0
 
@@ -99,27 +100,27 @@ class VertexIncidents:
         return round(self._clock.elapsed / timedelta(milliseconds=1))
 
     def check_outage(self) -> None:
-        """Raises ``Unavailable`` during an outage; called before user code is."""
+        """Raises ``Unavailable`` during an outage. Called before user code."""
         if any(outage.covers(self._now) for outage in self._outages):
             raise Unavailable(f"a system that {self._vertex} needs")
 
     def outage_ended(self, within: float) -> bool:
-        """Returns whether an outage is on, or was over less than this many seconds ago."""
+        """Returns whether an outage is active or to come, or ended at most this long ago."""
         return any(outage.ends + within * 1000 >= self._now for outage in self._outages)
 
     def paused_until(self) -> int | None:
-        """Returns when the pause ends, as the clock counts; ``None`` if the vertex may work."""
+        """Returns the clock time when the pause ends; ``None`` if the vertex is not paused."""
         ends = [pause.ends for pause in self._pauses if pause.covers(self._now)]
         return self._clock.now_ms + max(ends) - self._now if ends else None
 
     def begin_turn(self) -> None:
-        """Chooses the crash that is due, if there is one."""
+        """Chooses the crash that is due in this turn, if there is one."""
         due = (crash for crash in self._crashes if milliseconds(crash.at) <= self._now)
         self._next = next(due, None)
         self._steps_left = 0 if self._next is None else self._next.step
 
     def step(self) -> None:
-        """Is called before each write of the task, which ends there if it is to crash."""
+        """Raises ``Crashed`` if the task is to crash here. Called before each of its writes."""
         if self._next is None:
             return
         self._steps_left -= 1
@@ -130,7 +131,7 @@ class VertexIncidents:
 
 
 class InterruptedVertex(ResidentVertex):
-    """The user code of a vertex, whose calls meet the outages of a simulation."""
+    """The user code of a vertex, whose calls fail during the outages of a simulation."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
@@ -157,7 +158,7 @@ class _InterruptedHandler(Handler):
             check()
             try:
                 return code(*arguments)
-            except BdbQuit:  # whoever quits the debugger wants to end, not to fail a message
+            except BdbQuit:  # quitting the debugger must end the run, not fail a message
                 raise KeyboardInterrupt from None
 
         self._code, self.call = code, call

@@ -1,4 +1,4 @@
-"""A source and a sink in the memory of a test, for pipelines that run on local Spark.
+"""A source and a sink in memory, for tests that run pipelines on local Spark.
 
     with MemorySource([b"1", b"2"]) as source, MemorySink() as sink:
         Pipeline("test").source("in", source.code).map("double", double).sink("out", sink.code).run(
@@ -6,11 +6,11 @@
         )
         assert sorted(sink.values) == [b"2", b"4"]
 
-Both keep every rule of the conformance suite. What they hold is in this process: it is still there
-after a pipeline was stopped, and gone with the test.
+Both pass every rule of the conformance suite. They keep their messages in this process: messages
+outlive a pipeline that is stopped, but not the test.
 
-Workers are separate processes, so they ask for what is here over a unix socket. Each connection
-is one client; when it ends, the object learns of it, as it would of a process that was killed.
+Workers are separate processes, so they access the messages over a unix socket. Each connection is
+one client. When a connection ends, also because its process was killed, the target is notified.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _LOOK_EVERY = 0.01
 _REFUSAL = "the memory sink refuses it"
 
 
-# --- an object of this process that workers can call --------------------------------------------
+# --- an object that other processes can call ----------------------------------------------------
 
 
 class ObjectServer:
-    """Serves a target to other processes of this user, for as long as a context lasts.
+    """Lets other processes of this user call a target, until the context ends.
 
-    The first argument of the target's methods is the client that calls; ``gone`` hears that one is
-    not there any more.
+    The target's methods get the calling client as their first argument. ``disconnected`` is called
+    when a client's connection has ended.
     """
 
     def __init__(self, target: Any) -> None:
@@ -85,7 +85,7 @@ class ObjectServer:
                 connection.send(answer)
         with self._lock:
             self._open.pop(client, None)
-            self._target.gone(client)
+            self._target.disconnected(client)
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +94,7 @@ class ObjectServer:
         self.close()
 
     def close(self) -> None:
-        """Lets pipelines reach it no more; what it holds can still be looked at."""
+        """Disconnects pipelines; the messages can still be read here."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -112,7 +112,7 @@ def _answer(target: Any, method: str, client: int, arguments: tuple[Any, ...]) -
 
 
 class ObjectClient:
-    """The client's end, in another process."""
+    """Calls the object from another process."""
 
     def __init__(self, address: str) -> None:
         self._connection = Client(address, "AF_UNIX")
@@ -134,11 +134,11 @@ class ObjectClient:
 
 
 class MemorySource(ObjectServer):
-    """A queue: gives each message until it is acknowledged.
+    """A queue that redelivers each message until it is acknowledged.
 
-    ``redelivers`` chooses whether nacked messages go back to it or are kept by Ebbflow, ``columns``
-    whether it gives them as columns. A run with ``drain`` ends when everything that was put has
-    been acknowledged.
+    ``redelivers`` chooses whether nacked messages return to the queue or are kept by Ebbflow,
+    ``columns`` whether it returns messages as columns. A run with ``drain`` ends when all messages
+    are acknowledged.
     """
 
     def __init__(
@@ -156,31 +156,31 @@ class MemorySource(ObjectServer):
 
     @property
     def code(self) -> Code:
-        """The code to give to ``Pipeline(...).source("in", ...)``."""
+        """The code for ``Pipeline(...).source("in", ...)``."""
         return partial(MemoryReader, self.address, self._redelivers, self._columns)
 
     def put(self, *messages: bytes | Sample) -> None:
-        """Add messages, while a pipeline runs or before; from any thread."""
+        """Adds messages, before or while a pipeline runs. Safe to call from any thread."""
         self._queue.put(
             [Sample(message) if isinstance(message, bytes) else message for message in messages]
         )
 
     @property
     def waiting(self) -> int:
-        """The number of messages that are to be given, for the first time or again."""
+        """The number of messages that wait for their first delivery or for a redelivery."""
         return self._queue.waiting
 
     @property
     def unsettled(self) -> int:
         """The number of messages that are not acknowledged."""
-        return self._queue.waiting + len(self._queue.given)
+        return self._queue.waiting + len(self._queue.in_flight)
 
 
 class _Queue:
-    """The messages of a memory source, in the test's process; each has a number."""
+    """The numbered messages of a memory source, in the test's process."""
 
     def __init__(self) -> None:
-        self.given: dict[int, tuple[int, Sample]] = {}
+        self.in_flight: dict[int, tuple[int, Sample]] = {}
         self._ready: deque[tuple[int, Sample]] = deque()
         self._later: list[tuple[float, int, Sample]] = []
         self._numbers = count(1)
@@ -200,34 +200,36 @@ class _Queue:
                 _, number, sample = heapq.heappop(self._later)
                 self._ready.append((number, sample))
             due = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
-            self.given |= {number: (client, sample) for number, sample in due}
+            self.in_flight |= {number: (client, sample) for number, sample in due}
         return due
 
     def ack(self, client: int, numbers: Sequence[int]) -> None:
         with self._lock:
             for number in numbers:
-                self.given.pop(number, None)
+                self.in_flight.pop(number, None)
 
     def nack(self, client: int, delays: dict[int, int]) -> None:
         now = time.time()
         with self._lock:
-            for number in delays.keys() & self.given.keys():
-                _, sample = self.given.pop(number)
+            for number in delays.keys() & self.in_flight.keys():
+                _, sample = self.in_flight.pop(number)
                 heapq.heappush(self._later, (now + delays[number] / 1000, number, sample))
 
     def left(self, client: int) -> tuple[int, int]:
-        """Returns how many are to be given, and how many to be acknowledged."""
-        return self.waiting, len(self.given)
+        """Returns how many messages wait, and how many are in flight."""
+        return self.waiting, len(self.in_flight)
 
-    def gone(self, client: int) -> None:
-        """Gives what a process had that has ended to the next one."""
+    def disconnected(self, client: int) -> None:
+        """Makes messages ready again that were in flight at a client that has ended."""
         with self._lock:
-            lost = [number for number, (whose, _) in self.given.items() if whose == client]
-            self._ready.extendleft((number, self.given.pop(number)[1]) for number in reversed(lost))
+            lost = [number for number, (owner, _) in self.in_flight.items() if owner == client]
+            self._ready.extendleft(
+                (number, self.in_flight.pop(number)[1]) for number in reversed(lost)
+            )
 
 
 class MemoryReader(Source):
-    """The source in its own process. Without ``redelivers`` Ebbflow keeps what is nacked."""
+    """The source in its own process. Without ``redelivers``, Ebbflow keeps nacked messages."""
 
     def __init__(self, address: str, redelivers: bool = True, columns: bool = False) -> None:
         self._address = address
@@ -254,22 +256,22 @@ class MemoryReader(Source):
         ]
 
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """Takes these messages for done."""
+        """Removes messages that are done."""
         self._queue.ask("ack", [int(offset) for offset in offsets])
 
     def ack_columns(self, offsets: pa.BinaryArray) -> None:
-        """Takes these messages for done, as a source of columns does or one by one."""
+        """Removes messages that are done, as columns if the source returns columns."""
         if self._columns:
             self._queue.ask("ack", offsets.cast(pa.string()).cast(pa.int64()).to_pylist())
         else:
             super().ack_columns(offsets)
 
     def nack(self, nacks: Sequence[NackOffset]) -> None:
-        """Puts these back, each for its delay."""
+        """Returns messages to the queue, each with its delay."""
         self._queue.ask("nack", {int(nack.offset): nack.options.delay or 0 for nack in nacks})
 
     def pending(self) -> int:
-        """Returns how many wait."""
+        """Returns how many messages wait."""
         ready, _ = self._queue.ask("left")
         return int(ready)
 
@@ -279,7 +281,7 @@ class MemoryReader(Source):
         return not any(self._queue.ask("left"))
 
     def close(self) -> None:
-        """Leave; what was given and not acknowledged is given again."""
+        """Disconnects; messages that are not acknowledged are redelivered."""
         self._queue.close()
 
 
@@ -287,9 +289,9 @@ class MemoryReader(Source):
 
 
 class MemorySink(ObjectServer):
-    """Keeps what lands in it, and fails where you say so.
+    """Keeps the messages that land in it, and fails when a test says so.
 
-    ``columns`` chooses whether it is given columns: then its ``mode`` goes with its ``code``.
+    ``columns`` chooses whether it receives columns: then pass ``mode`` together with ``code``.
     """
 
     def __init__(self, *, columns: bool = False) -> None:
@@ -299,7 +301,7 @@ class MemorySink(ObjectServer):
 
     @property
     def code(self) -> Code:
-        """The code to give to ``Pipeline(...).sink("out", ...)``."""
+        """The code for ``Pipeline(...).sink("out", ...)``."""
         return partial(MemoryWriter if self.mode == "batch" else ColumnarWriter, self.address)
 
     @property
@@ -313,35 +315,35 @@ class MemorySink(ObjectServer):
         return [sample.value for sample in self._target.landed]
 
     def refuse(self, values: Collection[bytes]) -> None:
-        """Answer FAILURE for messages with these values from now on, and only for these."""
+        """Responds FAILURE to messages with these values, and only to these, from now on."""
         self._target.refused = frozenset(values)
 
     def go_down(self) -> None:
-        """Raises ``ConnectionError`` whatever comes, until it comes up again."""
+        """Raises ``ConnectionError`` for all messages, until ``come_up``."""
         self._target.is_down = True
 
     def come_up(self) -> None:
-        """Takes messages again."""
+        """Accepts messages again."""
         self._target.is_down = False
 
 
 @dataclass
 class _Target:
-    """The messages that a memory sink has taken, in the test's process."""
+    """The messages that a memory sink has accepted, in the test's process."""
 
     landed: list[Sample] = field(default_factory=list)
     refused: frozenset[bytes] = frozenset()
     is_down: bool = False
 
     def write(self, client: int, samples: Sequence[Sample]) -> list[bool]:
-        """Takes the messages that it does not refuse, and returns which it took."""
+        """Stores the messages that are not refused; returns which ones it stored."""
         if self.is_down:
             raise ConnectionError("the memory sink is down")
         self.landed += [sample for sample in samples if sample.value not in self.refused]
         return [sample.value not in self.refused for sample in samples]
 
-    def gone(self, client: int) -> None:
-        """Keeps nothing for a client that has gone."""
+    def disconnected(self, client: int) -> None:
+        """Does nothing: the target keeps nothing for its clients."""
 
 
 class _Writer:
@@ -355,12 +357,12 @@ class _Writer:
         self._target = ObjectClient(self._address)
 
     def write(self, samples: Sequence[Sample]) -> list[bool]:
-        """Write samples; returns which of them were taken."""
+        """Writes samples; returns which of them were stored."""
         taken: list[bool] = self._target.ask("write", samples)
         return taken
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnects."""
         self._target.close()
 
 
@@ -368,7 +370,7 @@ class MemoryWriter(_Writer):
     """The sink on a worker."""
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Writes the messages, and answers which were refused."""
+        """Writes messages, and returns a response for each."""
         taken = self.write(
             [Sample(datum.value, tuple(datum.keys), datum.headers) for datum in data]
         )
@@ -382,7 +384,7 @@ class ColumnarWriter(_Writer):
     """The sink on a worker that receives columns."""
 
     def __call__(self, batch: pa.RecordBatch) -> dict[int, Response]:
-        """Write them, and answer for those that were refused."""
+        """Writes messages, and returns responses for those that were refused."""
         names = ("value", "keys", "headers")
         columns = (batch.column(name).to_pylist() for name in names)
         samples = [

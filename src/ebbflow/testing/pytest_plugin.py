@@ -1,6 +1,6 @@
 """The pytest plugin: a failed test shows its simulations, and examples in YAML are tests.
 
-pytest loads it by itself once Ebbflow is installed; ``-p no:ebbflow`` leaves it out. It imports
+pytest loads it automatically once Ebbflow is installed; ``-p no:ebbflow`` disables it. It imports
 nothing until a test simulates or a file of examples is found.
 """
 
@@ -22,7 +22,7 @@ _SIMULATION = "ebbflow.testing.simulation"
 
 
 class ExampleFailed(AssertionError):
-    """An example that has ended otherwise than expected; its text has the differences."""
+    """An example that ended differently than expected. The text lists the differences."""
 
 
 class ExamplesCollector(pytest.File):
@@ -66,7 +66,7 @@ class ExampleItem(pytest.Item):
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collects files of examples whose spec lies next to them."""
+    """Collects files of examples that have their spec next to them."""
     if not file_path.name.endswith(_SUFFIX):
         return None
     from ebbflow.testing.examples import find_spec
@@ -78,7 +78,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Forgets the simulations of the test before."""
+    """Forgets the simulations of the previous test."""
     if _SIMULATION in sys.modules:
         sys.modules[_SIMULATION].RECENT.clear()
 
@@ -87,7 +87,7 @@ def pytest_runtest_setup() -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds to the report of a failed test what its last simulations came to."""
+    """Adds the results of the last simulations to the report of a failed test."""
     report = yield
     if report.failed and _SIMULATION in sys.modules:
         for simulation in sys.modules[_SIMULATION].RECENT:

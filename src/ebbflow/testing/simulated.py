@@ -1,7 +1,7 @@
-"""What a simulation shows: the outcome of every message, with its time, for tests to assert on.
+"""The results of a simulation: the outcome of every message, with its time, to assert on.
 
-Times are ``timedelta``s of virtual time since the simulation began. Texts of results say what
-happened, so that a failing assert explains itself.
+Times are ``timedelta``s of virtual time since the simulation began. The ``repr`` of a result says
+what happened, so that a failing assert explains itself.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ANY_TIME = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One delivery of a message to a vertex: when it was decided about, and its outcome.
+    """One delivery of a message to a vertex, with its outcome and the time of the decision.
 
-    ``outcome`` is its name: ``done``, ``dropped``, ``redelivered``, ``fallback``, ``on_success``,
-    ``served`` or ``dead_lettered``. ``reason`` is why, and ``due`` is when a redelivered one is
-    delivered next.
+    ``outcome`` is ``done``, ``dropped``, ``redelivered``, ``fallback``, ``on_success``, ``served``
+    or ``dead_lettered``. ``reason`` is why, and ``due`` is the time of the next delivery of a
+    message that is redelivered.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSeen:
-    """A chunk that a vertex has settled: its deliveries, outputs and answers."""
+    """A settled chunk: its deliveries, outputs and answers."""
 
     deliveries: Sequence[Delivery]
     outputs: Sequence[Datum]
@@ -63,7 +63,7 @@ class ChunkSeen:
 
 
 class ChunkNotes(ChunkObserver):
-    """Notes what became of each chunk of one partition. A replayed chunk replaces its first try."""
+    """Records each chunk of one partition. A replayed chunk replaces its first attempt."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -102,7 +102,7 @@ class ChunkNotes(ChunkObserver):
 
 
 def name_end(outcome: Outcome | None) -> tuple[str, str | None]:
-    """Returns the name of an outcome, and why it is so."""
+    """Returns the name of an outcome, and its reason."""
     if outcome is None:
         return "done", None
     facts = describe_outcome(outcome, _ANY_TIME)
@@ -110,7 +110,7 @@ def name_end(outcome: Outcome | None) -> tuple[str, str | None]:
 
 
 def _outputs(part: AccountPart) -> list[Datum]:
-    """Returns what a vertex forwards, or what a sink has written."""
+    """Returns the messages that a vertex forwards, or that a sink has written."""
     if part.place.edges:
         return [] if part.routed.batch is None else _data(Rows(part.routed.batch))
     rows = _data(part.rows)
@@ -136,15 +136,15 @@ class SimulatedVertex:
     counts: Counts
     deliveries: list[Delivery]
     outputs: list[Datum]
-    """The messages that it has forwarded; of a sink, those that it has written."""
+    """The messages that it has forwarded or, for a sink, written."""
     answers: list[tuple[str, bytes]]
     dead_letters: list[Letter]
     errors: list[Raised] = field(default_factory=list)
-    """What its user code has raised, grouped, each with file, line and traceback."""
+    """The errors that its user code raised, grouped, each with file, line and traceback."""
     pending: int = 0
-    """The messages that it has not decided about, parked ones included."""
+    """The number of messages that it has not decided about, parked ones included."""
     waiting: str | None = None
-    """The system that it waits for, the bug that hits every message, or why its breaker tripped."""
+    """The system that it waits for, an error of every message, or why its breaker tripped."""
     read: int = field(init=False)
     written: int = field(init=False)
     done: int = field(init=False)
@@ -166,7 +166,7 @@ class SimulatedVertex:
 
     @property
     def redeliveries(self) -> list[Delivery]:
-        """The deliveries that ended with a redelivery, in the order in which they were decided."""
+        """The deliveries that ended with a redelivery, in the order of their decisions."""
         return [one for one in self.deliveries if one.outcome == "redelivered"]
 
     @override
@@ -186,7 +186,7 @@ class SimulatedVertex:
 
 
 def _describe(error: Raised) -> str:
-    """Returns errors alike on one line: what, where, how often, and the last message."""
+    """Returns a group of equal errors on one line: what, where, how often, and the last message."""
     where = f" ({error.where})" if error.where else ""
     times = f", {error.count} times" if error.count > 1 else ""
     message = f", message {error.message_id}" if error.message_id else ""
@@ -194,7 +194,7 @@ def _describe(error: Raised) -> str:
 
 
 def show_time(time: timedelta | None) -> str:
-    """Returns a virtual time as people read it: ``5s``, ``1m30s``, ``250ms``."""
+    """Returns a virtual time in a short form: ``5s``, ``1m30s``, ``250ms``."""
     if time is None:
         return ""
     ms = round(time / timedelta(milliseconds=1))
@@ -208,7 +208,7 @@ def show_time(time: timedelta | None) -> str:
 def show_simulation(
     pipeline: str, vertices: Mapping[str, SimulatedVertex], elapsed: timedelta
 ) -> str:
-    """Returns all that happened, a paragraph for each vertex."""
+    """Returns everything that happened, a paragraph for each vertex."""
     lines = [f"{pipeline}: {show_time(elapsed)} of virtual time"]
     for vertex in vertices.values():
         lines.append(repr(vertex))

@@ -1,8 +1,8 @@
-"""A source in the process of the test: read from, and told how each of its messages ended.
+"""Runs a source in the process of the test: reads it, and settles its messages.
 
-It is the shipped reading of a source (``runtime.source_process``) without the process around it, so
-that a source and its test share objects. A source that has nothing for the moment is asked again
-after a second of virtual time, until it has had nothing for half a minute.
+It uses the production code for sources (``runtime.source_process``) without the process around it,
+so that a source and its test share objects. A source that returns nothing is read again after a
+second of virtual time, until it has returned nothing for half a minute.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOKS = 30
 
 
 class _InProcessReading(SourceReading):
-    """The reading of a source whose code is given as it is, and not pickled."""
+    """Reads a source whose code is passed as an object instead of pickled."""
 
     def __init__(self, plan: SourcePlan, vertex: str, partition: int) -> None:
         self._code = plan.code
@@ -45,7 +45,7 @@ class _InProcessReading(SourceReading):
 
 
 class PulledSource(Inlet):
-    """One partition of a source that is read from, and is told of each message how it ended."""
+    """The inlet of one partition of a source. It also acks and nacks the messages."""
 
     def __init__(
         self, plan: SourcePlan, streams: PartitionStreams, patience: Patience, clock: VirtualClock
@@ -61,7 +61,7 @@ class PulledSource(Inlet):
         self._again_at = 0
 
     def begin_task(self) -> None:
-        """Gives the next task what the one before has not settled."""
+        """Makes the next task read again the messages that the previous one did not settle."""
         self._offsets, self._rest = [], []
         self._again_at = self._looks = 0
         self._over = False
@@ -110,13 +110,13 @@ class PulledSource(Inlet):
     def _read(self) -> pa.RecordBatch | None:
         if self._patience.ready_in() > 0 or not self._greet():
             return None
-        given = self._ask("read", self._reading.read)
-        if given is not None:
+        messages = self._ask("read", self._reading.read)
+        if messages is not None:
             self._looks, self._over = 0, False
-            return given.read_rows()
-        told = self._ask("read", self._reading.tell)
-        if told is not None:
-            self._over = told.exhausted
+            return messages.read_rows()
+        state = self._ask("read", self._reading.tell)
+        if state is not None:
+            self._over = state.exhausted
         self._looks += 1
         self._again_at = max(self._again_at, self._clock.now_ms + _LOOK_AGAIN)
         return None

@@ -1,8 +1,8 @@
-"""One partition of a simulated vertex: a shipped chunk loop for each of its turns.
+"""One partition of a simulated vertex. Each of its turns runs the production chunk loop.
 
-The loop, the rules and the calls of user code are those of a worker. Given to it are the server in
-memory (``world``), a virtual clock, and whatever incidents the test asks for. A turn lasts until
-the loop would wait; what it was waiting for tells when the next turn is worth taking.
+The loop, the rules and the calls of user code are those of a worker. The simulation replaces the
+server with one in memory (``world``) and the clock with a virtual one, and adds the incidents that
+the test asks for. A turn lasts until the loop would wait; the next turn is due when that wait ends.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from ebbflow.engine.causes import RaisedErrors
 
 _CHUNK = 1_000
-_FOR_EVER = 1e9
-# The writes of one partition at one moment of virtual time that mean that time will never pass.
+_ENDLESS = 1e9
+# After this many writes of one partition at the same virtual time, that time would never pass.
 _WRITES_AT_ONE_MOMENT = 1_000
-# Seconds of an outage that the test has not asked for, after which the simulation ends: a bug that
-# hits every message looks like one, and a pipeline would wait for ever.
+# Seconds after which a simulation ends during an outage that is not one of its incidents: a bug
+# that hits every message looks like an outage, and a pipeline would wait forever.
 _PATIENCE = 60.0
 
 
 class FixedSize:
-    """Chunks of the same size, however long user code takes: a simulation repeats itself."""
+    """Chunks of the same size however long user code takes, so that simulations are repeatable."""
 
     def __init__(self, limit: int = _CHUNK) -> None:
         self.limit = limit
@@ -57,33 +57,33 @@ class FixedSize:
 
 
 class _TaskNotes:
-    """Receives what a task reports while it works, and keeps the errors of opening user code."""
+    """Receives the reports of a working task; keeps only the errors of opening user code."""
 
     def __init__(self, notes: ChunkNotes) -> None:
         self._notes = notes
 
     def opened(self) -> None:
-        """Notes nothing."""
+        """Does nothing."""
 
     def begin_chunk(self, at: Any, rows: int) -> ChunkRecord:
         """Returns the record of a chunk."""
         return ChunkRecord(at, rows)
 
     def takes_inline(self, vertex: str, inline: bool) -> None:
-        """Notes nothing: all edges of a simulation are buffers."""
+        """Does nothing: all edges of a simulation are buffers."""
 
     def raised(self, errors: RaisedErrors) -> None:
-        """Keeps what user code has raised when it was opened."""
+        """Keeps the errors that user code raised when it was opened."""
         self._notes.errors.merge(errors)
 
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
-        """Notes nothing: the task asks the gate."""
+        """Does nothing: the simulation reads this from the gate's parts."""
 
     def tell_now_and_then(self) -> None:
-        """Tells no one."""
+        """Does nothing."""
 
     def flush(self) -> None:
-        """Tells no one."""
+        """Does nothing."""
 
 
 def _print(printed: Printed) -> None:
@@ -124,10 +124,10 @@ class SimulatedTask:
             case _:
                 return None
 
-    # --- its turns --------------------------------------------------------------------------------
+    # --- turns ------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        """Returns whether a turn may settle anything now."""
+        """Returns whether a turn could settle anything now."""
         if self._closed_until() is not None:
             return False
         position, streams = self.streams.latest, self.streams
@@ -140,9 +140,9 @@ class SimulatedTask:
 
     def take_turn(self) -> bool:
         """Runs the vertex until it would wait; returns whether anything has changed."""
-        epoch, parts = Epoch(_FOR_EVER, self._clock), self._parts()
+        epoch, parts = Epoch(_ENDLESS, self._clock), self._parts()
         parts.control.pause(self._incidents.paused_until() is not None)
-        self._clock.give_way = epoch.stop
+        self._clock.on_wait = epoch.stop
         self._incidents.begin_turn()
         try:
             with in_environment(self._environment):
@@ -153,14 +153,14 @@ class SimulatedTask:
             return True
 
     def _restart_source(self) -> None:
-        """Has the next task read again what the one that crashed has not settled."""
+        """Makes the next task read again the messages that the crashed one did not settle."""
         if self._source is not None:
             self._source.mark = self.streams.latest.done.inlet
         if isinstance(self._source, PulledSource):
             self._source.begin_task()
 
     def next_at(self) -> int | None:
-        """Returns when it is worth another turn, in milliseconds; ``None`` if never."""
+        """Returns when the next turn is due, in milliseconds; ``None`` if there is none."""
         now, position = self._clock.now_ms, self.streams.latest
         times = [due for due, _, _ in self.streams.parked[:1]]
         if position.held is not None:
@@ -172,13 +172,13 @@ class SimulatedTask:
         return min((time for time in times if time > now), default=None)
 
     def _gives_up(self) -> bool:
-        """Returns whether it waits for a system that no incident of the test will bring back."""
+        """Returns whether it waits for a system that is not down because of an incident."""
         waiting = self._patience.waiting
         lasts = waiting is not None and waiting.seconds > _PATIENCE
         return lasts and not self._incidents.outage_ended(within=_PATIENCE)
 
     def _closed_until(self) -> int | None:
-        """Returns until when user code may be given nothing; ``None`` if it may."""
+        """Returns the time until which user code must not be called; ``None`` if it may be."""
         if self._breaker.tripped is not None:
             return 0
         if (paused := self._incidents.paused_until()) is not None:
@@ -186,7 +186,7 @@ class SimulatedTask:
         wait = self._patience.ready_in()
         return self._clock.now_ms + math.ceil(wait * 1000) if wait > 0 else None
 
-    # --- its parts --------------------------------------------------------------------------------
+    # --- parts ------------------------------------------------------------------------------------
 
     def _parts(self) -> TaskParts:
         plan, clock = self.plan, self._clock
@@ -216,27 +216,27 @@ class SimulatedTask:
         return Intake(inlet, again, plan.paused, plan.ordered)
 
     def _step(self) -> None:
-        """Is called before each write of the task: perhaps it was the last one."""
+        """Raises if the task crashes here or never ends. Called before each of its writes."""
         self._incidents.step()
         if self._clock.now_ms != self._moment:
             self._moment, self._writes_before = self._clock.now_ms, self.streams.revision
         if self.streams.revision - self._writes_before > _WRITES_AT_ONE_MOMENT:
             raise SimulationError(
                 self.plan.vertex,
-                "redelivers messages for ever without a delay, so virtual time does not pass",
+                "redelivers messages forever without a delay, so virtual time does not pass",
                 "Give its nacks a delay, or max_deliveries.",
             )
 
-    # --- what is left -----------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
-        """The messages that have no outcome yet."""
+        """The number of messages that have no outcome yet."""
         return self.streams.count_unread()
 
     @property
     def waiting(self) -> str | None:
-        """What keeps it from working, in words; ``None`` if nothing does."""
+        """Why it cannot work now, as text; ``None`` if it can."""
         if self._breaker.tripped is not None:
             return self._breaker.tripped
         waiting = self._patience.waiting
@@ -259,6 +259,6 @@ class SimulatedTask:
             self._worker.close()
 
     def close_source(self) -> None:
-        """Closes the source, which gives nothing any more."""
+        """Closes the source for good."""
         if isinstance(self._source, PulledSource):
             self._source.end()

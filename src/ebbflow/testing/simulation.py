@@ -3,11 +3,11 @@
     result = simulate(orders, [b"1", b"2"])
     assert result["enrich"].redelivered == 2 and result.elapsed >= timedelta(seconds=5)
 
-Each partition of each vertex is the shipped chunk loop with the shipped calls of user code
-(``simulated_task``); in memory are the server, the sources and the time (``world``, ``stand_ins``).
-Vertices take turns. When none of them has anything to do, the clock moves to the next time at which
-one has. Everything runs in the calling thread and process, so debuggers and closures work; code
-that ends its process ends the test.
+Each partition of each vertex runs the production chunk loop and the production calls of user code
+(``simulated_task``). Only the server, the sources and the clock are simulated (``world``,
+``stand_ins``). Vertices take turns. When no vertex has anything to do, the clock moves to the next
+time at which a vertex has. Everything runs in the calling thread and process, so debuggers and
+closures work; user code that ends its process ends the test.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 __all__ = ["Crash", "Outage", "Pause", "Simulation", "simulate"]
 
 MAX_PAYLOAD = 8 * 1024 * 1024
-"""The largest message of the server in memory, as that of the embedded one."""
+"""The largest message that the server in memory accepts, like the embedded one."""
 
 
 class Simulation:
-    """A simulated pipeline, and its results so far. Made by ``simulate``; see ``__getitem__``.
+    """A simulated pipeline and its results so far, as ``simulate`` returns it; see ``__getitem__``.
 
-    Its text says what happened. ``with simulate(...) as result`` closes user code at the end of the
-    block; otherwise it is closed as soon as nothing is pending.
+    Its ``repr`` says what happened. ``with simulate(...) as result`` closes user code at the end of
+    the block; otherwise it is closed as soon as nothing is pending.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Simulation:
     # --- results ----------------------------------------------------------------------------------
 
     def __getitem__(self, vertex: str) -> SimulatedVertex:
-        """Returns the results of a vertex; ``KeyError`` names those there are."""
+        """Returns the results of a vertex; a ``KeyError`` suggests the right name."""
         tasks = [task for task in self._tasks if task.plan.vertex == vertex]
         if not tasks:
             raise KeyError(f"there is no vertex {vertex!r}; {self._meant(vertex)}")
@@ -73,7 +73,7 @@ class Simulation:
         return SimulatedVertex(
             vertex,
             sum((task.streams.latest.counts for task in tasks), Counts()),
-            sorted((one for chunk in chunks for one in chunk.deliveries), key=lambda d: d.at),
+            sorted((each for chunk in chunks for each in chunk.deliveries), key=lambda d: d.at),
             [output for chunk in chunks for output in chunk.outputs],
             [answer for chunk in chunks for answer in chunk.answers],
             [letter for letter in self._world.letters if letter.vertex == vertex],
@@ -101,12 +101,12 @@ class Simulation:
 
     @property
     def dead_letters(self) -> list[Letter]:
-        """All dead letters, in the order in which they were stored."""
+        """All dead letters, in the order of storing."""
         return [*self._world.letters]
 
     @property
     def answers(self) -> dict[str, list[bytes]]:
-        """What sinks have served, by the id of the request."""
+        """The answers that sinks have served, by request id."""
         answers: dict[str, list[bytes]] = {}
         for vertex in self.vertices.values():
             for request, payload in vertex.answers:
@@ -115,7 +115,7 @@ class Simulation:
 
     @property
     def pending(self) -> int:
-        """The messages that have not ended, parked ones included."""
+        """The number of messages that have not ended, parked ones included."""
         return sum(task.pending for task in self._tasks)
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class Simulation:
     # --- time -------------------------------------------------------------------------------------
 
     def advance(self, duration: Duration) -> Simulation:
-        """Lets more virtual time pass, with whatever happens meanwhile; returns itself."""
+        """Runs the pipeline for more virtual time; returns itself."""
         clock = self._world.clock
         end = clock.now_ms + milliseconds(duration)
         self._run_until(end)
@@ -134,7 +134,7 @@ class Simulation:
         return self
 
     def _run_until(self, end_ms: int) -> None:
-        """Has the vertices take turns until nothing is left to do, or a time comes."""
+        """Lets the vertices take turns until nothing is left to do, or until a time."""
         clock = self._world.clock
         while True:
             self._world.move_due()
@@ -157,7 +157,7 @@ class Simulation:
                 worked |= task.take_turn()
         return worked
 
-    # --- its end ----------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------
 
     def _close_code(self) -> None:
         for task in self._tasks:
@@ -188,11 +188,11 @@ def simulate(
     """Runs a pipeline in memory, on a virtual clock, until every message has ended.
 
     The pipeline is a ``Pipeline``, a ``MonoVertex``, a checked spec, or the path of a spec.
-    ``messages`` are those of its source, or of each source by name; a generator and a source
-    written in Python give their own if they are left out. ``incidents`` are what goes wrong:
-    ``Outage``, ``Pause`` and ``Crash``. It ends at ``until`` at the latest; what is parked for
-    longer is ``pending`` then, and ``advance`` lets more time pass. Modules of user code are looked
-    up in ``search`` first, or in the folder of the spec's file.
+    ``messages`` are for its source, or for each source by name; without them a generator or a
+    source written in Python produces its own. ``incidents`` are ``Outage``, ``Pause`` and
+    ``Crash``. It ends at ``until`` at the latest; messages parked for longer are ``pending`` then,
+    and ``advance`` lets more time pass. Modules of user code are looked up in ``search`` first, or
+    in the folder of the spec's file.
 
     User code runs in this thread; its exceptions are outcomes of messages, as in a pipeline.
     ``SetupError`` names a vertex that cannot be simulated, ``SpecError`` has problems of the spec,

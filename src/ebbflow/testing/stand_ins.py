@@ -1,9 +1,9 @@
-"""What takes the place of outside systems in a simulation: given messages, and sinks that accept.
+"""Stand-ins for outside systems in a simulation.
 
-Sources that need a system are replaced by the messages that the test gives, sinks that need one by
-a sink that accepts everything. A generator, a source written in Python, a ``log`` or ``blackhole``
-sink and all other user code stay as they are. What cannot run without Spark, or in another
-language, is an error that names the vertex.
+A source that needs a system is replaced by messages of the test, a sink that needs one by a sink
+that accepts everything. A generator, a source written in Python, a ``log`` or ``blackhole`` sink
+and all other user code stay as they are. A vertex that needs Spark, or a function in its own
+process, raises an error that names the vertex.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from ebbflow.spec.sections import SinkSpec, SinkTarget, SourceSpec
 
 GivenMessage = bytes | str | dict[str, Any] | list[Any] | Message | Datum | Sample | SourceMessage
-"""A message of a test: bytes, text, JSON as Python has it, or an object with keys and headers."""
+"""A message of a test: bytes, text, a JSON value, or an object with keys and headers."""
 
 GivenMessages = Sequence[GivenMessage] | Mapping[str, Sequence[GivenMessage]]
-"""The messages of the only source, or those of each source by the name of its vertex."""
+"""The messages of the only source, or of each source by vertex name."""
 
 AS_THEY_ARE = frozenset({"log", "blackhole", "udsink", "serve"})
 """The kinds of sinks that need no system."""
@@ -43,7 +43,7 @@ Part = TypeVar("Part")
 
 
 class GivenSource(Source):
-    """Gives each message of a test once; Ebbflow keeps what is nacked."""
+    """Returns each message of a test once; Ebbflow keeps nacked messages."""
 
     nack = None  # type: ignore[assignment]
 
@@ -56,7 +56,7 @@ class GivenSource(Source):
 
     @override
     def ack(self, offsets: Sequence[bytes]) -> None:
-        pass  # what was given is not given again
+        pass  # messages are removed when they are read
 
     @override
     def pending(self) -> int:
@@ -69,7 +69,7 @@ class GivenSource(Source):
 
 
 class _GivenRequests(SourceSection):
-    """Requests that a test gives. Callers wait for them: the kind of source stays as it is."""
+    """Requests of a test. The kind of source stays as it is, because callers wait for answers."""
 
     _left: deque[SourceMessage] = PrivateAttr(default_factory=deque)
 
@@ -84,15 +84,15 @@ def _accept(data: list[Datum]) -> list[Response]:
 
 def with_stand_ins(spec: Spec, messages: GivenMessages | None) -> Spec:
     """Returns the spec with stand-ins; ``SetupError`` names a vertex that cannot be simulated."""
-    given = _by_source(spec, messages)
+    by_source = _by_source(spec, messages)
     for step in spec.steps:
         _check_step(step)
     if spec.kind == "MonoVertex":
         (step,) = spec.steps
-        body = spec.spec.model_copy(update=_replacements(step, given))
+        body = spec.spec.model_copy(update=_replacements(step, by_source))
         return spec.model_copy(update={"spec": body})
     vertices = tuple(
-        step.section.model_copy(update=_replacements(step, given)) for step in spec.steps
+        step.section.model_copy(update=_replacements(step, by_source)) for step in spec.steps
     )
     return spec.model_copy(update={"spec": spec.spec.model_copy(update={"vertices": vertices})})
 
@@ -146,33 +146,33 @@ def _code_sections(step: Step) -> list[CodeSection]:
     return [part for part in parts if isinstance(part, CodeSection)]
 
 
-def _replacements(step: Step, given: Mapping[str, Sequence[GivenMessage]]) -> dict[str, Any]:
+def _replacements(step: Step, by_source: Mapping[str, Sequence[GivenMessage]]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if step.source is not None:
-        changes["source"] = _source(step.name, step.source, given.get(step.name))
+        changes["source"] = _source(step.name, step.source, by_source.get(step.name))
     sink: SinkSpec | None = getattr(step.section, "sink", None)
     if sink is not None:
         changes["sink"] = _sink(sink)
     return changes
 
 
-def _source(name: str, source: SourceSpec, given: Sequence[GivenMessage] | None) -> SourceSpec:
+def _source(name: str, source: SourceSpec, messages: Sequence[GivenMessage] | None) -> SourceSpec:
     kind = source.kind
-    if given is None and kind == "udsource":
+    if messages is None and kind == "udsource":
         return source
-    if given is None and kind == "generator":
+    if messages is None and kind == "generator":
         if source.section.plan("", name).messages is None:  # type: ignore[union-attr]
             raise SetupError(
                 f"The generator of {name} never ends, so the simulation would not either.",
                 f"Say how many it makes, or give messages={{{name!r}: [...]}}.",
             )
         return source
-    if given is None:
+    if messages is None:
         raise SetupError(
             f"The source {name} reads from {kind}, which a simulation does not connect to.",
             f"Give its messages: simulate(..., messages={{{name!r}: [...]}}).",
         )
-    left = deque(source_message(one, number) for number, one in enumerate(given))
+    left = deque(source_message(each, number) for number, each in enumerate(messages))
     if SOURCES[kind].serves:
         requests = _GivenRequests()
         requests._left.extend(left)
@@ -198,28 +198,28 @@ def _target(target: Part) -> Part:
     return cast("Part", section.model_copy(update={section.kind: None, "udsink": accepting}))
 
 
-def source_message(given: GivenMessage, number: int) -> SourceMessage:
-    """Returns a message of a test as a source gives it; ``TypeError`` if it is none."""
+def source_message(message: GivenMessage, number: int) -> SourceMessage:
+    """Returns a message of a test as a source's message; ``TypeError`` for another type."""
     offset = b"%d" % number
-    match given:
+    match message:
         case SourceMessage():
-            return given
+            return message
         case Datum() | Message():
             return SourceMessage(
-                given.value,
-                (given.id.encode() or offset) if isinstance(given, Datum) else offset,
-                keys=tuple(given.keys or ()),
-                event_time=given.event_time,
-                headers=given.headers if isinstance(given, Datum) else {},
+                message.value,
+                (message.id.encode() or offset) if isinstance(message, Datum) else offset,
+                keys=tuple(message.keys or ()),
+                event_time=message.event_time,
+                headers=message.headers if isinstance(message, Datum) else {},
             )
         case Sample():
-            return SourceMessage(given.value, offset, keys=given.keys, headers=given.headers)
+            return SourceMessage(message.value, offset, keys=message.keys, headers=message.headers)
         case bytes():
-            return SourceMessage(given, offset)
+            return SourceMessage(message, offset)
         case str():
-            return SourceMessage(given.encode(), offset)
+            return SourceMessage(message.encode(), offset)
         case dict() | list():
-            return SourceMessage(json.dumps(given).encode(), offset)
+            return SourceMessage(json.dumps(message).encode(), offset)
     raise TypeError(
-        f"a message is bytes, text, a dict, a Message or a Datum, not {type(given).__name__}"
+        f"a message is bytes, text, a dict, a Message or a Datum, not {type(message).__name__}"
     )

@@ -1,7 +1,7 @@
-"""NATS in memory, and time that passes only when it is let: the world of a simulated pipeline.
+"""NATS in memory and a virtual clock: the environment of a simulated pipeline.
 
-The shipped chunk loop works in it as on a worker: ``MemoryInlet`` is its inlet, ``MemoryJournal``
-its journal, ``VirtualClock`` its clock. The server keeps what JetStream keeps for the engine: it
+The production chunk loop runs in it as on a worker: ``MemoryInlet`` is its inlet, ``MemoryJournal``
+its journal, ``VirtualClock`` its clock. The server does what JetStream does for the engine: it
 drops copies by their ids, moves parked frames when they are due, and replaces a position only for
 the task that claimed it last. Nothing here decides about a message.
 """
@@ -39,24 +39,24 @@ _HISTORY = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
 
 
 class Crashed(BaseException):
-    """The worker of a task is gone, wherever it was: even user code cannot catch it."""
+    """The worker of a task crashed. A ``BaseException``, so that user code does not catch it."""
 
 
 class VirtualClock:
-    """Milliseconds that pass only by ``pass_time``. A wait ends the turn of the task that waits.
+    """A clock whose time passes only when the simulation moves it.
 
-    ``give_way`` is called when a task would wait; it has the task end its epoch.
+    ``on_wait`` is called when a task would wait; it ends the task's epoch, and so its turn.
     """
 
     def __init__(self, start: datetime | None = None) -> None:
         self.start = (start or datetime.now(UTC)).replace(microsecond=0)
         self._start_ms = round(self.start.timestamp() * 1000)
         self.now_ms = self._start_ms
-        self.give_way: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[], None] = lambda: None
 
     @property
     def elapsed(self) -> timedelta:
-        """The time that has passed since the clock was made."""
+        """The time since the clock was made."""
         return timedelta(milliseconds=self.now_ms - self._start_ms)
 
     def at(self, ms: int) -> timedelta:
@@ -64,7 +64,7 @@ class VirtualClock:
         return timedelta(milliseconds=ms - self._start_ms)
 
     def monotonic(self) -> float:
-        """Returns seconds that only ever grow."""
+        """Returns the time in seconds; it never decreases."""
         return self.now_ms / 1000
 
     def now(self) -> datetime:
@@ -72,17 +72,17 @@ class VirtualClock:
         return datetime.fromtimestamp(self.now_ms / 1000, UTC)
 
     def wait(self, wake: Event, seconds: float, /) -> None:
-        """Ends the turn of the task: other vertices may have something for it."""
-        self.give_way()
+        """Ends the task's turn, because other vertices may produce messages for it."""
+        self.on_wait()
 
     def sleep(self, seconds: float, /) -> None:
-        """Lets time pass at once."""
+        """Moves the clock forward."""
         self.now_ms += max(1, round(seconds * 1000))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFrame:
-    """A message of a buffer or of a redelivery stream; ``origin`` is who wrote it."""
+    """A message in a buffer or a redelivery stream; ``origin`` is its writer and watermark."""
 
     batch: pa.RecordBatch
     msg_id: str
@@ -92,7 +92,7 @@ class StoredFrame:
 
 @dataclass
 class PartitionStreams:
-    """What the server keeps of one partition: its streams, its position and its histories."""
+    """The server's state of one partition: its streams, its position and its histories."""
 
     vertex: str
     partition: int
@@ -104,12 +104,12 @@ class PartitionStreams:
 
     def __post_init__(self) -> None:
         self.latest = Position(f"simulated-{self.vertex}-{self.partition}")
-        """The record as it was written last, before it became text."""
+        """The last written record, before it was serialized."""
         self.stored = self.latest.to_json()
 
     @property
     def position(self) -> Position:
-        """The record, as it was written last."""
+        """The last written record, deserialized."""
         return Position.from_json(self.stored)
 
     def count_unread(self) -> int:
@@ -122,7 +122,7 @@ class PartitionStreams:
 
 
 class World:
-    """The server; the time is that of the clock."""
+    """The server, which uses the time of the clock."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
@@ -138,7 +138,7 @@ class World:
             self.partitions[vertex, number] = PartitionStreams(vertex, number)
 
     def publish(self, publication: Publication) -> None:
-        """Takes a message, unless its stream has seen its id before."""
+        """Stores a message, unless its stream has stored the same id before."""
         stage, target = publication.stage, publication.target
         known = (stage, target, publication.partition, publication.msg_id)
         if known in self._seen:
@@ -155,7 +155,7 @@ class World:
             case Stage.REDELIVER:
                 self._redeliver(publication)
             case Stage.ANSWER | Stage.TRAIL | Stage.AUDIT:
-                pass  # no one in the simulation reads them
+                pass  # nothing in the simulation reads them
 
     def _redeliver(self, publication: Publication) -> None:
         streams = self.partitions[publication.target, publication.partition]
@@ -170,20 +170,20 @@ class World:
             heapq.heappush(streams.parked, (publication.due, next(self._numbers), frame))
 
     def move_due(self) -> None:
-        """Moves the parked frames whose time has come."""
+        """Moves the parked frames that are due."""
         for streams in self.partitions.values():
             while streams.parked and streams.parked[0][0] <= self.clock.now_ms:
                 streams.due.append(heapq.heappop(streams.parked)[2])
 
     def holds(self, publication: Publication, done: Mark) -> bool:
-        """Returns whether a redelivery or a dead letter is stored, as a replay can find out."""
+        """Returns whether a redelivery or a dead letter is stored already, for a replay to skip."""
         if publication.stage is Stage.DEAD_LETTER:
             return publication.msg_id in self.letter_ids
         if publication.stage is not Stage.REDELIVER:
             return False
         streams = self.partitions[publication.target, publication.partition]
-        there = [*streams.due[done.seq :], *(frame for _, _, frame in streams.parked)]
-        return any(frame.msg_id == publication.msg_id for frame in there)
+        stored = [*streams.due[done.seq :], *(frame for _, _, frame in streams.parked)]
+        return any(frame.msg_id == publication.msg_id for frame in stored)
 
 
 def _frame(publication: Publication, stamp: Stamp | None) -> StoredFrame:
@@ -196,7 +196,7 @@ def _frame(publication: Publication, stamp: Stamp | None) -> StoredFrame:
 
 
 class MemoryInlet(Inlet):
-    """Rows of a growing list of frames from a mark on, without the copies, as on a worker."""
+    """Reads a growing list of frames from a mark on and skips copies, as on a worker."""
 
     def __init__(self, stream: Sequence[StoredFrame], start: Mark, known: Known) -> None:
         self._stream = stream
@@ -205,7 +205,7 @@ class MemoryInlet(Inlet):
 
     @property
     def rows_left(self) -> bool:
-        """Whether there is anything behind the mark."""
+        """Whether there are frames after the mark."""
         return self.mark.seq < len(self._stream)
 
     @override
@@ -223,7 +223,7 @@ class MemoryInlet(Inlet):
         self.origins = origins = list[Origin]()
         taken: list[pa.RecordBatch] = []
         while self.mark < end:
-            self._pass_copies(end)
+            self._skip_copies(end)
             if self.mark < end:
                 taken += self._cut(self._rows_until(end), 1, origins)
         return taken
@@ -236,7 +236,7 @@ class MemoryInlet(Inlet):
     def _cut(self, limit: int, most: int, origins: list[Origin]) -> list[pa.RecordBatch]:
         taken: list[pa.RecordBatch] = []
         while limit > 0 and len(taken) < most:
-            self._pass_copies()
+            self._skip_copies()
             if not self.rows_left:
                 break
             taken.append(self._next_piece(limit, origins))
@@ -257,7 +257,7 @@ class MemoryInlet(Inlet):
             self.mark = Mark(self.mark.seq, self.mark.row + piece.num_rows)
         return piece
 
-    def _pass_copies(self, end: Mark | None = None) -> None:
+    def _skip_copies(self, end: Mark | None = None) -> None:
         while self.rows_left and not self.mark.row and (end is None or self.mark < end):
             stamp = self._stream[self.mark.seq].stamp
             if stamp is None or not is_copy(self.known, stamp):
@@ -272,7 +272,7 @@ class MemoryInlet(Inlet):
 
 
 class FinishedStep:
-    """A step of the journal that is over when the task looks: nothing in memory takes time."""
+    """A step of the journal that has already finished, because nothing in memory takes time."""
 
     def __init__(self, step: Coroutine[Any, Any, Any]) -> None:
         self._error: Exception | None = None
@@ -283,27 +283,27 @@ class FinishedStep:
         except Exception as error:
             self._error = error
         else:
-            raise AssertionError("nothing in memory has to be waited for")
+            raise AssertionError("a step in memory must not wait")
 
     def result(self, timeout: float | None = None) -> Any:
-        """Returns what it came to."""
+        """Returns the result of the step, or raises its error."""
         if self._error is not None:
             raise self._error
         return self._value
 
     def done(self) -> bool:
-        """Whether it is over: it is."""
+        """Returns ``True``: the step has finished."""
         return True
 
     def cancel(self) -> bool:
-        """Changes nothing any more."""
+        """Returns ``False``: a finished step cannot be cancelled."""
         return False
 
 
 class MemoryJournal:
     """The journal of one partition's task. ``step`` is called before each of its steps.
 
-    It may raise ``Crashed``: what was published before stays published, and nothing follows.
+    If it raises ``Crashed``, earlier publications stay published, and nothing follows.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class MemoryJournal:
         self._revision = 0
 
     async def claim(self) -> Position:
-        """Takes the partition over from the task that had it."""
+        """Claims the partition from its previous task."""
         self._step()
         self._revision = self._streams.revision
         position = self._streams.position.claimed("simulation")
@@ -323,7 +323,7 @@ class MemoryJournal:
         return position
 
     async def write(self, position: Position) -> None:
-        """Replaces the record; ``Fenced`` when another task has claimed the partition."""
+        """Replaces the record; raises ``Fenced`` if another task has claimed the partition."""
         self._step()
         self._replace(position)
 
@@ -336,25 +336,25 @@ class MemoryJournal:
         self._revision = streams.revision
 
     async def write_histories(self, rows: pa.RecordBatch) -> None:
-        """Stores rows as they are to be when their source gives them again."""
+        """Stores the histories that rows need when their source redelivers them."""
         self._step()
         for row in rows.to_pylist():
             self._streams.histories[row["id"]] = {name: row[name] for name in _HISTORY}
 
     async def end_histories(self, ids: pa.StringArray) -> None:
-        """Deletes what was stored about messages that have ended for good."""
+        """Deletes the histories of messages that have ended for good."""
         for message_id in ids.to_pylist():
             self._streams.histories.pop(message_id, None)
 
     async def without_stored(self, settlement: Settlement, repeated: Mark | None) -> Settlement:
-        """Returns the settlement without what an earlier attempt has stored."""
+        """Returns the settlement without the publications that an earlier attempt stored."""
         if repeated is None:
             return settlement
         left = [p for p in settlement.publications if not self._world.holds(p, repeated)]
         return replace(settlement, publications=left)
 
     async def publish(self, settlement: Settlement, done: Mark) -> list[Publication]:
-        """Stores the publications, stage after stage; nothing is refused."""
+        """Stores the publications, stage by stage. Returns those that were refused: none."""
         for stage in settlement.stages():
             for publication in stage:
                 self._step()
@@ -362,14 +362,14 @@ class MemoryJournal:
         return []
 
     def submit(self, step: Coroutine[Any, Any, Any]) -> FinishedStep:
-        """Does it at once."""
+        """Runs a step at once."""
         return FinishedStep(step)
 
 
 def with_history(
     batch: pa.RecordBatch, histories: Mapping[str, Mapping[str, Any]]
 ) -> pa.RecordBatch:
-    """Returns rows that a source has given with what they have been through before."""
+    """Returns the rows of a source with the stored histories of earlier deliveries."""
     ids = batch.column("id").to_pylist()
     if not any(row_id in histories for row_id in ids):
         return batch

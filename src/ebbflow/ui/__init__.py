@@ -1,4 +1,4 @@
 """The web UI of pipelines, its API, and the endpoints for metrics and health.
 
-The command line imports it, and builders do for ``run(ui=True)``. Start with ``web_ui``.
+The command line and, for ``run(ui=True)``, the builders import it. Start with ``web_ui``.
 """

@@ -1,10 +1,10 @@
 """The web UI as a web application: its routes, its files, and the login.
 
-Everything here is on the loop of the web UI's own thread. What has to wait for NATS is done by a
-few threads, so that no request holds up another. All of it is bounded: the requests at a time, the
-size of their bodies, the threads. Whatever is wrong with a request is a ``Refusal``.
+Everything here runs on the loop of the web UI's own thread. A few other threads wait for NATS, so
+that no request delays another. Concurrent requests, the size of their bodies and the threads are
+all bounded. An invalid request raises a ``Refusal``.
 
-Names of pipelines and vertices become parts of NATS subjects, so only names are taken for names.
+Names of pipelines and vertices become parts of NATS subjects, so they are validated first.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _POLICY = (
     "default-src 'self'; style-src 'self'; img-src 'self' data:; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'"
 )
-_CAREFUL = (
+_SECURITY_HEADERS = (
     f"content-security-policy: {_POLICY}\r\n"
     "x-content-type-options: nosniff\r\n"
     "referrer-policy: no-referrer\r\n"
     "cross-origin-resource-policy: same-origin\r\n"
 ).encode()
-"""The header lines of every answer: they keep a browser careful."""
+"""Security headers of every answer."""
 
 Stream = Callable[[Exchange], Coroutine[Any, Any, None]]
-"""Sends an answer piece by piece."""
+"""Sends a streamed answer."""
 
 Answerer = Callable[[HttpRequest], Coroutine[Any, Any, HttpReply | Stream]]
 """Returns the answer to a request, on the loop."""
@@ -66,9 +66,9 @@ Answerer = Callable[[HttpRequest], Coroutine[Any, Any, HttpReply | Stream]]
 
 @dataclass(frozen=True, slots=True)
 class UiRoute:
-    """A path of the web UI, as a ``Route`` has it, and who answers there.
+    """A path of the web UI, in the syntax of ``Route``, and the function that answers it.
 
-    One that is ``open`` to everybody needs no token. The body of a form is not JSON, and the
+    An ``open`` route needs no token. With ``is_form`` the body is a form instead of JSON, and the
     browser that sends it adds no header.
     """
 
@@ -93,18 +93,18 @@ class WebUiApp:
         )
 
     async def end(self) -> None:
-        """Has open requests answered, and lets go of streams."""
+        """Lets open requests finish, and cancels streams."""
         await self._tasks.end(_GRACE)
 
     def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
-        """Returns who takes the body of a request; ``Refusal`` if no one does."""
+        """Returns the receiver of a request's body; raises ``Refusal`` if there is none."""
         exchange.error_body = describe_refusal
-        exchange.extra_headers += _CAREFUL
+        exchange.extra_headers += _SECURITY_HEADERS
         self._guard.check_site(request)
         return self._router.open(request, exchange)
 
     def _take(self, route: UiRoute, request: HttpRequest, exchange: Exchange) -> Receiver:
-        _ = request.query  # one that is wrong is refused before anything else is asked for
+        _ = request.query  # an invalid query is refused before anything else is checked
         if not route.is_form:
             self._guard.check_mark(request)
         if not route.open:
@@ -134,12 +134,12 @@ class WebUiApp:
 
 
 def describe_refusal(refusal: Refusal) -> bytes:
-    """Returns the body of a refusal: what is wrong, and what to do next."""
+    """Returns the body of a refusal: the problem, and what to do next."""
     return encode_json({"error": refusal.reason, "next_step": refusal.next_step})
 
 
 def explain_failure(error: BaseException) -> Refusal:
-    """Returns what a browser is told about an error: whose it is, and what to do next."""
+    """Returns an error as a refusal with the right status and the next step."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, asyncio.CancelledError):
@@ -156,30 +156,30 @@ def explain_failure(error: BaseException) -> Refusal:
     return refusal_of(error)
 
 
-# --- what requests say --------------------------------------------------------------------------
+# --- reading requests ---------------------------------------------------------------------------
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NUMBER = re.compile(r"\d{1,15}")
 
 
 def pipeline_of(request: HttpRequest) -> str:
-    """Returns the pipeline that the path names."""
+    """Returns the pipeline in the path."""
     return read_name(request.names["pipeline"], "pipeline")
 
 
 def parameter(request: HttpRequest, name: str) -> str | None:
-    """Returns a parameter of the address; ``None`` if it is missing or empty."""
+    """Returns a query parameter; ``None`` if it is missing or empty."""
     return request.query.get(name) or None
 
 
 def number_of(request: HttpRequest, name: str, default: int, most: int) -> int:
-    """Returns a parameter that is a number from 0 to ``most``."""
+    """Returns a query parameter that is a number from 0 to ``most``."""
     text = parameter(request, name)
     return default if text is None else read_number(text, name, most)
 
 
 def read_name(text: str, what: str) -> str:
-    """Returns a name of a pipeline or vertex; 404 for what cannot be one."""
+    """Returns a name of a pipeline or vertex; 404 if it is invalid."""
     if _NAME.fullmatch(text) is None:
         raise Refusal(404, f"there is no {what} {text[:80]!r}")
     return text
@@ -193,7 +193,7 @@ def read_number(text: str, name: str, most: int) -> int:
 
 
 def parse_iso_time(text: str, name: str) -> datetime:
-    """Returns a time in ISO 8601, in UTC; without a zone it is UTC."""
+    """Returns a time in UTC, from ISO 8601; without a time zone it is UTC."""
     try:
         time = datetime.fromisoformat(text)
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
@@ -215,8 +215,8 @@ _TYPES = {
     ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
-# Not a redirect: a browser that came from elsewhere would not send the new cookie along. The script
-# replaces this address, which may have the token, in the browser's history.
+# Not a redirect: after a link from another site, the browser would not send the new cookie. The
+# script replaces this URL, which may contain the token, in the browser's history.
 _ENTER = b"""<!doctype html><script src="/enter.js"></script>
 <noscript><meta http-equiv="refresh" content="0; url=/"></noscript>
 <a href="/">Open the web UI</a>"""
@@ -227,9 +227,9 @@ _ASK = b"""<!doctype html><html lang="en"><meta name="viewport" content="width=d
 
 
 class FilesApi:
-    """Answers with the files of the web UI, and lets those in who have the token.
+    """Serves the files of the web UI, and logs users in with the token.
 
-    All files come with the package, and nothing comes from elsewhere.
+    All files are part of the package; nothing is loaded from other servers.
     """
 
     def __init__(self, guard: WebUiGuard) -> None:
@@ -257,7 +257,7 @@ class FilesApi:
         return self._enter(str(request.form().get("token", "")), request)
 
     def _enter(self, token: str, request: HttpRequest) -> HttpReply:
-        """Gives whoever knows the token a cookie; the others may try again."""
+        """Sets the cookie if the token is right, and otherwise shows the form again."""
         cookie = self._guard.make_cookie(token, request)
         if cookie or self._guard.admits(request):
             return HttpReply(_ENTER, 200, _HTML, {"set-cookie": cookie} if cookie else {})
@@ -272,7 +272,7 @@ def read_file(parts: Sequence[str], request: HttpRequest) -> HttpReply:
     path = _find_file(parts)
     body = path.read_bytes()
     mark = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
-    # A browser keeps them, and asks each time whether they are still the same.
+    # A browser caches files, and checks each time whether they have changed.
     headers = {"cache-control": "no-cache", "etag": mark}
     if mark.encode() in request.header(b"if-none-match"):
         return HttpReply(b"", 304, _TYPES[path.suffix], headers)
@@ -280,7 +280,7 @@ def read_file(parts: Sequence[str], request: HttpRequest) -> HttpReply:
 
 
 def _find_file(parts: Sequence[str]) -> Path:
-    """Returns the path; 404 for what is not a file of the web UI, whatever its name tries."""
+    """Returns the path of a file of the web UI; 404 for anything else, such as path traversal."""
     is_plain = all(part and not part.startswith(".") and "/" not in part for part in parts)
     path = _FOLDER.joinpath(*parts) if is_plain and "\0" not in "".join(parts) else _FOLDER
     if path.suffix not in _TYPES or not path.is_file():

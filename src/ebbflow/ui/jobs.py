@@ -1,7 +1,7 @@
-"""Work that a request begins and that may outlast it, as the replay of many dead letters.
+"""Work that a request starts and that may outlast it, such as replaying many dead letters.
 
-A job continues when its browser is closed. Who began it is answered at once if it ends soon;
-otherwise with its number, by which its progress is asked for until it has ended.
+A job continues when its browser is closed. The request that starts it gets the result if the job
+ends soon, and otherwise the job's number, with which browsers ask for its progress.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _KEPT = 100
 _LARGEST_NUMBER = 10**15 - 1
 
 Progress = Callable[[Any], None]
-"""Is told how far a job is, as what JSON can hold; raises ``JobStopped`` if it is to end."""
+"""Called with a job's progress, as a JSON value; raises ``JobStopped`` if the job has to end."""
 
 
 class JobStopped(Exception):
-    """Ends a job that someone has stopped."""
+    """Ends a job that a user stopped."""
 
 
 @dataclass(slots=True)
 class Job:
-    """One piece of work. ``result`` is there when it has ended well, ``failure`` otherwise."""
+    """One job. After its end it has a ``result`` or a ``failure``."""
 
     number: int
     owner: str
@@ -44,7 +44,7 @@ class Job:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def describe(self) -> dict[str, Any]:
-        """Returns how far it is."""
+        """Returns the state of the job as JSON fields."""
         facts: dict[str, Any] = {"job": self.number, "done": self.has_ended}
         facts |= {"progress": self.progress, "result": self.result}
         if self.failure is not None:
@@ -52,17 +52,17 @@ class Job:
         return facts
 
     def note(self, progress: Any) -> None:
-        """Hears how far it is; raises if it is to end."""
+        """Records the progress; raises if the job has to end."""
         self.progress = progress
         if self.stop.is_set():
             raise JobStopped
 
 
 class Jobs:
-    """The jobs of one web UI; ``owner`` is the pipeline that a job is about. Used on one loop."""
+    """The jobs of one web UI; ``owner`` is the pipeline of a job. Used on one loop."""
 
     reply_within = 3.0
-    """A job that takes longer than this many seconds is answered with its number."""
+    """For a job that takes longer than this many seconds, the answer is its number."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, "web-ui-job")
@@ -70,9 +70,9 @@ class Jobs:
         self._jobs: dict[int, Job] = {}
 
     async def run(self, owner: str, work: Callable[[Progress], Any]) -> HttpReply:
-        """Begins a job; returns its result, or its number if it takes longer."""
+        """Starts a job; returns its result, or its number if it takes longer."""
         if sum(not job.has_ended for job in self._jobs.values()) >= _MOST_WAITING:
-            raise too_many("too many jobs are under way")
+            raise too_many("too many jobs are running")
         job = self._remember(Job(next(self._numbers), owner))
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._threads, _carry_out, job, work)
@@ -84,14 +84,14 @@ class Jobs:
         return HttpReply.json(job.result)
 
     def find(self, owner: str, number: str) -> Job:
-        """Returns a job of a pipeline; ``Refusal`` if there is none of this number."""
+        """Returns a job of a pipeline; ``Refusal`` if it has no job with this number."""
         job = self._jobs.get(read_number(number, "the number of a job", _LARGEST_NUMBER))
         if job is None or job.owner != owner:
             raise Refusal(404, f"there is no job {number}")
         return job
 
     def close(self) -> None:
-        """Stops all jobs; each can be done again, and continues where it was."""
+        """Stops all jobs. A job that is started again continues where it stopped."""
         for job in self._jobs.values():
             job.stop.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -105,7 +105,7 @@ class Jobs:
 
 
 def _carry_out(job: Job, work: Callable[[Progress], Any]) -> None:
-    """Does the work, on a thread; whatever it raises is told to those who ask."""
+    """Does the work, on a thread, and records its result or its error."""
     try:
         job.result = work(job.note)
     except JobStopped:

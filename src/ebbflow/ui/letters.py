@@ -1,7 +1,7 @@
 """The API of the web UI for dead letters: search, open, export, replay and purge them.
 
-The dead letters of a pipeline are kept open between requests: what was read is not read again.
-What is wrong with a request, or with how it changes a letter, is a 400.
+A reader for each pipeline is kept between requests, so that dead letters are not read again. An
+invalid request or edit is a 400.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ebbflow.web.exchange import Exchange, HttpRequest, Refusal
 T = TypeVar("T")
 
 Chosen = LetterFilter | Sequence[int]
-"""Letters that match a filter, or their numbers."""
+"""A filter, or the numbers of dead letters."""
 
 _TEXTS = ("reason", "cause", "error", "text", "id", "key", "header")
 _TIMES = ("since", "until")
@@ -53,7 +53,7 @@ _LINES = "application/x-ndjson"
 
 
 class LettersApi:
-    """Answers questions about dead letters."""
+    """The API for dead letters."""
 
     def __init__(self, pipelines: Pipelines, jobs: Jobs) -> None:
         self._pipelines = pipelines
@@ -112,7 +112,7 @@ class LettersApi:
         return HttpReply.json(letter_to_json(stored, whole=True))
 
     async def _export(self, request: HttpRequest) -> Stream:
-        """Sends all that match, line by line; a client that reads slowly holds no thread."""
+        """Streams all matching dead letters; a client that reads slowly blocks no thread."""
         chosen, pipeline = read_filter(request.query), pipeline_of(request)
         lines = await self._pipelines.ask(
             request, lambda link, _: _lines(DeadLetters(link, pipeline), chosen)
@@ -134,7 +134,7 @@ class LettersApi:
     async def _ask(
         self, request: HttpRequest, question: Callable[[DeadLetters], T], purpose: str = ""
     ) -> T:
-        """Has a question answered that reads letters and changes none."""
+        """Calls a function that reads dead letters and changes nothing."""
         return await self._pipelines.ask(
             request,
             lambda link, names: self._readers.use(link, names.pipeline, purpose, question),
@@ -154,10 +154,10 @@ class LettersApi:
                 transform=edit,
                 rate=rate,
                 dry_run=dry_run,
-                progress=lambda so_far: progress({"sent": so_far.sent, "purged": so_far.purged}),
+                progress=lambda now: progress({"sent": now.sent, "purged": now.purged}),
             )
             facts = {"sent": result.sent, "purged": result.purged, "stayed": {**result.stayed}}
-            return facts | _tell_bound(bounded)
+            return facts | _bound_to_json(bounded)
 
         return await self._begin_job(request, work)
 
@@ -171,7 +171,7 @@ class LettersApi:
             bounded = _bound(letters, chosen)
             if not isinstance(bounded, LetterFilter):
                 return {"purged": len(letters.get(*bounded))}
-            return {"purged": _count_matching(letters, bounded, progress)} | _tell_bound(bounded)
+            return {"purged": _count_matching(letters, bounded, progress)} | _bound_to_json(bounded)
 
         return await self._begin_job(request, work)
 
@@ -197,7 +197,7 @@ class LettersApi:
 
 
 def letter_to_json(stored: StoredLetter, whole: bool) -> dict[str, Any]:
-    """Returns a letter for the web UI: its value is ``{"text": …}`` or ``{"base64": …}``."""
+    """Returns a dead letter as JSON fields; its value is ``{"text": …}`` or ``{"base64": …}``."""
     facts = describe_letter(stored, whole)
     if isinstance(facts.get("value"), str):
         facts["value"] = {"text": facts["value"]}
@@ -211,13 +211,13 @@ def _find(letters: DeadLetters, number: int) -> StoredLetter:
         raise Refusal(
             404,
             f"there is no dead letter {number}",
-            next_step="It was replayed or purged; look for its message by its id.",
+            next_step="It was replayed or purged; search for its message by id.",
         ) from None
     return stored
 
 
 def _lines(letters: DeadLetters, chosen: LetterFilter) -> Iterator[bytes]:
-    """Yields the letters as lines of JSON, some at a time; nothing is read before the first."""
+    """Yields dead letters as lines of JSON, many at a time; nothing is read before the first."""
     matching = letters.list(chosen)
     while some := list(islice(matching, _EXPORTED_AT_A_TIME)):
         lines = [json.dumps(describe_letter(stored, whole=True)) for stored in some]
@@ -225,16 +225,16 @@ def _lines(letters: DeadLetters, chosen: LetterFilter) -> Iterator[bytes]:
 
 
 def _bound(letters: DeadLetters, chosen: Chosen) -> Chosen:
-    """Returns the choice without letters that come from now on.
+    """Returns the choice without dead letters that arrive later.
 
-    Whoever then does what was tried changes exactly the letters that were counted.
+    After a dry run the user then changes exactly the dead letters that were counted.
     """
     if not isinstance(chosen, LetterFilter):
         return chosen
     return replace(chosen, up_to=letters.last_number(chosen))
 
 
-def _tell_bound(chosen: Chosen) -> dict[str, Any]:
+def _bound_to_json(chosen: Chosen) -> dict[str, Any]:
     return {"up_to": chosen.up_to} if isinstance(chosen, LetterFilter) else {}
 
 
@@ -256,11 +256,11 @@ def _count_matching(letters: DeadLetters, chosen: LetterFilter, progress: Progre
 
 @dataclass(frozen=True, slots=True)
 class LetterReader:
-    """The letters of one pipeline over one connection, for one thread at a time."""
+    """Reads the dead letters of one pipeline over one connection, on one thread at a time."""
 
     link: Link
     letters: DeadLetters
-    turn: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class LetterReaders:
@@ -273,9 +273,9 @@ class LetterReaders:
     def use(
         self, link: Link, pipeline: str, purpose: str, question: Callable[[DeadLetters], T]
     ) -> T:
-        """Returns the answer to a question; questions of one purpose are asked in turn."""
+        """Calls a function with a reader; calls with the same purpose take turns."""
         reader = self._find(link, pipeline, purpose)
-        with reader.turn:
+        with reader.lock:
             return question(reader.letters)
 
     def _find(self, link: Link, pipeline: str, purpose: str) -> LetterReader:
@@ -287,13 +287,13 @@ class LetterReaders:
             return reader
 
 
-# --- what requests say ----------------------------------------------------------------------------
+# --- reading requests -----------------------------------------------------------------------------
 
 
 def read_filter(fields: Mapping[str, Any]) -> LetterFilter:
-    """Returns the filter that parameters of an address, or a JSON object, mean.
+    """Returns the filter in query parameters or in a JSON object.
 
-    Empty fields are left out. Fields of other things are passed over.
+    Ignores empty and unknown fields.
     """
     texts = {name: _text(fields[name], name) for name in _FIELDS & fields.keys()}
     chosen: dict[str, Any] = {name: texts.get(name) for name in _TEXTS}
@@ -306,7 +306,7 @@ def read_filter(fields: Mapping[str, Any]) -> LetterFilter:
 
 
 def read_order(fields: Mapping[str, Any]) -> bool:
-    """Returns whether a list begins with the newest letter, as it does unless asked otherwise."""
+    """Returns whether to list the newest dead letter first, which is the default."""
     order = fields.get("order") or "newest"
     if order not in ("newest", "oldest"):
         raise Refusal(400, "order must be newest or oldest")
@@ -314,7 +314,7 @@ def read_order(fields: Mapping[str, Any]) -> bool:
 
 
 def _text(value: object, name: str) -> str:
-    """Returns a field as text, which is empty if there is none."""
+    """Returns a field as text; empty if it is missing."""
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):
@@ -323,7 +323,7 @@ def _text(value: object, name: str) -> str:
 
 
 def read_choice(body: Mapping[str, Any]) -> LetterFilter | Sequence[int]:
-    """Returns the letters that a body means: ``numbers``, or those that match a ``filter``."""
+    """Returns the dead letters that a body chooses by ``numbers`` or by a ``filter``."""
     if ("numbers" in body) == ("filter" in body):
         raise Refusal(
             400,
@@ -340,7 +340,7 @@ def read_choice(body: Mapping[str, Any]) -> LetterFilter | Sequence[int]:
 
 
 def _read_filter_object(value: object) -> LetterFilter:
-    """A misspelt field would choose more letters than were meant, so it is refused."""
+    """Refuses unknown fields: a misspelt one would choose more dead letters than intended."""
     if not isinstance(value, dict):
         raise Refusal(400, "filter must be an object")
     if unknown := value.keys() - _FIELDS:
@@ -356,7 +356,7 @@ def _is_number(value: object) -> bool:
 
 
 def read_edit(body: Mapping[str, Any]) -> LetterEdit | None:
-    """Returns how a body changes a letter: a value, keys, headers; ``None`` if it does not."""
+    """Returns the edit in a body: a value, keys, headers; ``None`` if there is none."""
     if not body.keys() & {"value", "keys", "headers"}:
         return None
     numbers = body.get("numbers")
@@ -395,7 +395,7 @@ def _read_headers(value: object) -> dict[str, str]:
 
 
 def read_rate(body: Mapping[str, Any]) -> float | None:
-    """Returns the most letters a second that a body asks for, if it does."""
+    """Returns the rate in a body, in dead letters per second; ``None`` if there is none."""
     rate = body.get("rate")
     if rate is None:
         return None
@@ -405,7 +405,7 @@ def read_rate(body: Mapping[str, Any]) -> float | None:
 
 
 def read_flag(body: Mapping[str, Any], name: str) -> bool:
-    """Returns a field that is true or false; false if it is missing."""
+    """Returns a Boolean field; false if it is missing."""
     value = body.get(name, False)
     if not isinstance(value, bool):
         raise Refusal(400, f"{name} must be true or false")

@@ -1,8 +1,8 @@
-"""The connection to NATS that a web UI reads over: its own, so that it never holds up a run.
+"""The web UI's own connection to NATS, separate so that it never delays a run.
 
-It leads to one server, or to the embedded server of a state folder, whoever runs that. While a
-pipeline runs, that is the run's server. When none runs, the web UI runs one, and gives the folder
-up as soon as a run wants it: a web UI that is left open keeps no one from starting a pipeline.
+It connects to one server, or to the embedded server of a state folder. While a pipeline runs, that
+is the run's server. Otherwise the web UI starts the server itself, and releases the folder as soon
+as a run needs it: an open web UI never prevents a pipeline from starting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ebbflow.nats.login import Addresses
 
 
 class UiLink(Protocol):
-    """Leads to where the pipelines are. Used by any thread but that of the connection."""
+    """Connects to the pipelines' server. Used by any thread but that of the connection."""
 
     def get(self) -> Link:
         """Returns the connection; ``SetupError`` while there is none."""
@@ -31,7 +31,7 @@ class UiLink(Protocol):
 
 
 class ServerLink:
-    """A connection to one server, opened when it is first needed; it finds back by itself."""
+    """A connection to one server. It is opened on first use and reconnects automatically."""
 
     def __init__(self, server: Addresses) -> None:
         self._server = server
@@ -60,7 +60,7 @@ _LOOK_EVERY = 0.2
 
 
 class FolderLink:
-    """A connection that changes servers as runs begin and end. Used by any thread."""
+    """A connection that switches servers as runs begin and end. Used by any thread."""
 
     def __init__(self, state: Path) -> None:
         if not state.is_dir():

@@ -1,11 +1,11 @@
-"""The pipelines that a web UI shows, and its API about them: states, specs, logs, traces, probes.
+"""The pipelines that a web UI shows, and their API: status, specs, logs, traces, probes.
 
-Work that waits for NATS is done by a few threads, on the web UI's own connection. Reading states
-has its own threads: a long search does not stop the numbers.
+A few threads wait for NATS, on the web UI's own connection. Reading status has its own threads, so
+that a long search does not stop the numbers.
 
-However many browsers look on, there is one reader for a pipeline; it rests when no one looks. Each
-state is made into an event once. A browser that is slow misses those that a newer one has replaced:
-it holds up neither the reader nor others.
+Each pipeline has one reader, however many browsers watch it; it stops when none does. Each status
+is encoded as an event once. A slow browser skips events that newer ones have replaced, so it delays
+neither the reader nor other browsers.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ _YAML = "text/yaml; charset=utf-8"
 _LONGEST_ID = 4_096
 _LOGS = 200
 _MOST_LOGS = 5_000
-# What takes long to read is read seldom, so that it keeps the server busy for a small part of time.
+# A pipeline that is slow to read is read less often, so that it does not keep the server busy.
 _PAUSES = 10
 _AGAIN = 2.0
 
 Read = Callable[[], Awaitable[PipelineStatus]]
-"""Reads the state of a pipeline as it is now."""
+"""Reads the current status of a pipeline."""
 
 Describe = Callable[[Exception], bytes]
-"""Makes what people are told about a state that cannot be read, as JSON."""
+"""Returns the JSON error to show if a status cannot be read."""
 
 ChangePause = Callable[[Link, Names, str | None, float], PauseReport]
 """Pauses or resumes."""
 
 
 class StatusFollower:
-    """The state of one pipeline, as of a moment ago. Used on one loop.
+    """Follows the status of one pipeline. Used on one loop.
 
-    It is read ``every`` that many seconds while the pipeline runs, less often ``at_rest``, and for
-    as long as someone looks; then it lingers.
+    The status is read every ``every`` seconds while the pipeline runs, and every ``at_rest``
+    seconds otherwise. Reading stops ``linger`` seconds after the last use.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StatusFollower:
         self._reading: asyncio.Task[None] | None = None
 
     async def get(self) -> PipelineStatus:
-        """Returns the latest state; raises what reading it has raised."""
+        """Returns the latest status; raises the error of reading it."""
         self._want()
         while self._status is None:
             await self._news.wait()
@@ -106,9 +106,10 @@ class StatusFollower:
         return self._status
 
     async def watch(self) -> AsyncIterator[bytes]:
-        """Yields an event for each look, always the latest; never ends by itself.
+        """Yields an event for each read, always the latest; never ends by itself.
 
-        A state that has not changed is an event too: whoever hears nothing knows that all is lost.
+        An unchanged status is also an event, so that a browser without events knows that the
+        connection is lost.
         """
         self._watchers += 1
         try:
@@ -125,7 +126,7 @@ class StatusFollower:
             self._watchers -= 1
 
     def stop(self) -> None:
-        """Reads nothing more."""
+        """Stops reading."""
         if self._reading is not None:
             self._reading.cancel()
 
@@ -149,12 +150,12 @@ class StatusFollower:
         return bool(self._watchers) or asyncio.get_running_loop().time() < self._wanted_until
 
     async def _rest(self, seconds: float) -> None:
-        """Waits until the next look; tells the same again meanwhile, so that no one gives up."""
+        """Waits until the next read; repeats the event meanwhile, so that no browser gives up."""
         end = time.monotonic() + seconds
         while self._is_wanted and (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, _AGAIN))
             if end - time.monotonic() > 0:
-                self._tell()
+                self._notify()
 
     async def _look(self) -> None:
         try:
@@ -163,16 +164,16 @@ class StatusFollower:
         except Exception as error:
             self._status = error
             self._event = format_event(self._describe(error), b"problem")
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._looks += 1
         news, self._news = self._news, asyncio.Event()
         news.set()
 
 
 class Pipelines:
-    """Those that NATS knows, or ``only`` some of them. Used on the web UI's loop."""
+    """The pipelines on a NATS server, or ``only`` some of them. Used on the web UI's loop."""
 
     def __init__(self, link: UiLink, only: Collection[str] = ()) -> None:
         self._link = link
@@ -186,11 +187,11 @@ class Pipelines:
 
     @property
     def is_chosen(self) -> bool:
-        """True if someone has named the pipelines."""
+        """True if the user named the pipelines."""
         return bool(self._only)
 
     async def list(self, within: float = _NAMES_KEPT) -> list[str]:
-        """Returns the names of all pipelines, as of ``within`` that many seconds ago."""
+        """Returns the names of all pipelines, at most ``within`` seconds old."""
         if self._only:
             return self._only
         async with self._listing:
@@ -201,11 +202,11 @@ class Pipelines:
         return self._listed
 
     async def status(self, name: str) -> PipelineStatus:
-        """Returns the state of a pipeline; ``Refusal`` if there is none of this name."""
+        """Returns the status of a pipeline; ``Refusal`` if there is no such pipeline."""
         return await (await self.follow(name)).get()
 
     async def follow(self, name: str) -> StatusFollower:
-        """Returns who follows a pipeline; ``Refusal`` if there is none of this name."""
+        """Returns the follower of a pipeline; ``Refusal`` if there is no such pipeline."""
         await self.check(name)
         if name not in self._followers:
             read = partial(self._submit, self._readers, partial(read_status, names=Names(name)))
@@ -213,25 +214,25 @@ class Pipelines:
         return self._followers[name]
 
     async def check(self, name: str) -> None:
-        """Raises ``Refusal`` if there is no pipeline of this name."""
-        # One that is not known may have been started just now.
+        """Raises ``Refusal`` if there is no such pipeline."""
+        # An unknown pipeline may have been started just now.
         if name not in await self.list() and name not in await self.list(within=0):
             known = ", ".join((self._only or self._listed)[:20])
             step = f"Known here: {known}." if known else "Start one with: ebbflow run"
             raise Refusal(404, f"there is no pipeline {name!r}", next_step=step)
 
     async def work(self, function: Callable[[Link], T]) -> T:
-        """Has a function that blocks called with the connection, next to the loop."""
+        """Calls a blocking function with the connection, on a thread."""
         return await self._submit(self._threads, function)
 
     async def ask(self, request: HttpRequest, question: Callable[[Link, Names], T]) -> T:
-        """Has a function called about the pipeline of a request; ``Refusal`` if there is none."""
+        """Calls a function about a request's pipeline; ``Refusal`` if there is no such pipeline."""
         names = Names(pipeline_of(request))
         await self.check(names.pipeline)
         return await self.work(lambda link: question(link, names))
 
     def close(self) -> None:
-        """Ends the threads; on the loop, when no request is left."""
+        """Ends the threads. Call it on the loop, when no request is left."""
         for follower in self._followers.values():
             follower.stop()
         for threads in (self._threads, self._readers):
@@ -251,11 +252,11 @@ def _describe(error: Exception) -> bytes:
     return describe_refusal(explain_failure(error))
 
 
-# --- states, specs, logs and traces ---------------------------------------------------------------
+# --- status, specs, logs and traces ---------------------------------------------------------------
 
 
 class PipelinesApi:
-    """Answers questions about pipelines and their states, and has them pause."""
+    """The API for pipelines, with pausing and resuming."""
 
     def __init__(self, pipelines: Pipelines) -> None:
         self._pipelines = pipelines
@@ -287,7 +288,7 @@ class PipelinesApi:
         try:
             return summarise_pipeline(await self._pipelines.status(name))
         except Exception:
-            # One that cannot be read does not hide the others.
+            # A pipeline that cannot be read must not hide the others.
             return {"name": name, "phase": None}
 
     async def _status(self, request: HttpRequest) -> HttpReply:
@@ -349,14 +350,14 @@ class PipelinesApi:
     async def _change_pause(self, change: ChangePause, request: HttpRequest) -> HttpReply:
         text = request.json().get("vertex")
         if text is not None and not isinstance(text, str):
-            raise Refusal(400, "vertex must be the name of one")
+            raise Refusal(400, "vertex must be the name of a vertex")
         vertex = None if text is None else read_name(text, "vertex")
         report = await self._pipelines.ask(request, partial(_change, change, vertex))
         return HttpReply.json(report)
 
 
 def summarise_pipeline(status: PipelineStatus) -> dict[str, Any]:
-    """Returns what a list of pipelines shows of one."""
+    """Returns the entry of a pipeline in the list of pipelines."""
     return {
         "name": status.pipeline,
         "phase": status.phase,
@@ -378,7 +379,7 @@ def _read_logs(link: Link, names: Names, vertex: str, most: int) -> LogPage:
 
 
 def _change(change: ChangePause, vertex: str | None, link: Link, names: Names) -> dict[str, Any]:
-    """Has the pause stored and told; the web UI does not wait, it shows what comes of it."""
+    """Stores and publishes the pause. Does not wait, because the web UI shows its effect."""
     try:
         report = change(link, names, vertex, 0.0)
     except SetupError:
@@ -396,9 +397,9 @@ def _change(change: ChangePause, vertex: str | None, link: Link, names: Names) -
 
 
 class ProbesApi:
-    """Answers those who watch: about all pipelines of the web UI, or about ``?pipeline=``.
+    """Metrics and health probes, for all pipelines of the web UI or for ``?pipeline=``.
 
-    In a web UI of all pipelines, those count that run.
+    In a web UI for all pipelines, health covers only those that run.
     """
 
     def __init__(self, pipelines: Pipelines, guard: WebUiGuard) -> None:

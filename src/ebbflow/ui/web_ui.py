@@ -1,13 +1,12 @@
 """The web UI of pipelines: a web server on a thread, with its own connection to NATS.
 
-It reads what runs have stored and touches no object of a run, so that a web UI, however many look
-at it and however slow they are, cannot hold up messages.
+It reads what runs store and uses no object of a run, so that it cannot delay messages, however many
+browsers it has and however slow they are.
 
-It listens on this machine, unless someone says otherwise, and then with a token: the one of
-``EBBFLOW_UI_TOKEN``. Where a person looks on, at a terminal, one is made up if there is none. It is
-written to nothing but that terminal: no log, no file and no answer has it. ``https://`` has the web
-UI speak TLS, with the certificate of ``EBBFLOW_UI_CERT_FILE`` and ``EBBFLOW_UI_KEY_FILE`` or with
-one that it makes for itself.
+It listens on this machine by default. Beyond this machine it requires a token, from
+``EBBFLOW_UI_TOKEN``. At a terminal it generates one if there is none, and writes it only to that
+terminal: no log, no file and no answer contains it. With ``https://`` the web UI speaks TLS, with
+the certificate of ``EBBFLOW_UI_CERT_FILE`` and ``EBBFLOW_UI_KEY_FILE`` or a self-signed one.
 """
 
 from __future__ import annotations
@@ -54,15 +53,15 @@ _READ_TIMEOUT = 10.0
 _END = 10.0
 
 
-# --- where it listens -----------------------------------------------------------------------------
+# --- addresses ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class UiAddress:
-    """A host and a port. One that is only ``usual`` gives way to any that is free.
+    """A host and a port. If a ``usual`` port is taken, any free one is used instead.
 
-    ``secured`` says whether to speak TLS; ``None`` if that is left to the environment. ``who`` is
-    to listen there, for errors.
+    ``secured`` says whether to speak TLS; ``None`` leaves that to the environment. ``who`` names
+    the listener in errors.
     """
 
     host: str
@@ -73,9 +72,9 @@ class UiAddress:
 
 
 def parse_address(text: str | bool, usual_port: int, who: str = _WHO) -> UiAddress:
-    """Returns the address that ``[https://]HOST:PORT``, ``PORT`` or ``HOST`` means.
+    """Parses an address: ``[https://]HOST:PORT``, ``PORT`` or ``HOST``.
 
-    ``True`` is the usual one.
+    ``True`` means the default address.
     """
     if text is True or not text:
         return UiAddress(LOOPBACK, usual_port, usual=True, who=who)
@@ -93,9 +92,9 @@ def parse_address(text: str | bool, usual_port: int, who: str = _WHO) -> UiAddre
 
 @dataclass(frozen=True, slots=True)
 class UiSocket:
-    """A socket that listens, and who may come in: everybody on this machine, or with the token.
+    """A listening socket, with the token that requests need if it is not local.
 
-    ``terminal`` is where a token that was made up is shown; ``None`` if none was.
+    ``terminal`` is where a generated token is shown; ``None`` if no token was generated.
     """
 
     bound: socket.socket
@@ -110,7 +109,7 @@ class UiSocket:
         return f"{_shown(url_of(self.bound, secured=self.tls is not None), self.is_local)}/"
 
     def announce(self, tell: Callable[[str], None], what: str, path: str = "") -> None:
-        """Tells where the web UI is. A token that was made up goes to the terminal alone."""
+        """Reports the URL of the web UI. A generated token is printed only to the terminal."""
         tell(f"{what} {self.url}{path}")
         if not self.is_local and self.tls is None:
             tell("it is reached without TLS: its token and what it shows can be read in transit")
@@ -122,7 +121,7 @@ class UiSocket:
 
 
 def open_socket(address: UiAddress) -> UiSocket:
-    """Returns what listens there; ``SetupError`` when that is not possible."""
+    """Returns a socket that listens at an address; ``SetupError`` if that is not possible."""
     is_local = is_loopback(address.host, address.who)
     text = os.environ.get(TOKEN, "")
     terminal = None if text or is_local else _find_terminal(address.host)
@@ -143,13 +142,13 @@ def _bind_address(address: UiAddress) -> socket.socket:
 
 
 def _make_tls(address: UiAddress) -> ssl.SSLContext | None:
-    """Returns the TLS of the web UI; ``None`` if it has none."""
+    """Returns the TLS context of the web UI; ``None`` without TLS."""
     certificate = _read_certificate()
     secured = certificate is not None if address.secured is None else address.secured
     if not secured:
         return None
     if certificate is None:
-        require_extra("A web UI that makes a certificate for itself", "http", "cryptography")
+        require_extra("A web UI with a self-signed certificate", "http", "cryptography")
     place = Endpoint(address.host, address.port, certificate, self_signed=certificate is None)
     return make_tls(place, address.who)
 
@@ -171,7 +170,7 @@ def _read_certificate() -> Certificate | None:
 
 
 def _find_terminal(host: str) -> TextIO:
-    """Returns the terminal that a person looks at, to show a token on."""
+    """Returns the terminal to show a generated token on."""
     for stream in (sys.stderr, sys.stdout):
         if stream is not None and stream.isatty():
             return stream
@@ -182,7 +181,7 @@ def _find_terminal(host: str) -> TextIO:
 
 
 def _shown(url: str, is_local: bool) -> str:
-    """Returns the address by the name of this machine where every address is listened on."""
+    """Returns the URL, with this machine's name if the server listens on all addresses."""
     if is_local:
         return url
     return re.sub(r"//(0\.0\.0\.0|\[::\])", f"//{socket.gethostname()}", url)
@@ -192,9 +191,9 @@ def _shown(url: str, is_local: bool) -> str:
 
 
 class WebUiServer:
-    """One web UI on one port. Started and stopped by any thread but its own.
+    """One web UI on one port. Start and stop it from any thread but its own.
 
-    One that is not ``whole`` has metrics and health only.
+    If it is not ``whole``, it has metrics and health only.
     """
 
     def __init__(
@@ -212,12 +211,12 @@ class WebUiServer:
         self.listening = listening
 
     def start(self) -> None:
-        """Begins to answer."""
+        """Starts answering."""
         self._thread.run(self._build())
         self._server.start(self._app.open)
 
     def stop(self) -> None:
-        """Answers what is asked, lets go of streams, and ends."""
+        """Lets open requests finish, cancels streams, and stops."""
         self._thread.run(self._end(), timeout=_END)
         self._server.stop()
         self._thread.stop()
@@ -249,10 +248,10 @@ class WebUiServer:
 def open_web_ui(
     address: UiAddress, link: UiLink, only: Collection[str] = (), whole: bool = True
 ) -> Iterator[UiSocket]:
-    """Serves the web UI for as long as the context lasts; ``SetupError`` when it cannot listen.
+    """Serves the web UI until the context ends; ``SetupError`` if it cannot listen.
 
     It shows ``only`` these pipelines, or all. If it is not ``whole``, it has metrics and health
-    only. The link is closed with it.
+    only. Closes the link at the end.
     """
     try:
         server = WebUiServer(open_socket(address), link, only, whole)
@@ -270,10 +269,10 @@ def open_web_ui(
 
 
 def attach_web_ui(ui: bool | str, metrics: bool | str) -> list[Attachment]:
-    """Returns what a run opens next to itself; ``SetupError`` for an address that is none.
+    """Returns the servers to open next to a run; ``SetupError`` for an invalid address.
 
-    Each is ``False`` for no, ``True`` for the usual address, or ``HOST:PORT``. The web UI has
-    the metrics too, so that two of the same address are one.
+    Each argument is ``False`` for none, ``True`` for the default address, or ``HOST:PORT``. The web
+    UI also serves the metrics, so with the same address there is only one server.
     """
     address = None if ui is False else parse_address(ui, UI_PORT)
     numbers = None if metrics is False else parse_address(metrics, METRICS_PORT, _NUMBERS)
@@ -293,10 +292,10 @@ def _attach(
     pipeline: str,
     tell: Callable[[str], None],
 ) -> Iterator[Mapping[str, str]]:
-    is_page = name == "ui"
-    with open_web_ui(address, ServerLink(server), [pipeline], whole=is_page) as listening:
-        if is_page:
+    is_web_ui = name == "ui"
+    with open_web_ui(address, ServerLink(server), [pipeline], whole=is_web_ui) as listening:
+        if is_web_ui:
             listening.announce(tell, "web UI at")
         else:
             listening.announce(tell, "metrics at", "metrics")
-        yield {name: listening.url if is_page else f"{listening.url}metrics"}
+        yield {name: listening.url if is_web_ui else f"{listening.url}metrics"}

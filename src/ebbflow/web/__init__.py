@@ -1,5 +1,5 @@
-"""A small web server on asyncio: for sources that take requests in, and for the web UI.
+"""A small web server on asyncio, for sources that receive requests and for the web UI.
 
-It knows nothing of pipelines and imports ``domain`` and ``nats`` only. Start with ``app`` for
+It knows nothing about pipelines and imports only ``domain`` and ``nats``. Start with ``app`` for
 requests and replies, with ``connection`` for HTTP itself.
 """

@@ -1,9 +1,9 @@
-"""What the HTTP source, serving and the web UI answer requests with: routes, limits, tasks, events.
+"""Routes, limits, tasks and events for the HTTP source, serving and the web UI.
 
-A ``Router`` finds who takes a request. An ``Admission`` bounds what requests hold in memory at the
-same time, in number and in bytes: beyond that a request is refused before its body is kept. Work
-that takes a while is a task that ends when its client disconnects, and whatever becomes of it,
-there is an answer. Everything is used on one loop, that of the web server.
+A ``Router`` finds the route of a request. An ``Admission`` bounds the number and the bytes of the
+requests in memory: a request beyond that is refused before its body is kept. Longer work runs as a
+task. The task is cancelled when its client disconnects; otherwise the request is answered, also if
+the task fails. All of this runs on the web server's loop.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ebbflow.web.exchange import (
 EVENTS = "text/event-stream; charset=utf-8"
 _EVENTS_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _QUIET = 15.0
-_STILL_HERE = b":\n\n"
+_KEEP_ALIVE_COMMENT = b":\n\n"
 
 # --- routes -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path with the methods that are taken there, and who takes them.
+    """A path with its methods, and the function that opens their requests.
 
-    Parts of a path may be ``{names}``; the last one may be ``{name...}`` for all the rest.
-    ``error_body`` makes the body of a refusal, if it is not that of the server.
+    Parts of a path may be ``{names}``; the last one may be ``{name...}``, for the rest of the path.
+    ``error_body`` makes the body of a refusal, if it differs from the server's.
     """
 
     methods: tuple[bytes, ...]
@@ -49,11 +49,11 @@ class Route:
 
     @property
     def is_exact(self) -> bool:
-        """True if the path names no parts."""
+        """True if the path has no named parts."""
         return "{" not in self.path
 
     def match(self, parts: Sequence[str]) -> dict[str, str] | None:
-        """Returns the named parts of a path; ``None`` if it is another one."""
+        """Returns the named parts of a path; ``None`` if the path does not match."""
         own = self.path.split("/")[1:]
         names: dict[str, str] = {}
         for position, part in enumerate(own):
@@ -69,10 +69,10 @@ class Route:
 
 
 class Router:
-    """The routes of one server. ``unknown`` makes the refusal of a path that is not here.
+    """The routes of one server. ``unknown`` makes the refusal of an unknown path.
 
-    Routes may be added and removed by another thread while requests are routed. A request with HEAD
-    is taken as GET if ``heads``.
+    Another thread may add and remove routes while requests are routed. With ``heads``, a HEAD
+    request is routed like GET.
     """
 
     def __init__(self, unknown: Callable[[bytes], Refusal], heads: bool = False) -> None:
@@ -85,7 +85,7 @@ class Router:
         return path.encode() in self._exact
 
     def add(self, routes: Iterable[Route]) -> None:
-        """Has requests to these routes taken; of several templates that match the first counts."""
+        """Adds routes. If several templates match a path, the first one wins."""
         for route in routes:
             if route.is_exact:
                 by_method = dict.fromkeys(route.methods, route)
@@ -95,12 +95,12 @@ class Router:
                 self._templates.append(route)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Has requests to these exact paths refused."""
+        """Removes the routes of exact paths."""
         for path in paths:
             del self._exact[path.encode()]
 
     def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
-        """Returns who takes the body of a request; ``Refusal`` if no one does."""
+        """Returns the receiver of a request's body; raises ``Refusal`` if there is no route."""
         by_method = self._exact.get(request.target)
         route = None if by_method is None else by_method.get(request.method)
         if route is None:
@@ -133,7 +133,7 @@ class Router:
 
 
 def _split_path(path: bytes) -> list[str]:
-    """Returns the parts of a path, each decoded: a part may have a slash that was written %2F."""
+    """Returns the decoded parts of a path. A part may contain a slash, written as %2F."""
     try:
         return [unquote_to_bytes(part).decode() for part in path.split(b"/")[1:]]
     except UnicodeDecodeError:
@@ -145,7 +145,7 @@ def _split_path(path: bytes) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An answer as a whole."""
+    """A complete answer."""
 
     body: bytes
     status: int = 200
@@ -158,12 +158,12 @@ class HttpReply:
         return cls(encode_json(value), status)
 
     def send(self, exchange: Exchange) -> None:
-        """Answers with it."""
+        """Sends this answer."""
         exchange.respond(self.status, self.body, self.headers, self.content_type)
 
 
 def reply_always(reply: HttpReply) -> Opener:
-    """Returns who answers each request with the same."""
+    """Returns an opener that answers every request with ``reply``."""
     return lambda request, exchange: BodilessRequest(lambda: reply.send(exchange))
 
 
@@ -175,8 +175,8 @@ def reply_health(
 ) -> HttpReply:
     """Returns the answer to a probe, which needs no token: 200 if all is well, 503 if not.
 
-    Only those who ``may_know`` are told the ``private`` facts: their words may be those of an error
-    or of user code.
+    It has the ``private`` facts only if ``may_know`` returns true, because they may contain texts
+    of errors and of user code.
     """
     facts = {**public, **private} if private and may_know() else public
     return HttpReply.json(facts, 200 if is_well else 503)
@@ -185,8 +185,8 @@ def reply_health(
 class EventStream:
     """A stream of Server-Sent Events to one client, begun with ``async with``.
 
-    A client that reads slowly holds up its own stream and nothing else. In quiet times a comment
-    tells proxies that the stream lives, and tells the server when the client does not.
+    A client that reads slowly delays only its own stream. When there are no events, comments show
+    proxies that the stream is alive, and show the server whether the client still is.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -204,11 +204,11 @@ class EventStream:
             self._exchange.end()
 
     def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_QUIET, self._say_still_here)
+        self._timer = asyncio.get_running_loop().call_later(_QUIET, self._send_keep_alive)
 
-    def _say_still_here(self) -> None:
+    def _send_keep_alive(self) -> None:
         if self._exchange.has_room:
-            self._exchange.put(_STILL_HERE)
+            self._exchange.put(_KEEP_ALIVE_COMMENT)
         self._wait()
 
 
@@ -224,51 +224,51 @@ def format_event(data: bytes, name: bytes = b"", number: int | None = None) -> b
 
 
 class Admission:
-    """Bounds what requests hold in memory at the same time, in number and in bytes."""
+    """Bounds the number and the bytes of the requests in memory."""
 
     def __init__(self, requests: int, size: int) -> None:
         self._requests = requests
         self._bytes = size
-        self._inside = 0
-        self._held = 0
+        self._count = 0
+        self._reserved = 0
         self._empty = asyncio.Event()
         self._empty.set()
 
     def reserve(self, size: int = 0, largest: int = 0) -> Reservation:
-        """Holds room for a request with a body of that size; ``Refusal`` when there is none.
+        """Reserves ``size`` bytes for the body of a request; ``Refusal`` if that exceeds a limit.
 
-        Its body may have ``largest`` bytes.
+        The body may have up to ``largest`` bytes.
         """
         check_body_size(size, largest)
         self._check(1, size)
-        self._inside += 1
-        self._held += size
+        self._count += 1
+        self._reserved += size
         self._empty.clear()
         return Reservation(self, size, largest)
 
     def release(self, size: int) -> None:
-        """Ends the hold of a request that held that many bytes."""
-        self._inside -= 1
-        self._held -= size
-        if not self._inside:
+        """Releases a request and its reserved bytes."""
+        self._count -= 1
+        self._reserved -= size
+        if not self._count:
             self._empty.set()
 
     def grow(self, size: int) -> None:
-        """Has a request hold that many bytes more."""
+        """Reserves more bytes for a request."""
         self._check(0, size)
-        self._held += size
+        self._reserved += size
 
     def _check(self, requests: int, size: int) -> None:
-        if self._inside + requests > self._requests or self._held + size > self._bytes:
+        if self._count + requests > self._requests or self._reserved + size > self._bytes:
             raise too_many("too many requests are in flight")
 
     async def wait_until_empty(self) -> None:
-        """Returns when no request is in flight."""
+        """Waits until no request is in flight."""
         await self._empty.wait()
 
 
 class Reservation:
-    """What one request holds, until it is released; its body has ``largest`` bytes at most."""
+    """The reservation of one request, whose body has at most ``largest`` bytes."""
 
     __slots__ = ("_admission", "_size", "largest")
 
@@ -278,13 +278,13 @@ class Reservation:
         self.largest = largest
 
     def grow_to(self, size: int) -> None:
-        """Makes it large enough for that many bytes; ``Refusal`` when there is no room."""
+        """Extends the reservation to ``size`` bytes; ``Refusal`` if that exceeds a limit."""
         if size > self._size:
             self._admission.grow(size - self._size)
             self._size = size
 
     def release(self) -> None:
-        """Gives the room back. Called once."""
+        """Releases the reservation. Called once."""
         self._admission.release(self._size)
 
 
@@ -298,7 +298,7 @@ def check_body_size(size: int, largest: int) -> None:
 
 
 class Body:
-    """The body of a request while it arrives, within what is reserved for it."""
+    """The body of a request while it arrives, within its reservation."""
 
     __slots__ = ("_pieces", "_reservation", "received")
 
@@ -308,18 +308,18 @@ class Body:
         self.received = 0
 
     def feed(self, piece: bytes) -> None:
-        """Takes a piece of the body; ``Refusal`` if there is no room for it."""
+        """Adds a piece of the body; ``Refusal`` if it exceeds a limit."""
         self.received += len(piece)
         check_body_size(self.received, self._reservation.largest)
         self._reservation.grow_to(self.received)
         self._pieces.append(piece)
 
     def join(self) -> bytes:
-        """Returns all that has arrived."""
+        """Returns everything that has arrived."""
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def abandon(self) -> None:
-        """Gives its room back."""
+        """Releases the reservation."""
         self._reservation.release()
 
 
@@ -333,7 +333,7 @@ class WholeBody(Body):
         self._begin = begin
 
     def finish(self) -> None:
-        """Has the request answered."""
+        """Passes on the complete body."""
         self._begin(self.join())
 
 
@@ -344,34 +344,34 @@ class BodilessRequest:
         self._answer = answer
 
     def feed(self, piece: bytes) -> None:
-        """Forgets it."""
+        """Ignores the body."""
 
     def finish(self) -> None:
-        """Answers."""
+        """Answers the request."""
         self._answer()
 
     def abandon(self) -> None:
-        """Has nothing to give back."""
+        """Does nothing: nothing is reserved."""
 
 
 # --- tasks --------------------------------------------------------------------------------------
 
 Work = Callable[[], Coroutine[Any, Any, None]]
-"""Does what a request asks for, and answers it."""
+"""Handles a request and answers it."""
 
 Explain = Callable[[BaseException], Refusal]
-"""Returns what a client is told about work that failed, or was cancelled as the server ends."""
+"""Returns the refusal for work that failed, or was cancelled because the server stops."""
 
 
 class RequestTasks:
-    """The requests that are worked on."""
+    """The tasks of the requests in progress."""
 
     def __init__(self, explain: Explain) -> None:
         self._explain = explain
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, admission: Admission, exchange: Exchange, work: Work) -> Receiver:
-        """Has a request without a body worked on when it is complete and there is room."""
+        """Returns a receiver that starts the work of a request without a body."""
         return BodilessRequest(lambda: self._start(work, exchange, admission.reserve()))
 
     def take_body(
@@ -380,7 +380,7 @@ class RequestTasks:
         exchange: Exchange,
         work: Callable[[bytes], Coroutine[Any, Any, None]],
     ) -> Receiver:
-        """Has a request worked on when its body is complete."""
+        """Returns a receiver that starts the work of a request when its body is complete."""
 
         def begin(body: bytes) -> None:
             self._start(partial(work, body), exchange, reservation)
@@ -388,15 +388,15 @@ class RequestTasks:
         return WholeBody(reservation, begin)
 
     def _start(self, work: Work, exchange: Exchange, reservation: Reservation) -> None:
-        """Begins the work of one request; what it holds is given back at the end."""
+        """Starts the work of one request; its reservation is released at the end."""
         task = asyncio.get_running_loop().create_task(self._answer(work, exchange))
         self._tasks.add(task)
-        # Not at the end of the work: a task that is cancelled at once never begins it.
+        # Not at the end of the work, because a task that is cancelled at once never runs it.
         task.add_done_callback(partial(self._finish, reservation))
         exchange.on_disconnect = task.cancel
 
     async def end(self, grace: float) -> None:
-        """Waits for the answers that are due within that many seconds; others are refused."""
+        """Waits ``grace`` seconds for answers, then cancels the other tasks, which refuse."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)
         for task in list(self._tasks):
@@ -408,7 +408,7 @@ class RequestTasks:
         try:
             await work()
         except (Exception, asyncio.CancelledError) as error:
-            # If the client has gone, no one reads this.
+            # Has no effect if the client has disconnected.
             exchange.fail(self._explain(error))
 
     def _finish(self, reservation: Reservation, task: asyncio.Task[None]) -> None:

@@ -1,16 +1,15 @@
 """One client's connection to the web server: reads its requests, writes their answers in order.
 
-httptools parses; what it leaves open is bounded here. A head is bounded in bytes and seconds, and
-a body in seconds. All that comes between two pieces of a body or behind the last one, which are
-chunk sizes, their extensions and trailers, has as many bytes as a head; trailers are ignored. An
-idle connection is closed after a while, and so is one whose client takes next to nothing of what it
-asked for. A request whose body could end in two
-places gets 400 and its connection is closed: a proxy that read it differently might have hidden
-another request behind it.
+httptools parses, and this module adds the limits that httptools lacks. A head is limited in bytes
+and seconds, a body in seconds. The bytes between two pieces of a body or after the last one (chunk
+sizes, their extensions and trailers) are limited like a head; trailers are ignored. An idle
+connection is closed after a while, and so is one whose client reads almost nothing of its answers.
+A request whose body could end in two places gets 400 and its connection is closed: a proxy that
+parses it differently could have hidden another request in it.
 
-A request is handed on when its head is there, then piece by piece, without its own task; its
-answer may come at any later time. Requests that a client sends without waiting are worked on side
-by side, and their answers leave in the order of the requests.
+A request is passed on when its head is complete, then piece by piece, without its own task. It may
+be answered at any later time. Pipelined requests are handled concurrently, and their answers are
+sent in the order of the requests.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _ABOUT_THE_BODY = frozenset((b"host", b"transfer-encoding", b"expect"))
 
 
 class Host(Protocol):
-    """The server behind a connection. Head and body have ``read_timeout`` seconds each."""
+    """The server of a connection. Head and body each have ``read_timeout`` seconds."""
 
     read_timeout: float
     most_connections: int
     connections: set[HttpConnection]
 
     def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
-        """Returns who takes the body; ``Refusal`` if no one does."""
+        """Returns the receiver of the body; raises ``Refusal`` if there is none."""
 
 
 class Phase(enum.Enum):
@@ -54,10 +53,10 @@ class Phase(enum.Enum):
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection, on the loop of its host, which calls ``check_time`` again and again."""
+    """A connection, on the loop of its host, which calls ``check_time`` periodically."""
 
     patience = 15.0
-    """A client that takes next to nothing for this many seconds is ended."""
+    """A client that reads almost nothing for this many seconds is disconnected."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -80,10 +79,10 @@ class HttpConnection(asyncio.Protocol):
         self._give_up = 0.0
         self._is_used = self._is_last = self._is_lost = self._is_clogged = False
 
-    # --- as the transport sees it ---------------------------------------------------------------
+    # --- called by the transport ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begins to wait for a request."""
+        """Starts waiting for a request."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._client = str((transport.get_extra_info("peername") or ("",))[0])
@@ -94,7 +93,7 @@ class HttpConnection(asyncio.Protocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Reads on."""
+        """Reads the data in small steps, so that the limits apply between them."""
         view = memoryview(data)
         for start in range(0, len(data), _STEP):
             if self._reads:
@@ -105,7 +104,7 @@ class HttpConnection(asyncio.Protocol):
             self._balance()
 
     def _read(self, step: memoryview) -> None:
-        """Reads a few bytes; too many that complete no head and belong to no body are refused."""
+        """Reads a few bytes. Refuses too many without a complete head or a piece of a body."""
         self._fruitless += len(step)
         rest: memoryview | bytes = step
         while rest and self._reads:
@@ -114,7 +113,7 @@ class HttpConnection(asyncio.Protocol):
             self._end(_not_http())
 
     def _parse(self, data: memoryview | bytes) -> bytes:
-        """Has the parser read; returns what it is to read next, if it stopped at an upgrade."""
+        """Feeds the parser; returns the data to feed next if it stopped at an upgrade."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -124,9 +123,9 @@ class HttpConnection(asyncio.Protocol):
         return b""
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """Returns a request and the ``rest`` as if it did not ask for another protocol.
+        """Returns a request and the ``rest`` without its upgrade to another protocol.
 
-        The parser would take its body for the first words of that protocol.
+        Otherwise the parser would treat the body as data of that protocol.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
@@ -140,12 +139,12 @@ class HttpConnection(asyncio.Protocol):
         return b"\r\n".join([*lines, b"\r\n"]) + rest
 
     def eof_received(self) -> None:
-        """Closes: a client that says nothing more has gone, as a rule."""
+        """Closes the connection: a client that stops sending has usually gone."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Lets go of what was arriving, and of all that refers to this connection in turn.
+        """Abandons the current request, and breaks the reference cycles of this connection.
 
-        Memory that is freed by the garbage collector alone adds up under attack.
+        Under attack, memory that only the garbage collector frees would add up.
         """
         self._is_lost = True
         self._reads = False
@@ -158,12 +157,12 @@ class HttpConnection(asyncio.Protocol):
         del self._parser
 
     def pause_writing(self) -> None:
-        """Reads nothing more from a client that does not read its answers."""
+        """Stops reading from a client that does not read its answers."""
         self._is_clogged = True
         self._balance()
 
     def resume_writing(self) -> None:
-        """Reads on, and lets a stream continue."""
+        """Continues reading, and lets a stream continue."""
         self._is_clogged = False
         self._untaken = None
         self._balance()
@@ -176,10 +175,10 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    # --- as the parser sees it ------------------------------------------------------------------
+    # --- called by the parser -------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Begins a head."""
+        """Starts a head."""
         self._phase = Phase.HEAD
         self._deadline = None
         self._target = b""
@@ -187,11 +186,11 @@ class HttpConnection(asyncio.Protocol):
         self._about_the_body = []
 
     def on_url(self, target: bytes) -> None:
-        """Takes a piece of the target."""
+        """Adds a piece of the target."""
         self._target += target
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header; those behind a body come too late to matter."""
+        """Adds a header; trailers after a body are ignored."""
         if self._phase is Phase.BODY:
             return
         header = name.lower(), value
@@ -200,7 +199,7 @@ class HttpConnection(asyncio.Protocol):
             self._about_the_body.append(header)
 
     def on_headers_complete(self) -> None:
-        """Hands the request on; an exception here is a bad request for the parser."""
+        """Passes the request on. The parser reports an exception here as a bad request."""
         if not self._reads or self._parser.should_upgrade():
             return
         self._check_framing()
@@ -220,7 +219,7 @@ class HttpConnection(asyncio.Protocol):
             self._answer_expectation(exchange)
 
     def _check_framing(self) -> None:
-        """Raises ``ValueError`` for a body whose end the parser and a proxy may see differently."""
+        """Raises ``ValueError`` for a body whose end a proxy may see elsewhere."""
         is_current = self._parser.get_http_version() == "1.1"
         headers = self._about_the_body
         if is_current and len(headers) == 1 and headers[0][0] == b"host":
@@ -230,17 +229,17 @@ class HttpConnection(asyncio.Protocol):
         if (is_current and len(hosts) != 1) or (
             codings and not (is_current and codings == [b"chunked"])
         ):
-            raise ValueError("the body may end somewhere else for others")
+            raise ValueError("a proxy may see the end of the body elsewhere")
 
     def _answer_expectation(self, exchange: Exchange) -> None:
-        """Tells a client that asked first whether to send its body."""
+        """Answers ``Expect: 100-continue``, which asks whether to send the body."""
         if self._refusal is not None:
             self._end(self._refusal)
         elif self._unanswered[0] is exchange:
             self._transport.write(_CONTINUE)
 
     def on_body(self, piece: bytes) -> None:
-        """Hands on a piece of the body."""
+        """Passes a piece of the body on."""
         self._fruitless = 0
         if self._receiver is not None:
             try:
@@ -249,7 +248,7 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse(refusal_of(error))
 
     def on_message_complete(self) -> None:
-        """Hands on that the request is complete."""
+        """Finishes the request."""
         exchange, receiver, refusal = self._exchange, self._receiver, self._refusal
         if exchange is None or not self._reads:
             return
@@ -268,9 +267,9 @@ class HttpConnection(asyncio.Protocol):
             exchange.refuse(refusal)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Has the rest of the body read and forgotten for a moment, then answers.
+        """Discards the rest of the body for a moment, then answers.
 
-        An answer to someone who is still sending may get lost.
+        An answer to a client that is still sending may get lost.
         """
         self._leave_receiver()
         self._refusal = refusal
@@ -284,7 +283,7 @@ class HttpConnection(asyncio.Protocol):
     # --- answers and ends -----------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Writes the answers that are there and whose turn it is."""
+        """Writes the answers that are ready, in order."""
         waiting = self._unanswered
         while waiting and not self._is_lost:
             exchange = waiting[0]
@@ -304,11 +303,11 @@ class HttpConnection(asyncio.Protocol):
             self._set_deadline(_KEEP_ALIVE)
 
     def has_room_for(self, exchange: Exchange) -> bool:
-        """Returns whether it is the exchange's turn and its client keeps up."""
+        """Returns whether it is the exchange's turn and the client keeps up."""
         return not self._is_clogged and bool(self._unanswered) and self._unanswered[0] is exchange
 
     def check_time(self, now: float) -> None:
-        """Ends what takes too long."""
+        """Ends a request or an answer that takes too long."""
         if self._is_clogged or self._transport.is_closing():
             self._check_taking(now)
         elif self._deadline is not None and now >= self._deadline:
@@ -326,7 +325,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _check_taking(self, now: float) -> None:
-        """Ends a client that takes next to nothing; what is written for it is held here."""
+        """Disconnects a client that reads almost nothing, because its answers use memory here."""
         untaken = self._transport.get_write_buffer_size()
         if self._untaken is None or untaken <= self._untaken - _LEAST_TAKEN:
             self._untaken, self._give_up = untaken, now + self.patience
@@ -334,7 +333,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     def close_soon(self) -> None:
-        """Closes the connection behind the answer to what has begun, at once if nothing has."""
+        """Closes the connection after the answers to requests that have begun."""
         self._is_last = True
         if not self._unanswered and self._phase is Phase.BETWEEN:
             self._transport.close()
@@ -344,7 +343,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _end(self, refusal: Refusal) -> None:
-        """Refuses what is arriving and reads nothing more."""
+        """Refuses the current request and stops reading."""
         if not self._reads:
             return
         self._reads = False
@@ -357,9 +356,9 @@ class HttpConnection(asyncio.Protocol):
         self._exchange.refuse(refusal)
 
     def _close(self) -> None:
-        """Closes, a moment later if someone is still sending.
+        """Closes the connection, a moment later if the client is still sending.
 
-        While data comes in that no one reads, closing would take the answer back.
+        Closing with unread data would reset the connection and lose the answer.
         """
         self._reads = False
         self._deadline = None

@@ -1,15 +1,15 @@
-"""What a web server and those who answer have between them: a request, its answer, a refusal.
+"""The interface between the web server and its applications: requests, answers, refusals.
 
-Nothing here knows how a connection is read: whoever parses HTTP hands on an ``HttpRequest`` with an
-``Exchange``, and gives the body to the ``Receiver`` that it gets for them.
+Nothing here depends on how a connection is read: the HTTP parser passes on an ``HttpRequest`` with
+an ``Exchange``, gets a ``Receiver`` for them, and feeds it the body.
 
-An answer is given as a whole, or written piece by piece as a stream, at any time; it leaves when
-those before it on the connection have left. A stream waits for a client that reads slowly, so it
-never holds more than the connection does. When the client disconnects, ``on_disconnect`` is called:
-no one works on for it.
+An answer is sent as a whole, or piece by piece as a stream, at any time. It is written after the
+earlier answers on the connection. A stream waits for a client that reads slowly, so it never
+buffers more than the connection does. When the client disconnects, ``on_disconnect`` is called to
+cancel the work for it.
 
-A request that is not taken is a ``Refusal``. Its sender may try again after a 429 and after a 503;
-all other refusals are about the request itself.
+A ``Refusal`` rejects a request. Its sender may try again after a 429 or a 503; all other refusals
+are about the request itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_NAMES: Mapping[str, str] = {}
 
 
 def encode_json(value: Any) -> bytes:
-    """Returns a value as JSON in few bytes."""
+    """Returns a value as compact JSON."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -38,11 +38,10 @@ def encode_json(value: Any) -> bytes:
 
 
 class HttpRequest:
-    """A request: its head, from when that has arrived. The names of headers are in lower case.
+    """The head of a request. Header names are in lower case.
 
-    ``client`` is the address that it came from, without the port. ``names`` are the parts of the
-    path that the template of its route names. ``body`` is there for those who have taken it as a
-    whole.
+    ``client`` is the client's address without the port. ``names`` are the parts of the path that
+    the template of its route names. ``body`` is set by applications that read it as a whole.
     """
 
     def __init__(
@@ -60,12 +59,12 @@ class HttpRequest:
         self.body = b""
 
     def header(self, name: bytes) -> bytes:
-        """Returns the first header of this name, which is in lower case; empty if there is none."""
+        """Returns the first header of a lower-case name; empty if there is none."""
         return next((text for key, text in self.headers if key == name), b"")
 
     @cached_property
     def query(self) -> Mapping[str, str]:
-        """The parameters of the address; ``Refusal`` if there is one twice."""
+        """The query parameters; raises ``Refusal`` for a duplicate."""
         text = self.target.partition(b"?")[2].decode("latin-1")
         pairs = parse_qsl(text, keep_blank_values=True)
         query = dict(pairs)
@@ -74,18 +73,18 @@ class HttpRequest:
         return query
 
     def json(self) -> dict[str, Any]:
-        """Returns a body that is a JSON object; an empty one is an object without fields."""
+        """Returns the body, a JSON object; an empty body is an object without fields."""
         return _read_object(self.body) if self.body.strip() else {}
 
     def form(self) -> dict[str, Any]:
-        """Returns the fields of a form that a browser has sent."""
+        """Returns the fields of a form that a browser sent."""
         return dict(parse_qsl(self.body.decode("latin-1"), keep_blank_values=True))
 
 
 def _read_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
-        # A half of a surrogate pair is text for JSON, and for no one else.
+        # JSON allows half of a surrogate pair, which cannot be encoded as UTF-8.
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise Refusal(400, "the body is not JSON") from None
@@ -95,30 +94,30 @@ def _read_object(body: bytes) -> dict[str, Any]:
 
 
 class Receiver(Protocol):
-    """Takes the body of one request. ``feed`` and ``finish`` may raise ``Refusal``."""
+    """Receives the body of one request. ``feed`` and ``finish`` may raise ``Refusal``."""
 
     def feed(self, piece: bytes) -> None:
-        """Takes the next piece of the body."""
+        """Receives the next piece of the body."""
 
     def finish(self) -> None:
-        """Is told that the body is complete; sees to it that the request is answered."""
+        """Called when the body is complete. Has to make sure that the request is answered."""
 
     def abandon(self) -> None:
-        """Is told that the body will not be completed; never called behind ``finish``."""
+        """Called when the body will not be completed. Never called after ``finish``."""
 
 
 Opener = Callable[["HttpRequest", "Exchange"], Receiver]
-"""Takes the head of a request and returns who takes its body; ``Refusal`` if no one does."""
+"""Returns the receiver of a request's body, or raises ``Refusal``."""
 
 
 # --- refusals -----------------------------------------------------------------------------------
 
 
 class Refusal(Exception):
-    """A request that is not taken, and what its sender is told.
+    """Rejects a request, with a reason for its sender.
 
-    ``retry`` is when to try again, in seconds. ``headers`` go with the answer. ``next_step`` is for
-    people: what to do about it.
+    ``retry`` is when to try again, in seconds. ``headers`` are added to the answer. ``next_step``
+    tells people what to do about it.
     """
 
     def __init__(
@@ -139,24 +138,24 @@ class Refusal(Exception):
 
 
 def too_many(reason: str) -> Refusal:
-    """Returns a 429: there is no room at the moment, and the sender is to try again."""
+    """Returns a 429: a limit is reached, and the sender should try again."""
     return Refusal(429, reason, retry=_RETRY_AFTER)
 
 
 def unavailable(reason: str) -> Refusal:
-    """Returns a 503: the server cannot do it at the moment, and the sender is to try again."""
+    """Returns a 503: the server cannot do it at the moment, and the sender should try again."""
     return Refusal(503, reason, retry=_RETRY_AFTER)
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """Returns what the client is told about an error, be it its own or the server's."""
+    """Returns the refusal to send for an error of the client or of the server."""
     if isinstance(error, Refusal):
         return error
     return Refusal(500, f"the server failed: {type(error).__name__}")
 
 
 def reason_body(refusal: Refusal) -> bytes:
-    """Returns the body of a refusal as the HTTP source has it."""
+    """Returns the body of a refusal in the format of the HTTP source."""
     return encode_json({"reason": refusal.reason})
 
 
@@ -164,13 +163,13 @@ def reason_body(refusal: Refusal) -> bytes:
 
 
 class ResponseWriter(Protocol):
-    """The connection that an answer leaves on."""
+    """The connection that an answer is written to."""
 
     def flush(self) -> None:
-        """Writes what is there and whose turn it is."""
+        """Writes the answers that are ready, in order."""
 
     def has_room_for(self, exchange: Exchange) -> bool:
-        """Returns whether it is the exchange's turn and its client keeps up."""
+        """Returns whether it is the exchange's turn and the client keeps up."""
 
     def abort(self) -> None:
         """Closes the connection at once."""
@@ -179,9 +178,9 @@ class ResponseWriter(Protocol):
 class Exchange:
     """A request and its answer, which begins once, at any time.
 
-    ``ready`` is what has to be written, ``is_complete`` whether nothing follows it. Every answer
-    has the lines of ``extra_headers``. ``error_body`` makes the body of a refusal, and
-    ``on_disconnect`` is called when the client has gone before the answer was complete.
+    ``ready`` has the bytes to write, and ``is_complete`` is true if none will follow. Every answer
+    has the lines of ``extra_headers``. ``error_body`` makes the body of a refusal.
+    ``on_disconnect`` is called if the client disconnects before the answer is complete.
     """
 
     __slots__ = (
@@ -202,7 +201,7 @@ class Exchange:
     def __init__(
         self, writer: ResponseWriter, method: bytes = b"", is_current: bool = True
     ) -> None:
-        """``is_current`` if the client speaks HTTP 1.1, and so understands chunks."""
+        """``is_current`` is true if the client speaks HTTP 1.1, which supports chunks."""
         self._writer = writer
         self._shows_body = method != b"HEAD"
         self._is_current = is_current
@@ -224,7 +223,7 @@ class Exchange:
         headers: Mapping[str, str] | None = None,
         content_type: str = JSON,
     ) -> None:
-        """Answers."""
+        """Sends a complete answer."""
         lines = self._head_lines(headers)
         if status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
             self.ready = b"%b%b\r\n" % (_opening(status, ""), lines)
@@ -236,14 +235,14 @@ class Exchange:
         self._writer.flush()
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answers with the reason of a refusal."""
+        """Answers with a refusal."""
         self.closes |= refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR
         self.respond(refusal.status, self.error_body(refusal), refusal.headers)
 
     # --- piece by piece -------------------------------------------------------------------------
 
     def begin(self, status: int, headers: Mapping[str, str] | None, content_type: str) -> None:
-        """Begins an answer whose length no one knows: ``send`` and ``end`` follow."""
+        """Begins an answer of unknown length: ``send`` and ``end`` follow."""
         self._has_begun = True
         self._is_chunked = self._is_current
         self.closes |= not self._is_current
@@ -254,36 +253,36 @@ class Exchange:
 
     @property
     def has_room(self) -> bool:
-        """True while the client keeps up with what is sent."""
+        """True while the client keeps up with the answer."""
         return self._writer.has_room_for(self)
 
     def put(self, piece: bytes) -> None:
-        """Sends a piece that is not empty, without waiting; only while there ``has_room``."""
+        """Sends a non-empty piece without waiting. Call it only while ``has_room`` is true."""
         self.ready += b"%x\r\n%b\r\n" % (len(piece), piece) if self._is_chunked else piece
         self._writer.flush()
 
     async def send(self, piece: bytes) -> None:
-        """Sends a piece that is not empty, and waits until the client keeps up."""
+        """Sends a non-empty piece, and waits until the client keeps up."""
         self.put(piece)
         while not self._writer.has_room_for(self):
             self._room = asyncio.get_running_loop().create_future()
             await self._room
 
     def end(self) -> None:
-        """Ends the answer that was begun."""
+        """Ends an answer that was begun."""
         if self._is_chunked:
             self.ready += b"0\r\n\r\n"
         self.is_complete = True
         self._writer.flush()
 
     def fail(self, refusal: Refusal) -> None:
-        """Refuses; an answer that has begun is cut off, so that no one takes it for the whole."""
+        """Refuses the request. An answer that has begun is aborted, so that it looks incomplete."""
         if self._has_begun:
             self._writer.abort()
         elif not self.is_complete:
             self.refuse(refusal)
 
-    # --- as the connection sees it --------------------------------------------------------------
+    # --- called by the connection ---------------------------------------------------------------
 
     def make_room(self) -> None:
         """Lets ``send`` continue."""
@@ -291,7 +290,7 @@ class Exchange:
             self._room.set_result(None)
 
     def disconnect(self) -> None:
-        """Hears that the client has gone."""
+        """Called when the client has disconnected."""
         if self.on_disconnect is not None and not self.is_complete:
             self.on_disconnect()
 
@@ -308,7 +307,7 @@ _openings: dict[tuple[int, str], tuple[int, bytes]] = {}
 
 
 def _opening(status: int, content_type: str) -> bytes:
-    """Returns the lines that answers of one status and type begin with in the same second."""
+    """Returns the first lines of answers with a status and type, cached for a second."""
     now = int(time.time())
     second, lines = _openings.get((status, content_type), (0, b""))
     if second != now:

@@ -1,16 +1,16 @@
-"""Who may send requests to a web server of ours: one rule for sources, serving and the web UI.
+"""Access control of web servers: the same rules for sources, serving and the web UI.
 
-A server that asks for no token listens on this machine only, and a browser on this machine runs the
-pages of strangers. ``SiteGuard`` keeps them out: the ``Host`` of a request has to be a name of this
-machine, so that a foreign name that leads here (DNS rebinding) is refused, and so are requests that
-a page of another site has made. Programs send neither ``Origin`` nor ``Sec-Fetch-Site``.
+A server without a token listens on this machine only, but browsers on this machine run pages of
+other sites. ``SiteGuard`` keeps these out. The ``Host`` of a request has to be a name of this
+machine, which defeats DNS rebinding, and requests from pages of other sites are refused. Programs
+send neither ``Origin`` nor ``Sec-Fetch-Site``.
 
-A server that asks for a token has a ``TokenGuard``. It compares in constant time and slows down
-guessing: an address from which too many different wrong tokens came has to wait.
+A server with a token has a ``TokenGuard``. It compares tokens in constant time and slows down
+guessing: an address that sent too many different wrong tokens has to wait.
 
-A ``Guard`` has both. That of the web UI, which people open with a browser, also gives and takes a
-cookie, and asks for a header that no foreign page can send from whoever changes something. ``Cors``
-tells browsers which other pages may ask.
+A ``Guard`` has both. The web UI, which people open in a browser, also has a login cookie, and
+requires a header that pages of other sites cannot send for every change. ``Cors`` tells browsers
+which other pages may send requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PREFLIGHT_KEPT = 600
 
 
 class TokenGuard:
-    """Admits those who know the token; without one, everybody. Used on one loop."""
+    """Admits requests with the token, or all requests if there is none. Used on one loop."""
 
     def __init__(self, token: Secret | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._token = token.reveal().encode() if token else None
@@ -51,12 +51,12 @@ class TokenGuard:
         return self._token is not None
 
     def check_token(self, request: HttpRequest) -> None:
-        """Raises ``Refusal`` unless the bearer token is right, or not needed."""
+        """Raises ``Refusal`` unless the bearer token is right or not required."""
         if not self.admits(request):
             raise Refusal(401, "the bearer token is missing or wrong", headers=_CHALLENGE)
 
     def admits(self, request: HttpRequest) -> bool:
-        """Returns whether the token is not needed, or known; 429 after too many guesses."""
+        """Returns whether the token is right or not required; 429 after too many guesses."""
         return not self.needs_token or self.has_bearer(request)
 
     def has_bearer(self, request: HttpRequest) -> bool:
@@ -69,37 +69,37 @@ class TokenGuard:
         if self._token is None or not token:
             return False
         self._guesses.check(token, client)
-        # How long it takes to compare must not tell how much of it was right.
+        # The time of the comparison must not reveal how much of the token was right.
         if hmac.compare_digest(token, self._token):
             return True
         self._guesses.add(token, client)
         return False
 
     def derive(self, purpose: bytes) -> str:
-        """Returns what only those who know the token can know, and that is not the token."""
+        """Returns a value that proves knowledge of the token without revealing it."""
         assert self._token is not None, "only a guard with a token has something to derive"
         return hmac.new(self._token, purpose, hashlib.sha256).hexdigest()
 
 
 class Guard(TokenGuard):
-    """Who may send requests to one server. ``sites`` counts where no token keeps others out."""
+    """The access rules of one server. ``sites`` applies if the server has no token."""
 
     def __init__(self, token: Secret | None, sites: SiteGuard) -> None:
         super().__init__(token)
         self._sites = sites
 
     def check_site(self, request: HttpRequest) -> None:
-        """Raises ``Refusal`` for a request of a foreign page, where no token keeps it out."""
+        """Raises ``Refusal`` for a request from another site's page if there is no token."""
         if not self.needs_token:
             self._sites.check(request)
 
 
 class WebUiGuard(Guard):
-    """The guard of a web UI. ``port`` tells the cookies of several on one machine apart.
+    """The guard of a web UI. ``port`` distinguishes the cookies of web UIs on one machine.
 
-    Each request has to know the token, where there is one: as a bearer token, or in the cookie that
-    whoever names the token is given, in the form or with ``?token=``. ``secured`` if the web UI
-    speaks TLS itself; then browsers send the cookie over TLS only.
+    If there is a token, each request needs it: as a bearer token, or as the cookie that a client
+    gets for entering the token in the form or with ``?token=``. ``secured`` means that the web UI
+    itself speaks TLS; then browsers send the cookie over TLS only.
     """
 
     def __init__(
@@ -110,16 +110,16 @@ class WebUiGuard(Guard):
         self._secured = secured
 
     def check_site(self, request: HttpRequest) -> None:
-        """Raises ``Refusal`` for a request that a page of another site has made."""
+        """Raises ``Refusal`` for a request from a page of another site."""
         self._sites.check(request)
 
     def check_mark(self, request: HttpRequest) -> None:
-        """Raises ``Refusal`` for a change without the header that foreign pages cannot send."""
+        """Raises ``Refusal`` for a change without the header that other sites cannot send."""
         if request.method not in (b"GET", b"HEAD") and not request.header(_MARK):
             raise Refusal(403, "the header X-Ebbflow is missing", next_step="Send it: X-Ebbflow: 1")
 
     def check_token(self, request: HttpRequest) -> None:
-        """Raises ``Refusal`` unless the token is not needed, or known."""
+        """Raises ``Refusal`` unless the token is right or not required."""
         if not self.admits(request):
             raise Refusal(
                 401,
@@ -129,10 +129,10 @@ class WebUiGuard(Guard):
             )
 
     def admits(self, request: HttpRequest) -> bool:
-        """Returns whether the token is not needed, or known; 429 after too many guesses."""
+        """Returns whether the token is right or not required; 429 after too many guesses."""
         if not self.needs_token:
             return True
-        # The cookie first: it cannot be guessed, so whoever has it need not wait for guessers.
+        # The cookie first: it cannot be guessed, so wrong guesses do not make its owner wait.
         shown = _cookies(request, self._cookie.encode())
         expected = self.derive(b"cookie").encode()
         return any(hmac.compare_digest(each, expected) for each in shown) or (
@@ -140,10 +140,10 @@ class WebUiGuard(Guard):
         )
 
     def make_cookie(self, token: str, request: HttpRequest) -> str | None:
-        """Returns the cookie for whoever knows the token; ``None`` if it is wrong or not needed.
+        """Returns the cookie for the right token; ``None`` if it is wrong or not required.
 
-        A proxy that speaks TLS says so in ``X-Forwarded-Proto``. Anybody may write that, but all
-        they get is a cookie that their own browser sends over TLS only.
+        A proxy that speaks TLS says so in ``X-Forwarded-Proto``. Any client can send that header,
+        but only makes its own browser send the cookie over TLS only.
         """
         if not self.is_right(token.encode(), request.client):
             return None
@@ -163,11 +163,11 @@ def _cookies(request: HttpRequest, name: bytes) -> Iterable[bytes]:
 
 
 class SiteGuard:
-    """Refuses what pages of other sites ask for. ``advice`` is for those who want them to.
+    """Refuses requests from pages of other sites. ``advice`` says how to allow them.
 
-    ``hosts`` are the names that the server answers to besides those of this machine; ``None`` for
-    any. ``rename`` is the advice for those who come by another one. Pages of ``origins`` may ask;
-    ``*`` is every page.
+    ``hosts`` are the names that the server answers to in addition to those of this machine;
+    ``None`` allows any. ``rename`` is the advice for requests to another name. Pages of ``origins``
+    are allowed; ``*`` means every page.
     """
 
     def __init__(
@@ -183,11 +183,11 @@ class SiteGuard:
         self._origins = frozenset(origin.encode("latin-1") for origin in origins)
 
     def check(self, request: HttpRequest) -> None:
-        """Raises ``Refusal`` for a request that a page of another site has made, or may have."""
+        """Raises ``Refusal`` for a request that may come from a page of another site."""
         if b"*" in self._origins:
             return
         facts = {name: text for name, text in request.headers if name in _ABOUT_THE_SENDER}
-        # No browser leaves out the name; HTTP 1.0 may.
+        # Browsers always send a host; HTTP 1.0 clients may not.
         if (host := facts.get(b"host")) is not None and not self._is_known(host):
             raise Refusal(403, f"this server answers to names of this machine only; {self._rename}")
         if facts.get(b"origin") in self._origins:
@@ -200,9 +200,9 @@ class SiteGuard:
 
 
 def _is_foreign(method: bytes, facts: Mapping[bytes, bytes]) -> bool:
-    """Returns whether a page of another site asks; browsers that are not old say so themselves."""
+    """Returns whether a page of another site sent the request; modern browsers say so."""
     if (site := facts.get(b"sec-fetch-site")) is not None:
-        # A person may follow a link from another site to here.
+        # A link from another site to here may be followed.
         is_visit = method == b"GET" and facts.get(b"sec-fetch-mode") == b"navigate"
         return site not in _OWN_SITE and not is_visit
     origin = facts.get(b"origin")
@@ -211,10 +211,10 @@ def _is_foreign(method: bytes, facts: Mapping[bytes, bytes]) -> bool:
 
 
 class Guesses:
-    """Wrong tokens of the last minute by the address they came from, bounded in every respect.
+    """The wrong tokens of the last minute by client address, with bounded memory.
 
-    Only different ones count: a program that was given the wrong token repeats it for ever, learns
-    nothing by that, and must not keep others at the same address out.
+    Only different tokens count: a program with a wrong token repeats it forever, learns nothing
+    from that, and must not lock out other clients at the same address.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -233,7 +233,7 @@ class Guesses:
             )
 
     def add(self, token: bytes, client: str) -> None:
-        """Notes a wrong token; what is older than a minute is forgotten."""
+        """Records a wrong token, and forgets those older than a minute."""
         now, network = self._clock(), _network_of(client)
         before = self._wrong.pop(network, {})
         recent = {known: at for known, at in before.items() if at + _WINDOW > now}
@@ -247,7 +247,7 @@ def _digest(token: bytes) -> bytes:
 
 
 def _network_of(client: str) -> str:
-    """Returns whose guesses count together: of IPv6, which hands out many addresses, the /64."""
+    """Returns the network whose guesses count together: the /64 of an IPv6 address."""
     try:
         address = ipaddress.ip_address(client.partition("%")[0])
     except ValueError:
@@ -257,7 +257,7 @@ def _network_of(client: str) -> str:
 
 @lru_cache(128)
 def is_local_name(host: bytes) -> bool:
-    """Returns whether the ``Host`` of a request, with or without a port, is this machine."""
+    """Returns whether the ``Host`` of a request, with or without a port, means this machine."""
     name = _name_of(host)
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -275,9 +275,9 @@ def _name_of(host: bytes) -> str:
 
 
 class Cors:
-    """What a browser has to know so that pages of the ``origins`` may ask, and read answers.
+    """The headers that let pages of ``origins`` send requests and read the answers.
 
-    They may send the headers of ``accepted`` and read those of ``exposed``.
+    Pages may send the headers in ``accepted`` and read those in ``exposed``.
     """
 
     def __init__(
@@ -290,11 +290,11 @@ class Cors:
 
     @property
     def is_on(self) -> bool:
-        """True if there are origins whose pages may ask."""
+        """True if there are origins whose pages may send requests."""
         return bool(self._origins)
 
     def allow(self, request: HttpRequest, exchange: Exchange) -> None:
-        """Gives the answer the headers that a page of one of the origins needs."""
+        """Adds the headers that a page of one of the origins needs to the answer."""
         origin = request.header(b"origin").decode("latin-1")
         if origin and (self._is_public or origin in self._origins):
             allowed = "*" if self._is_public else origin
@@ -302,7 +302,7 @@ class Cors:
             exchange.extra_headers += lines.encode()
 
     def answer_preflight(self, exchange: Exchange, methods: Sequence[bytes]) -> None:
-        """Tells a browser what a page may send."""
+        """Answers a browser's question what a page may send."""
         headers = {
             "access-control-allow-methods": b", ".join(methods).decode(),
             "access-control-allow-headers": self._accepted,

@@ -1,11 +1,11 @@
-"""The web server: one port on a loop, with or without TLS, whoever answers.
+"""The web server: one port on a loop, with or without TLS, for any application.
 
-Whatever arrives on a port, the answer is what its owner says or the connection is closed: a request
-is bounded in time and size from its first byte, and so is the number of connections. What keeps a
-server from listening is told in words; ``who`` is who is to listen, for errors: "http source in".
+Every request is bounded in time and size from its first byte, and so is the number of connections:
+the application answers, or the connection is closed. Errors explain why a server cannot listen;
+``who`` names the listener in them, such as "http source in".
 
-Where to listen is plain data that specs make, so this module imports neither the parser of HTTP nor
-what makes certificates before they are needed.
+Specs create endpoints, which are plain data. So this module imports the HTTP parser and the
+certificate library only when they are needed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CLOCKS_DIFFER = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate with those that vouch for it, and its key, in PEM form."""
+    """A certificate with its chain, and its key, in PEM form."""
 
     chain: str
     key: Secret
@@ -53,10 +53,10 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A host and port to listen on: in the clear, or with TLS.
+    """A host and port to listen on, with or without TLS.
 
-    TLS has the certificate that was given, or one that is made for it if it is ``self_signed``. An
-    ``optional`` endpoint, which no one asked for, is left out when someone else has the port.
+    TLS uses ``certificate``, or a new one if ``self_signed``. An ``optional`` endpoint, which the
+    user did not ask for, is skipped if another process has its port.
     """
 
     host: str
@@ -72,9 +72,9 @@ class Endpoint:
 
 
 class WebServer:
-    """Listens on a bound socket. Started and stopped by any thread but that of its loop.
+    """Listens on a bound socket. Start and stop it from any thread but that of its loop.
 
-    ``open`` takes each request, on the loop.
+    ``open`` is called with each request, on the loop.
     """
 
     open: Opener
@@ -103,16 +103,16 @@ class WebServer:
 
     @property
     def has_ended(self) -> bool:
-        """True if it was started and listens no more."""
+        """True if it was started and no longer listens."""
         return self._server is not None and not self._server.is_serving()
 
     def start(self, open: Opener) -> None:
-        """Begins to listen, and hands each request to ``open``."""
+        """Starts to listen, and passes each request to ``open``."""
         self.open = open
         self._thread.run(self._listen())
 
     def stop(self) -> None:
-        """Listens no more, and lets go of the port."""
+        """Stops listening, and frees the port."""
         with contextlib.suppress(TimeoutError):
             self._thread.run(self._close(), timeout=_END)
         self._socket.close()
@@ -130,7 +130,7 @@ class WebServer:
         self._check_times()
 
     def _check_times(self) -> None:
-        """Looks at all connections, so that no request needs timers."""
+        """Checks the deadlines of all connections, so that requests need no timers."""
         loop = self._thread.loop
         now = loop.time()
         for connection in list(self.connections):
@@ -138,7 +138,7 @@ class WebServer:
         self._checking = loop.call_later(min(_CHECK, self.read_timeout / 5), self._check_times)
 
     async def _close(self) -> None:
-        """Lets connections end behind what they are answering, for a moment."""
+        """Lets connections finish the answers that they are sending, for a moment."""
         if self._server is None:
             return
         self._server.close()
@@ -154,7 +154,7 @@ class WebServer:
 
 
 def _most_connections() -> int:
-    """Files are needed for other things, too."""
+    """Returns the limit of connections. It leaves half of the open files for other uses."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(_MOST_CONNECTIONS, soft // 2)
 
@@ -163,7 +163,7 @@ def _most_connections() -> int:
 
 
 def is_loopback(host: str, who: str) -> bool:
-    """Returns whether only this machine can reach it; ``SetupError`` when there is no such host."""
+    """Returns whether only this machine can reach a host; ``SetupError`` if it is unknown."""
     addresses = _resolve(host, 0, who)
     return all(ipaddress.ip_address(address[0]).is_loopback for _, address in addresses)
 
@@ -171,18 +171,19 @@ def is_loopback(host: str, who: str) -> bool:
 def bind(
     endpoint: Endpoint, who: str, advice: str, *, listens: bool = True
 ) -> socket.socket | None:
-    """Returns a socket that listens; ``SetupError`` with the ``advice`` when that is not possible.
+    """Returns a socket that listens; ``SetupError`` with the ``advice`` if that is not possible.
 
-    ``None`` if the endpoint is optional and someone else has its port. One that does not listen
-    yet takes the port from no one, and finds out whether someone has it.
+    Returns ``None`` if the endpoint is optional and another process has its port. With ``listens``
+    false the socket is only bound: that checks whether the port is free without taking it.
     """
     family, address = _resolve(endpoint.host, endpoint.port, who)[0]
-    # Named as TCP, or asyncio would let each answer wait for the client to acknowledge its head.
+    # asyncio disables Nagle's algorithm only for sockets with this protocol. Otherwise each answer
+    # would wait until the client acknowledges its head.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
-        # A port is taken as soon as someone listens, not before.
+        # Only a listening socket takes the port.
         if listens:
             bound.listen(_BACKLOG)
     except OSError as error:
@@ -208,14 +209,14 @@ def _resolve(host: str, port: int, who: str) -> list[tuple[int, Any]]:
 
 
 def url_of(bound: socket.socket, secured: bool) -> str:
-    """Returns the address, with the port that the system gave."""
+    """Returns the URL of a socket, with its actual port."""
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'https' if secured else 'http'}://{shown}:{port}"
 
 
 def make_tls(endpoint: Endpoint, who: str) -> ssl.SSLContext | None:
-    """Returns the TLS of an endpoint; ``None`` if it has none."""
+    """Returns the TLS context of an endpoint; ``None`` without TLS."""
     if not endpoint.secured:
         return None
     certificate = endpoint.certificate or make_certificate(endpoint.host)
@@ -232,11 +233,11 @@ def make_tls(endpoint: Endpoint, who: str) -> ssl.SSLContext | None:
 
 
 def make_certificate(host: str) -> Certificate:
-    """Returns a new certificate for this machine and the host that is listened on, with its key.
+    """Returns a new certificate for this machine and the listening host, with its key.
 
-    It keeps those on the network from reading along, as Numaflow's does. It proves nothing to a
-    client, which has to be told to trust it: ``curl -k``. It lives in memory and is made again with
-    every run.
+    It protects against eavesdroppers on the network, as Numaflow's does. It does not identify the
+    server, so clients have to accept it explicitly: ``curl -k``. It is kept in memory and created
+    again with every run.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

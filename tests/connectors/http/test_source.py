@@ -683,7 +683,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_slow_client(link, tmp_path, monkeyp
     monkeypatch.setattr(HttpFeed, "grace", 0.2)
     with posting(link, tmp_path) as source:
         slow = begun(source, b"half")
-        until(lambda: source.feed._admission._inside == 1)
+        until(lambda: source.feed._admission._count == 1)
         source.feed.stop()
 
         assert not everything(slow).startswith(b"HTTP/1.1 200")

@@ -266,5 +266,5 @@ def test_a_client_that_is_gone_does_not_keep_its_room(link, tmp_path):
         for n in range(20):
             with socket.create_connection(("127.0.0.1", source.port)) as client:
                 client.sendall(request(f"m{n}", b"x" * 10)[: -5 if n % 2 else None])
-        until(lambda: source.feed._admission._inside == 0)
+        until(lambda: source.feed._admission._count == 0)
         until(lambda: source.post(b"x").status == 200)

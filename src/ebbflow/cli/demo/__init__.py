@@ -1,10 +1,10 @@
 """``ebbflow demo``: run the orders pipeline, then count the orders to see whether any is missing.
 
-The pipeline has late customers, a store that goes down, and orders that no store can take. The
-command writes it and its user code into the state folder, where users can read and change them, and
-runs it as ``ebbflow run`` does. Afterwards it reads the store and the dead letters: every order
-that the source made must be in one of the two. Only the command line imports it. Start with
-``pipeline.yaml``.
+The pipeline has customers that become known late, a store that goes down, and orders that the store
+rejects. The command writes the pipeline and its user code into the state folder, where users can
+read and change them, and runs it as ``ebbflow run`` does. Then it reads the store and the dead
+letters: every order that the source made must be in one of the two. Only the command line imports
+it. Start with ``pipeline.yaml``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SAMPLES = 2
 
 @dataclass(frozen=True)
 class Orders:
-    """The orders that the source made, by number: those in the store, and the dead letters."""
+    """The number of orders that the source made, those in the store, and the dead letters."""
 
     made: int
     stored: set[int]
@@ -50,19 +50,19 @@ class Orders:
     @property
     def dead(self) -> set[int]:
         """The numbers of the dead letters."""
-        # An id is the way a message took, and begins with the number: in-17/in/enrich.
+        # An id is the path of a message and begins with the order number: in-17/in/enrich.
         return {
             int(stored.letter.id.partition("/")[0].rpartition("-")[2]) for stored in self.letters
         }
 
     @property
     def missing(self) -> set[int]:
-        """The numbers of orders that are nowhere."""
+        """The numbers of orders that are in neither place."""
         return set(range(self.made)) - self.stored - self.dead
 
     @property
     def adds_up(self) -> bool:
-        """Returns whether each order is in exactly one of the two places."""
+        """Whether each order is in exactly one of the two places."""
         return not self.missing and self.made == len(self.stored) + len(self.letters)
 
 
@@ -81,7 +81,7 @@ def demo(
     console = console_for(sys.stdout)
     database = _clear_store(state)
     spec = _write_pipeline(orders, state)
-    # Its own server and its own story, whatever the environment says.
+    # The demo uses its own server and its own customers, whatever the environment sets.
     for name in ("EBBFLOW_NATS_URL", "CUSTOMERS"):
         os.environ.pop(name, None)
     os.environ["ORDERS_DB"] = str(database.resolve())
@@ -150,7 +150,7 @@ def _totals(orders: Orders) -> Table:
 
 
 def _samples(orders: Orders) -> Table:
-    """A few dead letters of each vertex."""
+    """Returns a table of a few dead letters of each vertex."""
     from rich.table import Table
 
     table = Table("id", "deliveries", "reason", "error", title="Some dead letters")
@@ -182,7 +182,7 @@ def _next_commands(spec: Path, state: Path) -> list[tuple[str, str]]:
 
 
 def _program() -> str:
-    """The command as one has to type it here."""
+    """Returns the command as the user has to type it here."""
     installed = Path(sys.executable).with_name("ebbflow")
     on_path = shutil.which("ebbflow")
     same = on_path is not None and Path(on_path).resolve() == installed.resolve()
@@ -190,7 +190,7 @@ def _program() -> str:
 
 
 def _typed(path: Path) -> str:
-    """The path as one would type it here."""
+    """Returns the path as the user would type it here."""
     relative = os.path.relpath(path)
     return _quoted(path) if relative.startswith("..") else shlex.quote(relative)
 

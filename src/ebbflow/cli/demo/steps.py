@@ -1,6 +1,6 @@
 """The user code of the orders pipeline: a transformer, a map and a sink.
 
-What goes wrong is decided by the number of the order, so every run tells the same story.
+The number of an order decides what goes wrong with it, so every run has the same failures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OUTAGE = 3.0  # seconds
 
 
 def make_order(datum: Datum) -> Message:
-    """Turn the generator's number into an order. One in 300 has an amount that makes no sense."""
+    """Turn the generator's number into an order. One in 300 has a negative amount."""
     number = json.loads(datum.value)["value"]
     amount = -1 if number % 300 == 150 else 5 + number % 95
     return message({"number": number, "customer": f"c-{number % 40}", "amount": amount})
@@ -36,7 +36,7 @@ def enrich(datum: Datum) -> Message:
 
 
 def customer_name(order: dict[str, Any], deliveries: int) -> str | None:
-    """One customer in ten is known only after a while; the one of every 500th order, never."""
+    """One customer in ten becomes known late; the customer of every 500th order never does."""
     late = order["number"] % 10 == 3 and deliveries < 3
     missing = order["number"] % 500 == 499 and not ALL_CUSTOMERS
     return None if late or missing else f"Customer {order['customer']}"
@@ -62,22 +62,22 @@ class OrderStore:
         self.begin_outages([order["number"] for order in orders if order["number"] % 1000 == 400])
         if self.is_down():
             raise Unavailable("the order store")
-        with self.database:  # one transaction: all is on disk before anything is answered
+        with self.database:  # one transaction: everything is on disk before the sink responds
             return [self.write(datum.id, order) for datum, order in zip(data, orders, strict=True)]
 
     def begin_outages(self, numbers: list[int]) -> None:
-        """Takes the store down for a while when one of these orders arrives for the first time."""
+        """Takes the store down when one of these orders arrives for the first time."""
         began = [(number, time.time()) for number in numbers]
         with self.database:
             self.database.executemany("INSERT OR IGNORE INTO outages VALUES (?, ?)", began)
 
     def is_down(self) -> bool:
-        """Returns whether an outage began a short while ago."""
+        """Returns whether the latest outage still lasts."""
         (last,) = self.database.execute("SELECT max(began) FROM outages").fetchone()
         return last is not None and time.time() < last + OUTAGE
 
     def write(self, id: str, order: dict[str, Any]) -> Response:
-        """Writes one order, unless it makes no sense."""
+        """Writes one order, or rejects a negative amount."""
         if order["amount"] < 0:
             return Response.failure(id, f"order {order['number']} has a negative amount")
         row = (order["number"], order["name"], order["amount"])

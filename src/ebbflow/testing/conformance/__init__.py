@@ -1,4 +1,4 @@
-"""The conformance suite: one list of rules that every source and every sink has to pass.
+"""The conformance suite: the rules that every source and every sink has to pass.
 
 It runs real pipelines, on local Spark with an embedded NATS server, against the real system that
 the connector talks to. With pytest each rule is its own test::
@@ -12,7 +12,7 @@ the connector talks to. With pytest each rule is its own test::
     def test_my_queue(rule, trial):
         rule(trial)
 
-The trial goes only as far as the rules that are checked need it. ``check_source`` does all of it at
-once. ``ebbflow.testing`` exports what authors of connectors use; only tests import this package.
+The trial runs only the stages that the checked rules need. ``check_source`` checks all rules at
+once. ``ebbflow.testing`` exports what connector authors use; only tests import this package.
 Start with ``rules``.
 """

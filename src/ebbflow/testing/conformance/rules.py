@@ -1,14 +1,14 @@
-"""The contract of the conformance suite: connectors under test, and rules that they have to keep.
+"""The contract of the conformance suite: connectors under test, and the rules for them.
 
-The author of a connector says how to reach the system on the other side: ``SourceUnderTest`` puts
-messages into the outside system; ``SinkUnderTest`` looks at what has landed there. Everything else,
-the pipelines and their user code, is the suite's. Attributes say what the outside system cannot do,
-so that no rule asks for it; a rule that makes no sense for a system is waived by name, with a
-reason that the report shows.
+The author of a connector writes the access to the outside system: ``SourceUnderTest`` puts messages
+into it; ``SinkUnderTest`` returns the messages that have landed there. The suite provides the rest:
+the pipelines and their user code. Attributes say what the outside system cannot do, so that no rule
+requires it. A rule that does not apply to a system is waived by name, with a reason that the report
+shows.
 
-A rule is a function of a trial with a sentence as its docstring. It looks at what the trial has
-seen and raises ``RuleBroken``, or ``unittest.SkipTest`` where it does not apply, which pytest shows
-as skipped. As a parameter of a test it is known by its name.
+A rule is a function of a trial, with a sentence as its docstring. It examines what the trial has
+recorded and raises ``RuleBroken``, or ``unittest.SkipTest`` where it does not apply, which pytest
+shows as skipped. In the id of a parametrized test it has its name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One message of the suite: what is put into a source, or has landed in a sink's target."""
+    """One message of the suite: put into a source, or landed in a sink's target."""
 
     value: bytes
     keys: tuple[str, ...] = ()
@@ -37,9 +37,9 @@ class Sample:
 
 
 class Full(Exception):
-    """The system takes no more at the moment; the suite tries again soon.
+    """The system is full at the moment; the suite tries again soon.
 
-    ``taken`` is how many of the samples of the call, from the first on, it has taken.
+    ``taken`` is how many samples of the call, from the first on, it has stored.
     """
 
     def __init__(self, taken: int = 0) -> None:
@@ -48,49 +48,49 @@ class Full(Exception):
 
 
 class Refused(Exception):
-    """The system says that it cannot take a sample, and why. The sample is then not expected."""
+    """The system rejects a sample, with a reason. The sample is then not expected to arrive."""
 
 
 class UnderTest:
-    """The base of both; attributes may be set on the class or on an instance."""
+    """Base class. Set attributes on the class or on an instance."""
 
     keeps_keys: bool = False
-    """True if the keys of a message come out as they went in."""
+    """True if the keys of a message are preserved."""
 
     keeps_headers: bool = False
-    """True if the headers of a message come out as they went in."""
+    """True if the headers of a message are preserved."""
 
     empty_values: bool = True
     """True if a message may have an empty value."""
 
     largest: int = 1_000_000
-    """The largest value, in bytes, that is to arrive; at most about eight million."""
+    """The largest value, in bytes, that has to arrive; at most about eight million."""
 
     waived: Mapping[str, str] = MappingProxyType({})
-    """Rules that make no sense for this system: the rule's name → why, for the report."""
+    """Rules that do not apply to this system: the rule's name → the reason, for the report."""
 
     def left_behind(self) -> Sequence[str]:
-        """Returns what the connector has left in the outside system after a stop, one line each.
+        """Returns what the connector left in the outside system after a stop, one line each.
 
-        Connections that are still open, subscriptions, locks. The suite looks for processes,
-        threads and listening sockets itself.
+        For example open connections, subscriptions and locks. The suite itself looks for processes,
+        threads and listening sockets.
         """
         return ()
 
 
 class SourceUnderTest(UnderTest, ABC):
-    """A source and the outside system it reads from, in the hands of the suite."""
+    """A source to test, and access to the outside system that it reads from."""
 
     keeps_waiting: bool = True
-    """True if what is put while no pipeline runs is there when one starts."""
+    """True if messages that are put while no pipeline runs are there when one starts."""
 
     flood: int = 42_000
-    """The number of small messages that are put into a pipeline that is blocked."""
+    """The number of small messages to put while the pipeline is blocked."""
 
     lateness: float = 3.0
-    """Seconds by which a redelivery may come later than its delay says.
+    """Seconds by which a redelivery may be later than its delay.
 
-    The time that the pipeline takes from the source to the sink comes on top.
+    The time that messages need from the source to the sink is added to it.
     """
 
     @abstractmethod
@@ -99,41 +99,41 @@ class SourceUnderTest(UnderTest, ABC):
 
     @abstractmethod
     def put(self, samples: Sequence[Sample]) -> None:
-        """Gives these to the outside system; returns when it keeps them whatever happens.
+        """Puts samples into the outside system; returns when they are stored durably.
 
-        Several threads call it at once. Raises ``Full`` when it takes no more at the moment, and
-        ``Refused`` when it cannot take a sample at all; odd samples come one at a time.
+        Several threads call it at once. Raise ``Full`` when the system is full at the moment, and
+        ``Refused`` when it rejects a sample. Odd samples are put one at a time.
         """
 
     def waiting(self) -> int | None:
-        """Returns how many messages of the outside system the pipeline has not got yet.
+        """Returns how many messages in the outside system the pipeline has not read yet.
 
-        ``None`` where that cannot be known.
+        ``None`` if that is unknown.
         """
         return None
 
     def unsettled(self) -> int | None:
-        """Returns how many messages the outside system would redeliver: 0 when all is done.
+        """Returns how many messages the outside system would redeliver: 0 when all are done.
 
-        ``None`` where that cannot be known.
+        ``None`` if that is unknown.
         """
         return None
 
 
 class SinkUnderTest(UnderTest, ABC):
-    """A sink and the target it writes to, in the hands of the suite."""
+    """A sink to test, and access to the target that it writes to."""
 
     can_refuse: bool = False
-    """True if ``refuse`` does something."""
+    """True if ``refuse`` is implemented."""
 
     can_go_down: bool = False
-    """True if ``go_down`` and ``come_up`` do something."""
+    """True if ``go_down`` and ``come_up`` are implemented."""
 
     mode: SinkMode = "batch"
-    """The mode of the sink, if it is code."""
+    """The mode of the sink, if it is user code."""
 
     writes_twice: bool = False
-    """True if a message may land twice when its sink is stopped or its target fails."""
+    """True if a message may land twice when the sink is stopped or the target fails."""
 
     @abstractmethod
     def sink(self) -> Code | Connector:
@@ -141,16 +141,19 @@ class SinkUnderTest(UnderTest, ABC):
 
     @abstractmethod
     def landed(self) -> Sequence[Sample] | None:
-        """Returns all that has landed so far, on a running pipeline; ``None`` if it is unknown."""
+        """Returns all messages that have landed so far; ``None`` if that is unknown.
+
+        Called while the pipeline runs.
+        """
 
     def heard(self, line: str) -> None:
-        """Hears a line that the run has printed; for sinks that print."""
+        """Receives a line that the run printed; for sinks that print."""
 
     def refuse(self, values: Collection[bytes]) -> None:
-        """Makes the target refuse messages with these values from now on, and only these."""
+        """Makes the target refuse messages with these values, and only these, from now on."""
 
     def go_down(self) -> None:
-        """Makes the target fail whatever is written to it, until it comes up again."""
+        """Makes all writes to the target fail until ``come_up``."""
 
     def come_up(self) -> None:
         """Makes the target work again."""
@@ -160,28 +163,28 @@ class SinkUnderTest(UnderTest, ABC):
 
 
 class RuleBroken(AssertionError):
-    """A connector has broken a rule of the suite; the text says which, and what was seen."""
+    """A connector breaks a rule of the suite. The text names the rule and the evidence."""
 
 
 class ConformanceTrial(Protocol):
-    """A connector that is being tried out, stage by stage."""
+    """Tests a connector, stage by stage."""
 
     @property
     def under_test(self) -> UnderTest:
-        """The connector that is tried out."""
+        """The connector to test."""
 
     def reach(self, stage: Any) -> None:
-        """Goes through the stages up to this one that are not done yet."""
+        """Runs the stages up to this one that have not run yet."""
 
     def troubles(self) -> str:
-        """Returns what else went wrong, for the text of a broken rule."""
+        """Returns other problems, for the text of a broken rule."""
 
 
 AnyTrial = TypeVar("AnyTrial", bound=ConformanceTrial)
 
 
 class Rule(Generic[AnyTrial]):
-    """One rule. ``stage`` is how far a trial has to go before it can be looked at."""
+    """One rule. ``stage`` is the last stage that a trial has to run before the check."""
 
     def __init__(self, check: Callable[[AnyTrial], None], stage: IntEnum) -> None:
         self.__name__ = check.__name__
@@ -209,7 +212,7 @@ class Rule(Generic[AnyTrial]):
 def rule(
     stage: IntEnum, listed: list[Rule[AnyTrial]]
 ) -> Callable[[Callable[[AnyTrial], None]], Rule[AnyTrial]]:
-    """Makes a function a rule and puts it on the list."""
+    """Makes a function a rule and adds it to a list."""
 
     def add(check: Callable[[AnyTrial], None]) -> Rule[AnyTrial]:
         listed.append(Rule(check, stage))
@@ -233,7 +236,7 @@ def check_all(rules: Iterable[Rule[AnyTrial]], trial: AnyTrial) -> None:
 
 
 def expect_none(wrong: Collection[object], of: Sequence[object] | int, what: str) -> None:
-    """Raises if there are any, with how many of how many, and the first few."""
+    """Raises if there are any wrong cases, with their count and the first few."""
     if wrong:
         total = of if isinstance(of, int) else len(of)
         some = ", ".join(str(case) for case in list(wrong)[:_SHOWN])

@@ -1,9 +1,8 @@
-"""The messages of the suite, and its own user code, which decides about each of them on a worker.
+"""The messages of the suite, and its user code, which decides about each of them on a worker.
 
-A message's value begins with a word that says what is done with it. Each call and each arrival is
-written down in a ``Journal``, so that a rule can look at all of them while the pipeline runs. Every
-process appends to its own file. A line that was written stays, whatever is killed afterwards;
-a line that is half written when its process dies is not read.
+The first word of a message's value says what user code does with it. A ``Journal`` records each
+call and each arrival, so that rules can examine them while the pipeline runs. Every process appends
+to its own file. Lines survive when their process is killed; a partly written last line is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ebbflow.testing.conformance.rules import Sample, SourceUnderTest, UnderTest
 
 
 class Journal:
-    """A folder of files. Pickled to a worker it writes there; the test's own object reads."""
+    """A folder of log files. Copies pickled to workers write; the test's own object reads."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,13 +34,13 @@ class Journal:
         return Journal, (self._folder,)
 
     def write(self, *entries: Any) -> None:
-        """Append entries, each anything that JSON can hold; complete on disk when this returns."""
+        """Append JSON entries; they are completely on disk when this returns."""
         lines = "".join(json.dumps(entry) + "\n" for entry in entries)
         with open(self._folder / str(os.getpid()), "a", encoding="utf-8") as file:
             file.write(lines)
 
     def new(self) -> list[Any]:
-        """The entries since this was last called; those of one process are in their order."""
+        """Returns the entries since the last call. Those of one process are in order."""
         entries: list[Any] = []
         for path in sorted(self._folder.iterdir()):
             start = self._read.get(path.name, 0)
@@ -54,16 +53,16 @@ class Journal:
 
 
 DELAY = 0.4
-"""Seconds that a delayed nack of the suite asks for."""
+"""The delay in seconds of a delayed nack."""
 LONG_DELAY = 2.5
-"""Seconds that a message waits which is nacked before a restart."""
+"""The delay in seconds of a message that is nacked before a restart."""
 DELIVERIES = 2
 """The ``max_deliveries`` of a message that is never accepted."""
 
 _SLOW = 0.01
 _LONGEST_BLOCK = 30.0
 _BRIEF = 64
-# Larger than any message can be; a dead letter keeps only the beginning of such a value.
+# No message can be larger. A dead letter keeps only the beginning of a larger value.
 _LARGEST = 8 * 1024 * 1024
 
 
@@ -88,7 +87,7 @@ class Arrival:
 
 
 def text_of(value: bytes) -> str:
-    """Returns the name of a message: its value, or a hash where that is long or no text."""
+    """Returns the name of a message: its value, or a hash if that is long or not text."""
     if len(value) <= _BRIEF and value.isascii() and value.decode().isprintable():
         return value.decode()
     if len(value) > _LARGEST:
@@ -99,8 +98,8 @@ def text_of(value: bytes) -> str:
 class ScriptedTransformer:
     """The transformer: does what the first word of a message's value says.
 
-    ``blocked`` is a file: as long as it is there, a ``flood`` message blocks. ``killed`` is made by
-    the first ``kill`` message, which takes its worker with it.
+    ``flood`` messages block while the file ``blocked`` exists. The first ``kill`` message creates
+    the file ``killed`` and kills its worker.
     """
 
     def __init__(self, calls: Journal, blocked: Path, killed: Path) -> None:
@@ -109,13 +108,13 @@ class ScriptedTransformer:
         self._killed = killed
 
     def __call__(self, datum: Datum) -> Message:
-        """Writes the call down and decides."""
+        """Records the call and decides."""
         name = text_of(datum.value)
         self._calls.write((name, time.time(), datum.deliveries, datum.nack_reason))
-        options = self._decided(name.partition(" ")[0], datum.deliveries)
+        options = self._decide(name.partition(" ")[0], datum.deliveries)
         return Message(datum.value) if options is None else Message.to_nack(options)
 
-    def _decided(self, fate: str, deliveries: int) -> NackOptions | None:
+    def _decide(self, fate: str, deliveries: int) -> NackOptions | None:
         match fate:
             case "once" if deliveries == 1:
                 return NackOptions(reason="once")
@@ -147,20 +146,20 @@ class ScriptedTransformer:
 
 
 def pass_slowly(datum: Datum) -> Message:
-    """A transformer that takes its time with slow messages, so that a stop comes in between."""
+    """A transformer that delays slow messages, so that a stop interrupts them."""
     if datum.value.startswith(b"slow "):
         time.sleep(_SLOW / 4)
     return Message(datum.value)
 
 
 class RecordingSink:
-    """The sink at the end: writes down what arrives."""
+    """The sink at the end: records what arrives."""
 
     def __init__(self, arrivals: Journal) -> None:
         self._arrivals = arrivals
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Writes all down and accepts them."""
+        """Records all messages and accepts them."""
         now = time.time()
         self._arrivals.write(
             *((text_of(datum.value), datum.keys, datum.headers, now) for datum in data)
@@ -178,15 +177,15 @@ def _some(fate: str, count: int, where: str) -> list[Sample]:
 
 
 PLAIN = _some("plain", _COUNT - _COUNT // 10, "flow")
-"""Go through."""
+"""Messages that pass without a nack."""
 ONCE = _some("once", _COUNT // 10, "flow")
-"""Are nacked once."""
+"""Messages that are nacked once."""
 LATER = _some("later", 5, "flow")
-"""Are nacked twice, each time with a delay."""
+"""Messages that are nacked twice, each time with a delay."""
 LIMITED = _some("limited", 4, "flow")
-"""Are nacked for ever, with a limit."""
+"""Messages that are always nacked, with a limit of deliveries."""
 NEVER = _some("never", 2, "flow")
-"""Are nacked with a limit of no redelivery at all."""
+"""Messages that are nacked with a limit of no redelivery."""
 FLOW = [
     sample
     for number in range(10)
@@ -195,11 +194,11 @@ FLOW = [
 ]
 
 HELD = _some("held", 10, "restart")
-"""Are nacked with a long delay before the pipeline is stopped."""
+"""Messages that are nacked with a long delay before the pipeline is stopped."""
 SLOW = _some("slow", 200, "restart")
-"""Are in flight, or about to be, when the pipeline is stopped."""
+"""Messages that are in flight or waiting when the pipeline is stopped."""
 MEANWHILE = _some("plain", 20, "meanwhile")
-"""Are put while the pipeline is down."""
+"""Messages that are put while the pipeline is stopped."""
 
 LATER_CRASH = _some("later", 3, "crash")
 LIMITED_CRASH = _some("limited", 3, "crash")
@@ -212,41 +211,41 @@ CRASH = [
 ]
 
 SLOW_CRASH = _some("slow", 60, "crash")
-"""Are in flight when the process of the source is killed."""
+"""Messages that are in flight when the source's process is killed."""
 
 CALLS = DELIVERIES + 1
-"""How often a limited message is given to user code."""
+"""How often user code is called with a limited message."""
 
 
 LANDING = _some("plain", _COUNT, "landing")
-"""Are to be written by a sink without any faults."""
+"""Messages for a sink without faults."""
 REFUSED = _some("refused", 5, "target")
-"""Are refused by a sink's target, at first."""
+"""Messages that a sink's target refuses at first."""
 ACCEPTED = _some("accepted", 50, "target")
-"""Come with those that are refused."""
+"""Messages that arrive together with the refused ones."""
 DOWN = _some("plain", 50, "down")
-"""Come while a sink's target is down."""
+"""Messages that arrive while a sink's target is down."""
 STOPPED = _some("slow", 300, "stopped")
-"""Are on their way through a sink when the pipeline stops."""
+"""Messages that are in flight in a sink when the pipeline stops."""
 
 
 def name_of(sample: Sample) -> str:
-    """Returns the name by which observations know a message."""
+    """Returns the name that observations have for a message."""
     return text_of(sample.value)
 
 
 def calls_wanted(name: str) -> int | None:
-    """Returns the calls that a message gets which never arrives; ``None`` for all others."""
+    """Returns how many calls a message gets that never arrives; ``None`` if it arrives."""
     return {"limited": CALLS, "never": 1}.get(name.partition(" ")[0])
 
 
 def flood(under_test: SourceUnderTest) -> list[Sample]:
-    """Returns messages for a pipeline that is blocked."""
+    """Returns the messages for a blocked pipeline."""
     return _some("flood", under_test.flood, "blocked")
 
 
 def odd_values(empty_values: bool, largest: int) -> list[bytes]:
-    """Returns values that a connector may stumble over."""
+    """Returns values that a connector may fail to handle."""
     values = [
         bytes(range(256)),
         b"\0",
@@ -288,11 +287,11 @@ ODD_HEADERS: tuple[dict[str, str], ...] = (
 )
 
 
-# --- what was seen ------------------------------------------------------------------------------
+# --- observations -------------------------------------------------------------------------------
 
 
 class Observations:
-    """Calls and arrivals up to the last look, by the names of their messages."""
+    """The calls and arrivals read from the journals so far, by message name."""
 
     def __init__(self, calls: Path, arrivals: Path) -> None:
         self.calls_journal = Journal(calls)
@@ -301,7 +300,7 @@ class Observations:
         self._arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)
 
     def look(self) -> set[str]:
-        """Adds what was written down since the last look; returns the names it is about."""
+        """Reads new journal entries; returns the names of their messages."""
         calls = [TransformerCall(*entry) for entry in self.calls_journal.new()]
         arrivals = [Arrival(*entry) for entry in self.arrivals_journal.new()]
         for call in calls:
@@ -311,7 +310,7 @@ class Observations:
         return {call.name for call in calls} | {arrival.name for arrival in arrivals}
 
     def calls(self, name: str) -> list[TransformerCall]:
-        """Returns the calls with one message, in the order of their times."""
+        """Returns the calls with one message, by time."""
         return sorted(self._calls.get(name, ()), key=lambda call: call.at)
 
     def arrivals(self, name: str) -> list[Arrival]:
@@ -319,7 +318,7 @@ class Observations:
         return self._arrivals.get(name, [])
 
     def slowest_passage(self, group: Iterable[Sample]) -> float:
-        """Returns the most seconds that one of these took from its last call to its arrival."""
+        """Returns the longest time in seconds from a sample's last call to its arrival."""
         names = [name_of(sample) for sample in group]
         passages = (
             self.arrivals(name)[0].at - self.calls(name)[-1].at
@@ -329,7 +328,7 @@ class Observations:
         return max(passages, default=0.0)
 
     def uncalled(self, group: Iterable[Sample]) -> int:
-        """Returns how many the transformer has not got yet, by a look of this moment."""
+        """Returns how many samples the transformer has not been called with yet."""
         self.look()
         return sum(name_of(sample) not in self._calls for sample in group)
 

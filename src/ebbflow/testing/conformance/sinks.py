@@ -1,8 +1,8 @@
-"""A sink tried out: two runs of a pipeline that writes to it, and all that has landed.
+"""Tests a sink with two runs of a pipeline that writes to it, and checks what has landed.
 
-In the first run all is well, then the target refuses some messages, then it is down for a while.
-The run is stopped while messages are in flight, and the second continues there. Stages are
-gone through in order, each once, when a rule asks for them. The trial judges nothing; the rules do.
+The first run starts without faults. Then the target refuses some messages, and then it is down for
+a while. The run is stopped while messages are in flight, and the second run continues from there.
+The stages run in order, each once, when a rule needs them. The trial only records; the rules judge.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns
 from ebbflow.testing.memory import MemorySource
 
 _DOWN_FOR = 4.0
-# What fails is tried again for about ten seconds, so that a target can be down for a while.
-_AGAIN = Backoff("200ms", factor=1, steps=50)
+# Retries last for about ten seconds, which is longer than the target is down.
+_RETRY = Backoff("200ms", factor=1, steps=50)
 
 
 class SinkStage(IntEnum):
-    """The stages of a trial, in their order."""
+    """The stages of a trial, in order."""
 
     FLOW = 1
     ODD = 2
@@ -51,16 +51,16 @@ class SinkStage(IntEnum):
 
 
 class SinkTrial(TrialRuns[SinkUnderTest]):
-    """A sink, tried out as far as its rules have asked for. Ends with its context.
+    """Tests a sink, running stages as rules need them. The context ends the trial.
 
-    ``patience`` is how long a stage waits for messages while none lands.
+    ``patience`` is how long a stage waits without a message landing.
     """
 
     def __init__(self, under_test: SinkUnderTest, state: Path, patience: Duration = "30s") -> None:
         super().__init__(under_test, state, patience)
         self.landed_though_refused: list[str] = []
         self.held_up: list[str] = []
-        self._put = 0
+        self._sent = 0
         self._counted = Counts()
 
     def __enter__(self) -> Self:
@@ -71,7 +71,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         """Returns the work of each stage."""
         return (
             self._let_flow,
-            self._give_odd,
+            self._send_odd,
             self._refuse_some,
             self._take_down,
             self._restart,
@@ -79,11 +79,11 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         )
 
     def heard(self, line: str) -> None:
-        """Passes on a line that the run has printed."""
+        """Passes on a line that the run printed."""
         self.under_test.heard(line)
 
     def release(self) -> None:
-        """Lets the target take everything, so that the pipeline can stop."""
+        """Makes the target accept everything, so that the pipeline can stop."""
         self.under_test.refuse(())
         self.under_test.come_up()
 
@@ -94,13 +94,13 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         return (
             Pipeline(self.name)
             .source("in", self._source.code, transformer=pass_slowly)
-            .sink("out", sink, mode=mode, retry=_AGAIN, on_failure="drop", on_error=_AGAIN)
+            .sink("out", sink, mode=mode, retry=_RETRY, on_failure="drop", on_error=_RETRY)
         )
 
     # --- what has landed ------------------------------------------------------------------------
 
     def landed(self) -> dict[str, list[Sample]] | None:
-        """Returns what has landed, by the names of the messages; ``None`` if that is unknown."""
+        """Returns the landed messages by name; ``None`` if they are unknown."""
         if (samples := self.under_test.landed()) is None:
             return None
         by_name: dict[str, list[Sample]] = {}
@@ -109,35 +109,38 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         return by_name
 
     def times_landed(self, group: Iterable[Sample]) -> dict[str, int]:
-        """Returns how often each message of a group has landed; as counted where nothing shows."""
+        """Returns how often each message of a group has landed.
+
+        If the target cannot be read, this is derived from the counts of the pipeline.
+        """
         landed = self.landed()
         if landed is None:
-            missing = self._put - self.counts.done
+            missing = self._sent - self.counts.done
             return {name_of(sample): int(number >= missing) for number, sample in enumerate(group)}
         counts = Counter({name: len(copies) for name, copies in landed.items()})
         return {name_of(sample): counts[name_of(sample)] for sample in group}
 
     @property
     def counts(self) -> Counts:
-        """The counts of the sink's vertex in all runs."""
+        """The counts of the sink's vertex over all runs."""
         view = self.view("out")
         return self._counted + view.counts if view else self._counted
 
     # --- the stages -----------------------------------------------------------------------------
 
     def _let_flow(self) -> None:
-        """Gives some messages before the pipeline is there, and the others while it runs."""
-        self._give(samples.LANDING[:100])
+        """Sends some messages before the pipeline starts, and the others while it runs."""
+        self._send(samples.LANDING[:100])
         self.start(self.pipeline())
-        self._give(samples.LANDING[100:])
+        self._send(samples.LANDING[100:])
         self._wait_for(samples.LANDING, STARTED_WITHIN)
 
-    def _give_odd(self) -> None:
-        """Gives odd values, keys and headers."""
+    def _send_odd(self) -> None:
+        """Sends odd values, keys and headers."""
         if self.waives("odd_input_lands_unchanged_or_is_refused"):
             return
         odd = samples.odd(self.under_test)
-        self._give(odd)
+        self._send(odd)
         names = {name_of(sample) for sample in odd}
         until(lambda: not self._unaccounted(names), self.patience, every=0.2)
 
@@ -147,11 +150,11 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         return missing - self.letters().keys() if missing else missing
 
     def _refuse_some(self) -> None:
-        """Has the target refuse some messages, and accept them later."""
+        """Makes the target refuse some messages, and accept them later."""
         if not self.under_test.can_refuse:
             return
         self.under_test.refuse([sample.value for sample in samples.REFUSED])
-        self._give([*samples.REFUSED, *samples.ACCEPTED])
+        self._send([*samples.REFUSED, *samples.ACCEPTED])
         self._wait_for(samples.ACCEPTED)
         self.held_up = self._not_landed(samples.ACCEPTED)
         refused = {name_of(sample) for sample in samples.REFUSED}
@@ -165,7 +168,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
             return
         self.under_test.go_down()
         taken, before = self._taken, self.counts
-        self._give(samples.DOWN)
+        self._send(samples.DOWN)
         until(lambda: self._taken >= taken + len(samples.DOWN), self.patience)
         until(lambda: self.counts != before, _DOWN_FOR)
         self.under_test.come_up()
@@ -173,7 +176,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
 
     def _restart(self) -> None:
         """Stops the pipeline while messages are in flight, and starts it again."""
-        self._give(samples.STOPPED)
+        self._send(samples.STOPPED)
         until(lambda: any(self.times_landed(samples.STOPPED).values()), self.patience, every=0.01)
         self.stop()
         self.start(self.pipeline())
@@ -195,10 +198,10 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         view = self.view("in")
         return view.counts.done if view else 0
 
-    # --- giving and waiting ---------------------------------------------------------------------
+    # --- sending and waiting --------------------------------------------------------------------
 
-    def _give(self, group: Sequence[Sample]) -> None:
-        self._put += len(group)
+    def _send(self, group: Sequence[Sample]) -> None:
+        self._sent += len(group)
         self._source.put(*group)
 
     def _not_landed(self, group: Iterable[Sample]) -> list[str]:
@@ -229,13 +232,13 @@ def every_message_lands_once(trial: SinkTrial) -> None:
 
 @rule(SinkStage.ODD, SINK_RULES)
 def odd_input_lands_unchanged_or_is_refused(trial: SinkTrial) -> None:
-    """Odd values land bit by bit as they were, or are dead letters; none is lost."""
+    """Odd values land byte for byte, or become dead letters; none is lost."""
     odd = [
         sample for sample in samples.odd(trial.under_test) if not (sample.keys or sample.headers)
     ]
     landed = trial.landed()
     if landed is None:
-        raise SkipTest("landed() does not say what has landed")
+        raise SkipTest("landed() does not return what has landed")
     letters = trial.letters()
     lost = [name for name in map(name_of, odd) if name not in landed and name not in letters]
     expect_none(lost, odd, "odd values have neither landed as they were nor become dead letters")
@@ -243,7 +246,7 @@ def odd_input_lands_unchanged_or_is_refused(trial: SinkTrial) -> None:
 
 @rule(SinkStage.ODD, SINK_RULES)
 def keys_and_headers_land_unchanged(trial: SinkTrial) -> None:
-    """Keys and headers land as they were, as far as the sink keeps them."""
+    """Keys and headers land unchanged, as far as the sink keeps them."""
     odd = [sample for sample in samples.odd(trial.under_test) if sample.keys or sample.headers]
     landed = trial.landed()
     if not odd or landed is None:
@@ -267,7 +270,7 @@ def _landed_whole(sample: Sample, landed: dict[str, list[Sample]]) -> bool:
 
 @rule(SinkStage.REFUSED, SINK_RULES)
 def a_refused_message_holds_up_nobody(trial: SinkTrial) -> None:
-    """When the target refuses some messages, the sink says so for these, and writes the others."""
+    """When the target refuses some messages, the sink reports these and writes the others."""
     if not trial.under_test.can_refuse:
         raise SkipTest("the target cannot be made to refuse messages")
     expect_none(trial.held_up, samples.ACCEPTED, "messages have not landed next to refused ones")
@@ -277,7 +280,7 @@ def a_refused_message_holds_up_nobody(trial: SinkTrial) -> None:
 
 @rule(SinkStage.REFUSED, SINK_RULES)
 def a_refused_message_is_not_taken_for_written(trial: SinkTrial) -> None:
-    """A message that the target refused lands later, or is a dead letter that says why."""
+    """A message that the target refused lands later, or becomes a dead letter with the error."""
     if not trial.under_test.can_refuse:
         raise SkipTest("the target cannot be made to refuse messages")
     letters = trial.letters()
@@ -291,7 +294,7 @@ def a_refused_message_is_not_taken_for_written(trial: SinkTrial) -> None:
 
 @rule(SinkStage.DOWN, SINK_RULES)
 def a_target_that_was_down_gets_everything(trial: SinkTrial) -> None:
-    """Messages that come while the target is down land when it is up again."""
+    """Messages that arrive while the target is down land when it is up again."""
     if not trial.under_test.can_go_down:
         raise SkipTest("the target cannot be made to go down")
     _expect_landed(trial, samples.DOWN, once=not trial.under_test.writes_twice)
@@ -305,11 +308,11 @@ def a_stop_in_the_middle_loses_nothing(trial: SinkTrial) -> None:
 
 @rule(SinkStage.ENDED, SINK_RULES)
 def nothing_is_left_behind(trial: SinkTrial) -> None:
-    """After a stop there is no process, thread, listening socket or connection left."""
+    """After a stop no process, thread, listening socket or connection is left."""
     expect_none(trial.left, trial.left, "things are still there")
 
 
 def check_sink(under_test: SinkUnderTest, state: Path, patience: Duration = "30s") -> None:
-    """Checks every rule for sinks, as for sources."""
+    """Checks every rule for sinks, as ``check_source`` does for sources."""
     with SinkTrial(under_test, state, patience) as trial:
         check_all(SINK_RULES, trial)

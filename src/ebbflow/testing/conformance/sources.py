@@ -1,10 +1,10 @@
-"""A source tried out: two runs of a pipeline that reads from it, and all that was seen in them.
+"""Tests a source with two runs of a pipeline that reads from it, and checks what they recorded.
 
-The first run has parallel producers, nacks, odd input and a blocked pipeline, and is stopped while
-messages wait and others are in flight. The second continues there; its worker is killed, and the
-process of the source. Stages are gone through in order, each once, when a rule asks for them.
-``Observations`` are every call of the transformer and every arrival at the pipeline's end. The
-trial judges nothing, the rules do; a stage that waited in vain leaves less to be seen.
+The first run has parallel producers, nacks, odd input and a blocked pipeline. It is stopped while
+some messages wait and others are in flight. The second run continues from there; its worker is
+killed, and so is the source's process. The stages run in order, each once, when a rule needs them.
+``Observations`` hold every call of the transformer and every arrival at the pipeline's end. The
+trial only records; the rules judge. A stage that times out leaves fewer observations.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ PRODUCERS = 4
 _AT_ONCE = 20
 _FLOOD_AT_ONCE = 500
 _STEADY = 0.8
-# A flood takes a busy machine longer than a stage waits for messages that may never come.
+# On a busy machine a flood takes longer than the time that a stage waits for missing messages.
 _FLOODED_WITHIN = 60.0
 _FULL_WAIT = 0.02
-# Small, so that a source that stores what it takes in is soon full when the pipeline is blocked.
+# Small, so that a source that stores what it receives is soon full when the pipeline is blocked.
 _LIMITS = Limits(buffer_max_length=100)
 _ON_ERROR = Backoff("200ms", steps=20, cap="1s")
-# What is read at once may go beyond the window.
+# One read may exceed the window.
 _MARGIN = 1_000
 
 
 class SourceStage(IntEnum):
-    """The stages of a trial, in their order."""
+    """The stages of a trial, in order."""
 
     FLOW = 1
     ODD = 2
@@ -76,9 +76,9 @@ class SourceStage(IntEnum):
 
 
 class SourceTrial(TrialRuns[SourceUnderTest]):
-    """A source, tried out as far as its rules have asked for. Ends with its context.
+    """Tests a source, running stages as rules need them. The context ends the trial.
 
-    ``patience`` is how long a stage waits for messages while none comes.
+    ``patience`` is how long a stage waits without a message arriving.
     """
 
     def __init__(
@@ -104,29 +104,29 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         )
 
     def reach(self, stage: IntEnum) -> None:
-        """Goes through the stages up to this one, and looks at what has been seen so far."""
+        """Runs the stages up to this one, then reads all observations."""
         super().reach(stage)
         self.seen.look()
 
     def release(self) -> None:
-        """Unblocks, so that a pipeline that is still blocked can stop."""
+        """Unblocks the pipeline, so that it can stop."""
         self._blocked.unlink(missing_ok=True)
 
     def pipeline(self) -> Pipeline:
         """Returns the pipeline: the source, the suite's transformer, the suite's sink."""
         source = self.under_test.source()
-        deciding = partial(
+        transformer = partial(
             ScriptedTransformer, self.seen.calls_journal, self._blocked, self.state / "killed"
         )
         pipeline = Pipeline(self.name).source(
-            "in", source, transformer=deciding, limits=_LIMITS, on_error=_ON_ERROR
+            "in", source, transformer=transformer, limits=_LIMITS, on_error=_ON_ERROR
         )
         return pipeline.sink("out", partial(RecordingSink, self.seen.arrivals_journal))
 
     # --- the stages -----------------------------------------------------------------------------
 
     def _let_flow(self) -> None:
-        """Puts messages in parallel, some of them before the pipeline is there."""
+        """Puts messages in parallel, some of them before the pipeline starts."""
         early = len(samples.FLOW) // 4 if self.under_test.keeps_waiting else 0
         self._put(samples.FLOW[:early])
         self.start(self.pipeline())
@@ -152,7 +152,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         return missing - self.letters().keys() if missing else missing
 
     def _block(self) -> None:
-        """Blocks the pipeline and puts more messages than it should read meanwhile."""
+        """Blocks the pipeline and puts more messages than it may read in that state."""
         if self.waives("a_blocked_pipeline_stops_reading", "a_blocked_pipeline_loses_nothing"):
             return
         flood = samples.flood(self.under_test)
@@ -168,7 +168,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         self._wait_for(flood)
 
     def _wait_until_steady(self, producers: threading.Thread) -> None:
-        """Waits until nothing is read any more, and all is put or there is no room for it."""
+        """Waits until reading has stopped, and everything is put or the system is full."""
         self.was_full = False
         until(lambda: self.was_full or not producers.is_alive(), _FLOODED_WITHIN)
         seen, since = self.under_test.waiting(), time.monotonic()
@@ -192,14 +192,14 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         self._wait_for([*samples.HELD, *samples.SLOW, *samples.MEANWHILE], STARTED_WITHIN)
 
     def _have_some_in_flight(self, group: Sequence[Sample]) -> None:
-        """Puts messages, and waits until some are being worked on; the others are read ahead."""
+        """Puts messages, and waits until some are being processed while others are read ahead."""
         self._put(group[:_AT_ONCE])
         until(lambda: self.seen.uncalled(group) < len(group), self.patience)
         self._put(group[_AT_ONCE:])
         until(lambda: self.seen.uncalled(group) < len(group) - _AT_ONCE, self.patience)
 
     def _crash(self) -> None:
-        """Has a message kill its worker, and then kills the process of the source."""
+        """Puts a message that kills its worker, and then kills the source's process."""
         if self.waives("a_crash_loses_nothing", "max_deliveries_survives_a_crash"):
             return
         self._put_in_parallel(samples.CRASH, _AT_ONCE)
@@ -211,7 +211,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         self._wait_for(samples.SLOW_CRASH, STARTED_WITHIN)
 
     def _end(self) -> None:
-        """Stops the pipeline for good, when everything has been settled."""
+        """Stops the pipeline for good once everything is settled."""
         until(lambda: not self.under_test.unsettled(), self.patience)
         self.unsettled = self.under_test.unsettled()
         self.stop()
@@ -235,7 +235,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
             self.note(f"put() raised {type(error).__name__}: {error}")
 
     def _put(self, group: Sequence[Sample], at_once: int = _AT_ONCE) -> None:
-        """Puts all, some at a time; tries again what does not get in, but not for ever."""
+        """Puts all samples in batches. Retries while the system is full, up to a deadline."""
         start, deadline = 0, time.monotonic() + 2 * self.patience
         while start < len(group):
             some = group[start : start + at_once]
@@ -250,7 +250,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
                 time.sleep(_FULL_WAIT)
 
     def _wait_for(self, group: Sequence[Sample], first: float = 0.0) -> None:
-        """Waits until all have ended; a flood is large, so each look checks only what is new."""
+        """Waits until all messages have ended. Checks only new ones, because a flood is large."""
         self.seen.look()
         waiting = {name for name in _names(group) if not self.seen.has_ended(name)}
 
@@ -281,7 +281,7 @@ def _expect_arrival(trial: SourceTrial, group: Sequence[Sample], once: bool) -> 
 
 @rule(SourceStage.FLOW, SOURCE_RULES)
 def every_message_arrives_once(trial: SourceTrial) -> None:
-    """Everything that several producers put at once arrives, and without faults only once."""
+    """Messages from several concurrent producers all arrive, and without faults only once."""
     _expect_arrival(trial, samples.PLAIN, once=True)
     calls = {name: len(trial.seen.calls(name)) for name in _names(samples.PLAIN)}
     again = [f"{name} ({count} calls)" for name, count in calls.items() if count > 1]
@@ -296,19 +296,19 @@ def every_nacked_message_comes_back(trial: SourceTrial) -> None:
 
 
 def _expect_deliveries(trial: SourceTrial, group: Sequence[Sample], wanted: int) -> None:
-    """Each was given as its delivery 1, 2 and so on up to the one wanted."""
+    """Expects the deliveries 1, 2 and so on up to ``wanted`` of each message."""
     wrong = []
     for name in _names(group):
         deliveries = [call.deliveries for call in trial.seen.calls(name)]
         if deliveries != list(range(1, wanted + 1)):
             wrong.append(f"{name} as {deliveries}")
     right = ", ".join(map(str, range(1, wanted + 1)))
-    expect_none(wrong, group, f"messages were not given as delivery {right}")
+    expect_none(wrong, group, f"messages did not have the deliveries {right}")
 
 
 @rule(SourceStage.FLOW, SOURCE_RULES)
 def delays_are_honoured(trial: SourceTrial) -> None:
-    """A message nacked with a delay comes not before it is over, and soon afterwards."""
+    """A message nacked with a delay is redelivered after the delay, and soon after it."""
     _expect_deliveries(trial, samples.LATER, 3)
     gaps = [
         (name, later.at - earlier.at)
@@ -317,8 +317,8 @@ def delays_are_honoured(trial: SourceTrial) -> None:
     ]
     early = [f"{name} after {gap:.3f} s" for name, gap in gaps if gap < DELAY]
     expect_none(early, gaps, f"redeliveries came before the delay of {DELAY} s was over")
-    # How soon depends on the machine: the source has no part in the way from here to the sink, and
-    # what others took for it is not counted as late.
+    # The time from the transformer to the sink depends on the machine and not on the source, so the
+    # slowest one observed is not counted as late.
     longest = DELAY + trial.under_test.lateness + trial.seen.slowest_passage(samples.PLAIN)
     late = [f"{name} after {gap:.3f} s" for name, gap in gaps if gap > longest]
     expect_none(
@@ -328,14 +328,14 @@ def delays_are_honoured(trial: SourceTrial) -> None:
 
 @rule(SourceStage.FLOW, SOURCE_RULES)
 def max_deliveries_is_exact(trial: SourceTrial) -> None:
-    """A message is given at most ``max_deliveries`` + 1 times and is then a dead letter."""
+    """A message is delivered at most ``max_deliveries`` + 1 times, then becomes a dead letter."""
     _expect_deliveries(trial, samples.LIMITED, CALLS)
     _expect_deliveries(trial, samples.NEVER, 1)
     _expect_letters(trial, [*samples.LIMITED, *samples.NEVER])
 
 
 def _expect_letters(trial: SourceTrial, group: Sequence[Sample], once: bool = True) -> None:
-    """A letter for each; after a crash there may be more, as of everything that is written."""
+    """Expects one dead letter for each message; after a crash there may be duplicates."""
     names = set(_names(group))
     until(lambda: names <= trial.letters().keys(), trial.patience, every=0.2)
     trial.seen.look()
@@ -352,7 +352,7 @@ def _expect_letters(trial: SourceTrial, group: Sequence[Sample], once: bool = Tr
 
 @rule(SourceStage.ODD, SOURCE_RULES)
 def odd_input_arrives_unchanged_or_is_refused(trial: SourceTrial) -> None:
-    """Odd values arrive bit by bit as they were, or are refused with a reason; none is lost."""
+    """Odd values arrive byte for byte, or are refused with a reason; none is lost."""
     odd = [
         sample for sample in samples.odd(trial.under_test) if not (sample.keys or sample.headers)
     ]
@@ -367,7 +367,7 @@ def odd_input_arrives_unchanged_or_is_refused(trial: SourceTrial) -> None:
 
 @rule(SourceStage.ODD, SOURCE_RULES)
 def keys_and_headers_arrive_unchanged(trial: SourceTrial) -> None:
-    """Keys and headers arrive as they were put, as far as the source keeps them."""
+    """Keys and headers arrive unchanged, as far as the source keeps them."""
     odd = [sample for sample in samples.odd(trial.under_test) if sample.keys or sample.headers]
     if not odd:
         raise SkipTest("the source keeps neither keys nor headers")
@@ -396,7 +396,7 @@ def a_blocked_pipeline_stops_reading(trial: SourceTrial) -> None:
     if trial.was_full:
         return
     if trial.held_back is None:
-        raise SkipTest("waiting() does not say how much is held back")
+        raise SkipTest("waiting() does not return how much is held back")
     read = trial.under_test.flood - trial.held_back
     if read > WINDOW + _MARGIN:
         raise RuleBroken(
@@ -407,20 +407,20 @@ def a_blocked_pipeline_stops_reading(trial: SourceTrial) -> None:
 
 @rule(SourceStage.BLOCKED, SOURCE_RULES)
 def a_blocked_pipeline_loses_nothing(trial: SourceTrial) -> None:
-    """When it continues, all that was put meanwhile arrives, and nothing twice."""
+    """When it continues, all messages that were put meanwhile arrive, and none twice."""
     _expect_arrival(trial, samples.flood(trial.under_test), once=True)
 
 
 @rule(SourceStage.RESTARTED, SOURCE_RULES)
 def nacked_messages_survive_a_restart(trial: SourceTrial) -> None:
-    """A message that waits for its delay when the pipeline stops comes later, and not early."""
+    """A message whose delay is not over when the pipeline stops is still redelivered, not early."""
     _expect_deliveries(trial, samples.HELD, 2)
     _expect_arrival(trial, samples.HELD, once=True)
     calls = [trial.seen.calls(name) for name in _names(samples.HELD)]
     early = [f"{c[0].name} after {_gap(c):.3f} s" for c in calls if _gap(c) < LONG_DELAY]
     expect_none(early, calls, f"redeliveries came before the delay of {LONG_DELAY} s was over")
-    forgotten = [c[1].name for c in calls if c[1].reason != "held"]
-    expect_none(forgotten, calls, "messages have forgotten why they were nacked")
+    without_reason = [c[1].name for c in calls if c[1].reason != "held"]
+    expect_none(without_reason, calls, "messages have lost the reason of their nack")
 
 
 def _gap(calls: Sequence[TransformerCall]) -> float:
@@ -429,24 +429,24 @@ def _gap(calls: Sequence[TransformerCall]) -> float:
 
 @rule(SourceStage.RESTARTED, SOURCE_RULES)
 def a_stop_loses_nothing(trial: SourceTrial) -> None:
-    """The source redelivers what is in flight when the pipeline stops, and not what is done."""
+    """The source redelivers messages in flight when the pipeline stops, and none that are done."""
     _expect_arrival(trial, [*samples.SLOW, *samples.MEANWHILE], once=True)
 
 
 @rule(SourceStage.CRASHED, SOURCE_RULES)
 def a_crash_loses_nothing(trial: SourceTrial) -> None:
-    """When a worker or the source's process is killed, all arrives; some may come twice."""
+    """When a worker or the source's process is killed, all messages arrive, some maybe twice."""
     arriving = [sample for sample in samples.CRASH if sample not in samples.LIMITED_CRASH]
     _expect_arrival(trial, [*arriving, *samples.SLOW_CRASH], once=False)
 
 
 @rule(SourceStage.CRASHED, SOURCE_RULES)
 def max_deliveries_survives_a_crash(trial: SourceTrial) -> None:
-    """A message that was nacked before a crash is not given more often because of it."""
+    """A crash does not add deliveries to a message that was nacked before it."""
     names = _names(samples.LIMITED_CRASH)
     most = {name: max((c.deliveries for c in trial.seen.calls(name)), default=0) for name in names}
     wrong = [f"{name} as delivery {most[name]}" for name in names if most[name] != CALLS]
-    expect_none(wrong, names, f"messages were last given otherwise than as delivery {CALLS}")
+    expect_none(wrong, names, f"messages did not end with delivery {CALLS}")
     _expect_letters(trial, samples.LIMITED_CRASH, once=False)
 
 
@@ -454,21 +454,21 @@ def max_deliveries_survives_a_crash(trial: SourceTrial) -> None:
 def everything_is_settled_in_the_end(trial: SourceTrial) -> None:
     """When every message has ended, the outside system has nothing left to redeliver."""
     if trial.unsettled is None:
-        raise SkipTest("unsettled() does not say what is left")
+        raise SkipTest("unsettled() does not return what is left")
     if trial.unsettled:
         raise RuleBroken(f"{trial.unsettled} messages are still to be redelivered")
 
 
 @rule(SourceStage.ENDED, SOURCE_RULES)
 def nothing_is_left_behind(trial: SourceTrial) -> None:
-    """After a stop there is no process, thread, listening socket or connection left."""
+    """After a stop no process, thread, listening socket or connection is left."""
     expect_none(trial.left, trial.left, "things are still there")
 
 
 def check_source(under_test: SourceUnderTest, state: Path, patience: Duration = "30s") -> None:
-    """Checks every rule for sources; raises one ``RuleBroken`` about all that are broken.
+    """Checks every rule for sources; raises one ``RuleBroken`` with all broken rules.
 
-    ``state`` is an empty folder for what the pipelines keep.
+    ``state`` is an empty folder for the state of the pipelines.
     """
     with SourceTrial(under_test, state, patience) as trial:
         check_all(SOURCE_RULES, trial)

@@ -1,8 +1,8 @@
-"""The base of trials of sources and sinks: stages, runs, and a look at what is left behind.
+"""The base of trials of sources and sinks: stages, runs, and checks for leftovers.
 
 Leftovers are processes, threads and sockets that were not there before the pipeline ran. Processes
-are found by the name of their pipeline, which a vertex's task puts into its environment and
-everything that is started from there inherits.
+are found by the name of their pipeline, which a vertex's task puts into its environment and its
+child processes inherit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ebbflow.testing.conformance.samples import text_of
 
 
 def processes_of(pipeline: str) -> list[int]:
-    """Returns the processes that the tasks of a pipeline have started, with their descendants."""
+    """Returns the processes that the tasks of a pipeline started, with their descendants."""
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -61,14 +61,14 @@ class Before:
 
     @classmethod
     def now(cls) -> Before:
-        """Returns the threads and ports of this moment."""
+        """Returns the current threads and ports."""
         idents = frozenset(
             thread.ident for thread in threading.enumerate() if thread.ident is not None
         )
         return cls(idents, frozenset(listening_ports()))
 
     def left_by(self, pipeline: str, more: Callable[[], Sequence[str]], wait: float) -> list[str]:
-        """Returns what was not there before and is still there after ``wait`` seconds."""
+        """Returns what is new since then and still there after ``wait`` seconds."""
         deadline = time.monotonic() + wait
         while (left := [*self._left(pipeline), *more()]) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -89,7 +89,7 @@ class Before:
 _PIPELINE = "NUMAFLOW_PIPELINE_NAME"
 _GONE_WITHIN = 10.0
 STARTED_WITHIN = 60.0
-"""Seconds until a pipeline that was started has given its first message."""
+"""Seconds until a started pipeline has processed its first message."""
 
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ Tested = TypeVar("Tested", bound=UnderTest)
 
 
 class TrialRuns(Generic[Tested]):
-    """A connector that is tried out, one run of its pipeline after another."""
+    """Tests a connector, with one run of its pipeline after another."""
 
     def __init__(self, under_test: Tested, state: Path, patience: Duration) -> None:
         self.under_test = under_test
@@ -116,7 +116,7 @@ class TrialRuns(Generic[Tested]):
         raise NotImplementedError
 
     def release(self) -> None:
-        """Lets a pipeline continue that is made to wait."""
+        """Lets a blocked pipeline continue."""
 
     def __enter__(self) -> Self:
         self.enter(local_spark())
@@ -134,20 +134,20 @@ class TrialRuns(Generic[Tested]):
             self.stop()
 
     def reach(self, stage: IntEnum) -> None:
-        """Goes through the stages up to this one that are not done yet."""
+        """Runs the stages up to this one that have not run yet."""
         while self._stage < stage:
             self._stage += 1
             self.stages()[self._stage - 1]()
 
     def start(self, pipeline: Pipeline) -> None:
-        """Runs the pipeline until it is stopped."""
+        """Starts the pipeline."""
         self._live = BackgroundRun(pipeline, self.state, self.heard)
 
     def heard(self, line: str) -> None:
-        """The run has printed a line."""
+        """Receives a line that the run printed."""
 
     def stop(self) -> None:
-        """Stops the pipeline, if one runs, and notes what it leaves behind."""
+        """Stops the pipeline, if it runs, and records what it leaves behind."""
         if self._live is not None:
             live, self._live = self._live, None
             self._troubles += live.failures
@@ -155,7 +155,7 @@ class TrialRuns(Generic[Tested]):
             self.left += self._before.left_by(self.name, self.under_test.left_behind, _GONE_WITHIN)
 
     def view(self, vertex: str) -> VertexStatus | None:
-        """Returns the latest state of a vertex, if the pipeline runs."""
+        """Returns the latest status of a vertex, if the pipeline runs."""
         return self._live.status.vertex(vertex) if self._live else None
 
     def enter(self, context: AbstractContextManager[T]) -> T:
@@ -163,7 +163,7 @@ class TrialRuns(Generic[Tested]):
         return self._stack.enter_context(context)
 
     def letters(self) -> dict[str, list[Letter]]:
-        """Returns the dead letters so far, by the names of their messages."""
+        """Returns the dead letters so far, by message name."""
         by_name: defaultdict[str, list[Letter]] = defaultdict(list)
         with open_link_to_pipeline(self.state, None) as link:
             for stored in DeadLetters(link, self.name).list():
@@ -171,19 +171,19 @@ class TrialRuns(Generic[Tested]):
         return dict(by_name)
 
     def name_of_letter(self, letter: Letter) -> str:
-        """Returns the name by which observations know the message of a dead letter."""
-        # Of a value that no message can hold only the beginning is kept, and how long it was.
+        """Returns the name that observations have for the message of a dead letter."""
+        # A dead letter keeps only the beginning and the size of a value that is too large.
         return text_of(letter.value) if letter.size is None else f"{letter.size} bytes"
 
     def waives(self, *rules: str) -> bool:
-        """Returns whether the connector is spared all of these rules, so that none is tried out."""
+        """Returns whether all of these rules are waived, so that their stage can be skipped."""
         return all(rule in self.under_test.waived for rule in rules)
 
     def note(self, trouble: str) -> None:
-        """Keeps something that went wrong, for the text of a broken rule."""
+        """Keeps a problem for the text of a broken rule."""
         self._troubles.append(trouble)
 
     def troubles(self) -> str:
-        """Returns what else went wrong, each on a line."""
+        """Returns other problems, one per line."""
         all_troubles = [*self._troubles, *(self._live.failures if self._live else ())]
         return "".join(f"\nMeanwhile: {trouble}" for trouble in dict.fromkeys(all_troubles))

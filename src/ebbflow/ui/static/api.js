@@ -1,4 +1,4 @@
-// Every call to the server. An answer that is an error becomes an ApiError, with what to do next.
+// All calls to the server. An error becomes an ApiError, which says what to do next.
 
 export class ApiError extends Error {
   constructor(status, error, nextStep) {
@@ -8,7 +8,7 @@ export class ApiError extends Error {
   }
 }
 
-const GONE = "The server does not answer.";
+const DOWN = "The server does not answer.";
 const START = "Start it again: the web UI then reconnects.";
 
 async function ask(path, options) {
@@ -17,7 +17,7 @@ async function ask(path, options) {
     response = await fetch(path, { credentials: "same-origin", ...options });
   } catch (failure) {
     if (failure.name === "AbortError") throw failure;
-    throw new ApiError(0, GONE, START);
+    throw new ApiError(0, DOWN, START);
   }
   if (!response.ok) throw await explain(response);
   return response;
@@ -34,7 +34,7 @@ async function get(path, signal) {
 }
 
 async function post(path, body) {
-  // The header keeps pages of other sites from posting: they may not set it.
+  // Pages of other sites cannot set this header, so they cannot post.
   const headers = { "Content-Type": "application/json", "X-Ebbflow": "1" };
   const response = await ask(path, { method: "POST", headers, body: JSON.stringify(body) });
   return response.json().catch(() => ({}));
@@ -46,7 +46,7 @@ export function root(pipeline) {
   return `api/pipelines/${part(pipeline)}`;
 }
 
-/** A filter as the server takes it in an address; empty fields are left out. */
+/** A filter as a query string, without empty fields. */
 export function query(fields) {
   const entries = Object.entries(fields).filter(([, value]) => value != null && value !== "");
   return entries.length ? `?${new URLSearchParams(entries)}` : "";
@@ -72,7 +72,7 @@ export const resume = (pipeline, vertex) => post(`${root(pipeline)}/resume`, ver
 
 const LOOK_AGAIN = 400;
 
-/** Waits for a replay or purge that continues behind its answer; returns what came of it. */
+/** Waits for the job of a replay or purge, if there is one; returns the result. */
 export async function finish(pipeline, answer, onProgress) {
   while (answer.job != null && !answer.done) {
     onProgress(answer);
@@ -85,7 +85,7 @@ export async function finish(pipeline, answer, onProgress) {
 
 export const stopJob = (pipeline, job) => post(`${root(pipeline)}/dead-letters/jobs/${job}/stop`, {});
 
-/** The spec as YAML, whether the server sends it bare or inside JSON. */
+/** The spec as YAML, whether the server sends it plain or inside JSON. */
 export async function spec(pipeline, signal) {
   const response = await ask(`${root(pipeline)}/spec`, { signal });
   const text = await response.text();

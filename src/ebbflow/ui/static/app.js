@@ -1,4 +1,4 @@
-// The page: its bar, which view stands below it, and the keys that work everywhere.
+// The web UI: its bar, the view below it, and the keys that work in all views.
 
 import { html, render, useEffect, useMemo, useState } from "./dom.js";
 import { clock, count, duration, instant } from "./format.js";
@@ -27,7 +27,7 @@ function skip(event) {
   document.querySelector("main")?.focus();
 }
 
-/** "/" goes to the search of the view, or to the trace where a view has none. */
+/** "/" focuses the search of the view, or opens the trace if the view has none. */
 function useKeys(route) {
   useEffect(() => {
     const press = (event) => {
@@ -72,7 +72,7 @@ function Pipeline({ pipeline, route }) {
     </main>`;
 }
 
-/** The view of an address: its name, or null if the address leads nowhere. */
+/** The name of the view at an address, or null if the address is unknown. */
 function findView([, view = "overview", item, ...rest], status) {
   if (rest.length) return null;
   switch (view) {
@@ -164,7 +164,7 @@ function Facts({ status, now }) {
   </span>`;
 }
 
-/** Whether what is shown is of now: a word and a shape, always in the same place. */
+/** Shows whether the data is live, as a word and a shape in a fixed place. */
 function Heart({ live }) {
   const words = { live: "live", lost: "reconnecting", connecting: "connecting" };
   const old = live.status && live.status.answers === false;
@@ -200,7 +200,7 @@ function Scheme() {
     try {
       localStorage.setItem("ebbflow-scheme", next);
     } catch {
-      // storage is off: it lasts until the page is closed
+      // storage is disabled: the choice lasts until the tab is closed
     }
   };
   const [icon, name] = SCHEMES[scheme];

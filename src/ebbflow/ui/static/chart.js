@@ -1,4 +1,4 @@
-// Charts over time: lines in SVG, with a cursor that mouse and arrow keys move.
+// Charts over time: lines in SVG, with a cursor that follows the mouse and arrow keys.
 
 import { html, useEffect, useMemo, useRef, useState } from "./dom.js";
 import { clock } from "./format.js";
@@ -130,7 +130,7 @@ function ceiling(value) {
   return step * power;
 }
 
-/** The path of a line: of its estimates, with the step that leads to each, or of the rest. */
+/** The path of a line: either its estimates, each with the segment before it, or the rest. */
 function draw(times, { values, estimates }, scale, estimated) {
   const place = (at) => `${scale.x(times[at]).toFixed(1)},${scale.y(values[at]).toFixed(1)}`;
   const isDrawn = (at) => values[at] != null && times[at] >= scale.first;
@@ -153,7 +153,7 @@ function nearest(times, time) {
   return best;
 }
 
-/** The samples of the range, at most some hundred of them. */
+/** The samples of the range, thinned to a few hundred. */
 export function select(samples, range) {
   const first = (samples.at(-1)?.time ?? 0) - range;
   const inside = samples.filter((sample) => sample.time >= first);
@@ -161,19 +161,19 @@ export function select(samples, range) {
   return inside.filter((sample, at) => (inside.length - 1 - at) % every === 0);
 }
 
-/** The sum of a field over vertices, for each sample. */
+/** For each sample, the sum of a field over vertices. */
 export function sum(samples, names, field) {
   return samples.map((sample) =>
     names.reduce((total, name) => total + (sample.vertices[name]?.[field] ?? 0), 0),
   );
 }
 
-/** Whether the sum over vertices has an estimate in it, for each sample. */
+/** For each sample, whether the sum over vertices includes an estimate. */
 export function findEstimates(samples, names) {
   return samples.map((sample) => names.some((name) => sample.vertices[name]?.exact === false));
 }
 
-/** Rates per second from totals; a total that falls, as after a fresh start, has no rate. */
+/** Rates per second from totals. There is no rate where a total falls, as after a fresh start. */
 export function rates(samples, totals) {
   return totals.map((total, at) => {
     if (at === 0) return null;

@@ -1,4 +1,4 @@
-// What every view draws with: Preact's elements and hooks, written as HTML templates.
+// Preact's elements and hooks for all views, written as HTML templates.
 
 import { Fragment, h, render } from "./vendor/preact.js";
 import htm from "./vendor/htm.js";

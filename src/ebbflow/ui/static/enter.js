@@ -1,2 +1,2 @@
-// Leads on to the page and takes the address that led here, with its token, out of the history.
+// Opens the web UI, and replaces the address with the token in the browser's history.
 location.replace("/");

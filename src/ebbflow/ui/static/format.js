@@ -1,4 +1,4 @@
-// Numbers, durations and times as people read them. All of it is pure.
+// Formats numbers, durations and times for people. Pure functions.
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat("en-US", {
@@ -69,7 +69,7 @@ export function duration(seconds) {
   return "–";
 }
 
-/** The milliseconds since the epoch of a time as the server writes it, or null. */
+/** Milliseconds since the epoch of a time from the server, or null. */
 export function instant(text) {
   return text == null ? null : Date.parse(text);
 }
@@ -85,7 +85,7 @@ export function clock(text, now = Date.now()) {
   return `${day} ${hours}`;
 }
 
-/** Date, wall clock and zone: Nov 3 18:07:12 UTC+1; with the year if it is not this one. */
+/** Date, wall clock and time zone: Nov 3 18:07:12 UTC+1; with the year unless it is this year. */
 export function stamp(text, now = Date.now()) {
   const time = instant(text);
   if (time == null || Number.isNaN(time)) return "–";
@@ -95,7 +95,7 @@ export function stamp(text, now = Date.now()) {
   return `${day} ${date.toLocaleTimeString("en-GB")} ${zone(date)}`;
 }
 
-/** The zone of the browser on a date: UTC, UTC+1, UTC-3:30. */
+/** The time zone of the browser on a date: UTC, UTC+1, UTC-3:30. */
 function zone(date) {
   const ahead = -date.getTimezoneOffset();
   if (ahead === 0) return "UTC";
@@ -126,7 +126,7 @@ export function due(text, now, withClock = false) {
   return withClock ? `next due ${clock(text, now)}, ${distance(text, now)}` : `next ${distance(text, now)}`;
 }
 
-/** Why a message died or came back: reason and error in one text, without saying a thing twice. */
+/** Why a message died or was redelivered: reason and error as one text without repetition. */
 export function why({ reason, error }) {
   if (!error || error === reason) return reason;
   return !reason || error.includes(reason) ? error : `${reason}: ${error}`;

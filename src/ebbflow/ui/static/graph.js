@@ -7,7 +7,7 @@ import { conditionOf, Icon, TONES } from "./icons.js";
 import { middle, path, place } from "./layout.js";
 import { countRecent } from "./recent.js";
 
-// From roomy to tight: the first that shows all layers side by side is taken.
+// From roomy to tight: the graph uses the first size that shows all layers side by side.
 const ROOMY = { node: { width: 180, height: 84 }, gaps: { layer: 80, lane: 22 } };
 const CLOSE = { node: { width: 172, height: 84 }, gaps: { layer: 52, lane: 20 } };
 const COMPACT = { node: { width: 140, height: 60 }, gaps: { layer: 56, lane: 14 }, compact: true };
@@ -24,7 +24,7 @@ const NARROW = 640;
 const EDGE = 32;
 const PHONE_EDGE = 12;
 
-/** Places the vertices in the width there is; a narrow page has its layers from top to bottom. */
+/** Places the vertices within the width. In a narrow window layers go from top to bottom. */
 function fit(names, edges, width) {
   const many = names.length > MANY;
   const down = width < NARROW;
@@ -113,7 +113,7 @@ function Arrows() {
   return html`<defs>${["idle", "flow", "full"].map(head)}</defs>`;
 }
 
-/** An edge with its rate; where none is counted, that of the end which has no other edge. */
+/** An edge with its rate, or else the rate of an end that has no other edge. */
 function measure(edge, status) {
   if (edge.rate || edge.written) return edge;
   const alone = (side) => status.edges.filter((other) => other[side] === edge[side]).length === 1;
@@ -122,7 +122,7 @@ function measure(edge, status) {
   return alone("frm") ? { ...edge, rate: vertex(edge.frm)?.rate_out } : edge;
 }
 
-/** An edge: thicker the more flows; dashed, and named, when the buffer at its end is full. */
+/** An edge: thicker for a higher rate; dashed and labelled when the buffer at its end is full. */
 function Edge({ drawn, edge, down, full, bare }) {
   const kind = full ? "full" : edge.rate > 0 ? "flow" : "idle";
   const most = drawn.detour ? 1.5 : bare ? 2.2 : 4;

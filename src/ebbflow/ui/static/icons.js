@@ -1,4 +1,4 @@
-// The shapes next to the words: every condition has its own, so that none is told by colour alone.
+// The shapes next to the words. Every condition has its own, so none depends on colour alone.
 
 import { html } from "./dom.js";
 
@@ -46,7 +46,7 @@ const SHAPES = {
   right: html`<path d="M6 3.5 10.5 8 6 12.5" />`,
 };
 
-/** A shape of 16 by 16; decoration next to a word, so hidden from screen readers. */
+/** A 16 by 16 shape. It decorates a word, so it is hidden from screen readers. */
 export function Icon({ name, size = 16 }) {
   return html`<svg
     class="icon"
@@ -65,7 +65,7 @@ export function Icon({ name, size = 16 }) {
   </svg>`;
 }
 
-/** How urgent a condition is; the class of its colour. */
+/** How urgent a condition is: the class of its colour. */
 export const TONES = {
   starting: "quiet",
   running: "ok",
@@ -79,12 +79,12 @@ export const TONES = {
   ended: "quiet",
 };
 
-/** The condition to show: a vertex that is busy for a moment, as all are that work, is running. */
+/** The condition to show. "busy" without a long call is normal work, so it shows as running. */
 export function conditionOf(vertex) {
   return vertex.condition === "busy" && !vertex.in_call ? "running" : vertex.condition;
 }
 
-/** What a vertex says beyond its condition and its number of restarts, which are shown anyway. */
+/** The words of a vertex without its condition and its restarts, which are shown anyway. */
 export function say(vertex) {
   const isShown = (part) => part === conditionOf(vertex) || part === "running" || /^\d+ restarts$/.test(part);
   return vertex.words

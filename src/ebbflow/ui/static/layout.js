@@ -1,9 +1,8 @@
-// Where the vertices of a graph stand: layers from left to right, or from top to bottom. Pure.
+// The layout of a graph: layers from left to right, or from top to bottom. Pure functions.
 //
-// A vertex stands one layer behind the last of those that feed it; edges of a cycle that lead back
-// do not count. An edge over several layers keeps a lane free in each, so that it passes next to the
-// vertices and not behind them. More layers than there is room for continue in the next band, as
-// words do in the next line.
+// A vertex is one layer after the last vertex that feeds it, ignoring edges that close a cycle. An
+// edge over several layers keeps a lane free in each, so that it passes next to the vertices and not
+// behind them. Layers that do not fit continue in the next band, like words in the next line.
 
 const SWEEPS = 6;
 
@@ -21,7 +20,7 @@ export function place(names, edges, sizes) {
   return position(lanes, edges, sizes);
 }
 
-/** Which edges lead on; the others close a cycle. */
+/** Which edges lead forward; the others close a cycle. */
 function findForward(names, edges) {
   const next = new Map(names.map((name) => [name, []]));
   edges.forEach((edge, index) => next.get(edge.frm)?.push([edge.to, index]));
@@ -58,7 +57,7 @@ function findLayers(names, edges, forward) {
   return layerOf;
 }
 
-/** Layers of cells; a cell is a vertex, or the lane of an edge that passes. */
+/** Layers of cells. A cell is a vertex, or the lane of an edge that passes through. */
 function makeLanes(names, edges, forward, layerOf) {
   const layers = [];
   const put = (layer, cell) => ((layers[layer] ??= []).push(cell), cell);
@@ -84,7 +83,7 @@ function makeLanes(names, edges, forward, layerOf) {
   return { layers: [...layers].map((layer) => layer ?? []), ways, cellOf };
 }
 
-/** Each layer is sorted by the middle of its neighbours, back and forth, against crossings. */
+/** Sorts each layer by the middle of its neighbours, back and forth, to reduce crossings. */
 function order({ layers }) {
   const number = (layer) => layer.forEach((cell, at) => (cell.at = at));
   layers.forEach(number);
@@ -147,7 +146,7 @@ function position({ layers, ways, cellOf }, edges, sizes) {
   }
   const margin = gaps.layer * 0.45;
   const gapBelow = (band) => bottoms[band] + gaps.lane * 1.25;
-  /** Out at the end, through the gap below the band, and back to the front of the target. */
+  /** From the end, through the gap below the band, and back to the front of the target. */
   const around = (from, to, lane) => [
     [from.along + along, from.middle],
     [from.along + along + margin + lane, from.middle],
@@ -178,7 +177,7 @@ function position({ layers, ways, cellOf }, edges, sizes) {
   return { nodes, edges: drawn, width, height, bands };
 }
 
-/** The drawing of an edge: smooth from layer to layer, with round corners where it goes around. */
+/** The SVG path of an edge: smooth from layer to layer, with round corners for a detour. */
 export function path({ points, detour }, down) {
   return detour ? rounded(points, 10) : smooth(points, down);
 }
@@ -208,7 +207,7 @@ function toward([x, y], [otherX, otherY], wanted) {
   return [x + (otherX - x) * part, y + (otherY - y) * part];
 }
 
-/** The middle of an edge's drawing, where its label stands. */
+/** The middle of an edge's path, where its label is. */
 export function middle({ points, detour }) {
   const at = detour ? 2 : points.length - 2;
   const [[x1, y1], [x2, y2]] = [points[at], points[at + 1]];

@@ -1,5 +1,5 @@
-// The state of one pipeline as it changes: status events, the samples for charts, and whether the
-// server is still there. Views subscribe; the last state stays on show while the server is gone.
+// The live state of one pipeline: status events, samples for charts, and whether the server is
+// reachable. Views subscribe; the last status stays visible while the server is down.
 
 import * as api from "./api.js";
 
@@ -51,17 +51,17 @@ export class Live {
 
   connect() {
     this.source?.close();
-    this.heardAt = Date.now();
+    this.lastEventAt = Date.now();
     this.source = new EventSource(`${api.root(this.pipeline)}/events`);
-    this.source.addEventListener("status", (event) => this.hear(JSON.parse(event.data)));
-    this.source.addEventListener("problem", (event) => this.hearProblem(JSON.parse(event.data)));
+    this.source.addEventListener("status", (event) => this.receive(JSON.parse(event.data)));
+    this.source.addEventListener("problem", (event) => this.receiveProblem(JSON.parse(event.data)));
     this.source.onerror = () => this.lose();
   }
 
-  hear(status) {
+  receive(status) {
     const back = this.state.connection === "lost";
     this.attempts = 0;
-    this.heardAt = Date.now();
+    this.lastEventAt = Date.now();
     this.set({
       status,
       samples: extend(this.state.samples, status),
@@ -73,17 +73,17 @@ export class Live {
     if (back) this.loadHistory();
   }
 
-  /** The page's server is there, but cannot read the state: NATS may be unavailable. */
-  hearProblem({ error, next_step: nextStep }) {
-    this.heardAt = Date.now();
+  /** The server of the web UI answers, but cannot read the status: NATS may be down. */
+  receiveProblem({ error, next_step: nextStep }) {
+    this.lastEventAt = Date.now();
     const lostAt = this.state.lostAt ?? Date.now();
     this.set({ connection: "lost", lostAt, error: new api.ApiError(503, error, nextStep) });
   }
 
-  /** A connection that stays open and tells nothing is as good as gone. */
+  /** Treats an open connection without events as lost. */
   checkSilence() {
     const isOpen = this.source.readyState === EventSource.OPEN;
-    if (isOpen && Date.now() - this.heardAt > SILENCE) this.lose();
+    if (isOpen && Date.now() - this.lastEventAt > SILENCE) this.lose();
   }
 
   lose() {
@@ -97,7 +97,7 @@ export class Live {
     this.findReason();
   }
 
-  /** An event source does not say why it failed; a plain question does. */
+  /** An event source does not report why it failed, but a plain request does. */
   async findReason() {
     try {
       await api.status(this.pipeline);
@@ -116,7 +116,7 @@ export class Live {
   }
 }
 
-/** How far the server's clock is ahead; small differences are the way of the event. */
+/** How far the server's clock is ahead. Small differences are the latency of the event. */
 function measureSkew(status) {
   if (status.phase === "ended" || status.answers === false) return 0;
   const ahead = Date.parse(status.at) - Date.now();
@@ -127,7 +127,7 @@ function withTime(sample) {
   return { time: Date.parse(sample.at), vertices: sample.vertices };
 }
 
-/** Appends the numbers of a status, at the pace of stored samples, and forgets the oldest. */
+/** Appends the numbers of a status at the interval of stored samples, and drops the oldest. */
 function extend(samples, status) {
   const time = Date.parse(status.at);
   if (!time || time < (samples.at(-1)?.time ?? 0) + STEP) return samples;

@@ -1,10 +1,10 @@
-// Small parts that several views share: times that count down, dialogs, notices, what failed.
+// Small parts that several views share: live times, dialogs, notices, errors.
 
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { clock, distance, stamp } from "./format.js";
 import { Icon } from "./icons.js";
 
-/** The time now, by the server's clock, a second at a time. */
+/** The current time by the server's clock, updated every second. */
 export function useNow(skew = 0) {
   const [now, setNow] = useState(Date.now());
   useEffect(() => {
@@ -14,7 +14,7 @@ export function useNow(skew = 0) {
   return now + skew;
 }
 
-/** Asks the server when the key changes: [answer, error, ask again]. The last answer stays until the next. */
+/** Asks the server when the key changes: {answer, error, busy, again}. Keeps an answer until the next one. */
 export function useAnswer(ask, key) {
   const [state, setState] = useState({ answer: null, error: null, busy: true });
   const [round, setRound] = useState(0);
@@ -32,7 +32,7 @@ export function useAnswer(ask, key) {
   return { ...state, again: () => setRound((round) => round + 1) };
 }
 
-/** A moment as date, time and zone, with the distance behind it; the machine's form for copying. */
+/** A time with date and zone, followed by its distance; the title has the server's form. */
 export function Moment({ at, now, only }) {
   if (!at) return html`<span class="muted">–</span>`;
   if (only) return html`<time dateTime=${at} title=${at}>${(only === "clock" ? clock : distance)(at, now)}</time>`;
@@ -49,7 +49,7 @@ export function Failure({ error, again }) {
   </div>`;
 }
 
-/** An address that leads nowhere, with the ones that lead somewhere. */
+/** An unknown address, with links to known ones. */
 export function NotFound({ what, links }) {
   return html`<div class="failure" role="alert">
     <p><strong>Not found: ${what}.</strong></p>
@@ -75,7 +75,7 @@ export function Copy({ text, label = "Copy" }) {
   </button>`;
 }
 
-/** A panel that takes the focus while it is there, gives it back, and hears Esc. */
+/** A panel that takes the focus, returns it when it closes, and handles Esc. */
 export function usePanel(onEscape) {
   const ref = useRef();
   const latest = useRef();
@@ -91,7 +91,7 @@ export function usePanel(onEscape) {
     return () => {
       removeEventListener("keydown", press);
       const focused = document.activeElement;
-      // Who has gone elsewhere in the meantime, as to the next row, stays there.
+      // Focus that has moved elsewhere in the meantime, such as to the next row, stays there.
       const isFree = focused === document.body || panel.contains(focused);
       if (isFree && back?.isConnected) back.focus({ preventScroll: true });
     };
@@ -99,7 +99,7 @@ export function usePanel(onEscape) {
   return ref;
 }
 
-/** Esc in a field: the first clears it, the next leaves it. Nothing else hears these. */
+/** Esc in a field clears it, and when it is empty, leaves it. No other handler sees this Esc. */
 export function escapeField(event, clear) {
   if (event.key !== "Escape") return;
   event.preventDefault();
@@ -108,13 +108,13 @@ export function escapeField(event, clear) {
   else event.target.blur();
 }
 
-/** Whether a key is for the view: without modifiers, and not typed into a field or a dialog. */
+/** Whether a key is for the view: without modifiers, and not typed in a field or a dialog. */
 export function isForView(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return false;
   return !event.target.closest?.("input:not([type=checkbox]), textarea, select, dialog");
 }
 
-/** A modal question. Esc and the close button answer no; focus returns to where it was. */
+/** A modal dialog. Esc and the close button cancel; the focus returns to where it was. */
 export function Dialog({ title, onClose, children }) {
   const ref = useRef();
   useEffect(() => {
@@ -142,7 +142,7 @@ export function Dialog({ title, onClose, children }) {
 
 let announce = () => {};
 
-/** Shows a notice at the foot of the page for some seconds; screen readers hear it. */
+/** Shows a notice at the bottom for some seconds; screen readers announce it. */
 export function notify(text, { tone = "ok", link, label } = {}) {
   announce({ text, tone, link, label, id: Math.random() });
 }
@@ -167,7 +167,7 @@ export function Notices() {
   </div>`;
 }
 
-/** Reasons with bars behind their counts, the most frequent first; the rest of them has no link. */
+/** Causes with bars behind their counts, the most frequent first. The rest has no link. */
 export function Causes({ causes, link, current }) {
   const most = Math.max(1, ...causes.map((cause) => cause.count));
   return html`<ul class="causes">

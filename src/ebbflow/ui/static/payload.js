@@ -1,4 +1,4 @@
-// A message's value as people read it: text, JSON and hex. Pure.
+// Formats a message's value for people: text, JSON and hex. Pure functions.
 
 /** The bytes of a value as the server sends it: {text} or {base64}. */
 export function bytes(value) {
@@ -8,7 +8,7 @@ export function bytes(value) {
   return new TextEncoder().encode(value?.text ?? "");
 }
 
-/** The value as indented JSON, or null if it is none. */
+/** The value as indented JSON, or null if it is not JSON. */
 export function asJson(value) {
   return value?.text != null && isJson(value.text) ? indent(value.text) : null;
 }
@@ -22,8 +22,8 @@ export function isJson(text) {
   }
 }
 
-// Strings, brackets and commas, colons, space, and whatever else: numbers stay as they are written,
-// which JSON.stringify would not do to large ones.
+// Strings, brackets, commas and colons, space, and the rest. Numbers stay as they are written;
+// JSON.stringify would change large ones.
 const TOKENS = /"(?:[^"\\]|\\.)*"|[{}[\],:]|\s+|[^\s{}[\],:"]+/g;
 
 /** Valid JSON without spaces and line breaks. */
@@ -55,12 +55,12 @@ function indent(text) {
     .join("");
 }
 
-/** The bytes as text; those that are none show as replacement characters. */
+/** The bytes as text; invalid ones become replacement characters. */
 export function asText(value) {
   return value?.text ?? new TextDecoder().decode(bytes(value));
 }
 
-/** Lines of offset, sixteen bytes and their characters, as hexdump prints them. */
+/** Lines of an offset, sixteen bytes and their characters, like hexdump. */
 export function asHex(value, limit = 8192) {
   const data = bytes(value);
   const lines = [];
@@ -76,7 +76,7 @@ export function asHex(value, limit = 8192) {
   return lines.join("\n");
 }
 
-/** Headers as lines "name: value", and back; throws an Error that says which line is none. */
+/** Headers as lines "name: value", and back; throws an Error with the wrong line. */
 export function writeHeaders(headers) {
   return Object.entries(headers ?? {})
     .map(([name, value]) => `${name}: ${value}`)
@@ -88,7 +88,7 @@ export function readHeaders(text) {
   return Object.fromEntries(
     lines.map((line) => {
       const at = line.indexOf(":");
-      if (at < 1) throw new Error(`A header is "name: value", and this is none: ${line}`);
+      if (at < 1) throw new Error(`A header must be "name: value", and this is not: ${line}`);
       return [line.slice(0, at).trim(), line.slice(at + 1).trim()];
     }),
   );

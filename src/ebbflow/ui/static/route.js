@@ -1,12 +1,12 @@
-// Where in the page a person is. It stands behind the # of the address, so that a link or a reload
-// shows the same, and the server has one address to serve.
+// The current view. It is stored after the # of the address, so that links and reloads show the same
+// view, and the server has only one address to serve.
 
 import { useEffect, useState } from "./dom.js";
 
 /** {parts: ["orders", "dead-letters", "12"], fields: {vertex: "store"}} */
 export function parse(hash) {
-  const [way, search = ""] = hash.replace(/^#\/?/, "").split("?");
-  const parts = way.split("/").filter(Boolean).map(decodeURIComponent);
+  const [path, search = ""] = hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").filter(Boolean).map(decodeURIComponent);
   return { parts, fields: Object.fromEntries(new URLSearchParams(search)) };
 }
 
@@ -20,7 +20,7 @@ export function go(parts, fields) {
   location.hash = address(parts, fields);
 }
 
-/** Changes the address without a new entry in the browser's history, as for each letter typed. */
+/** Changes the address without a new entry in the browser's history, as for each keystroke. */
 export function amend(parts, fields) {
   history.replaceState(null, "", address(parts, fields));
   dispatchEvent(new HashChangeEvent("hashchange"));

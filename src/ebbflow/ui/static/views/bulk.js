@@ -1,4 +1,4 @@
-// Replay or purge of many dead letters: first how many it would be, then the deed.
+// Replays or purges many dead letters, after a dry run that counts them.
 
 import * as api from "../api.js";
 import { html, useRef, useState } from "../dom.js";
@@ -20,18 +20,18 @@ export function BulkDialog({ action, pipeline, filter, numbers, onClose, onDone 
   const [work, setWork] = useState(IDLE);
   const isShown = useRef(true);
   const matching = trial.answer ? affected(isReplay, trial.answer) : null;
-  const sure = isReplay || typed.replaceAll(/\D/g, "") === String(matching);
+  const isConfirmed = isReplay || typed.replaceAll(/\D/g, "") === String(matching);
   const close = () => {
     isShown.current = false;
-    if (work.busy) notify("It continues; the number of dead letters shows how far it is.");
+    if (work.busy) notify("It continues; the number of dead letters shows its progress.");
     onClose();
   };
   const act = async (event) => {
     event.preventDefault();
-    if (!sure || !matching || work.busy) return;
+    if (!isConfirmed || !matching || work.busy) return;
     setWork({ ...IDLE, busy: true });
     try {
-      // Dead letters that have come since the count are left alone.
+      // Dead letters that arrived after the count are left alone.
       const limit = trial.answer.up_to == null ? {} : { up_to: trial.answer.up_to };
       const speed = isReplay && rate ? { rate: Number(rate) } : {};
       const begun = await call(pipeline, { ...choose(limit), ...speed });
@@ -66,7 +66,7 @@ export function BulkDialog({ action, pipeline, filter, numbers, onClose, onDone 
         <button
           type="submit"
           class=${isReplay ? "primary" : "danger filled"}
-          disabled=${!matching || !sure || work.busy}
+          disabled=${!matching || !isConfirmed || work.busy}
         >
           ${work.busy ? "Working …" : `${isReplay ? "Replay" : "Purge"} ${matching == null ? "" : count(matching)}`}
         </button>

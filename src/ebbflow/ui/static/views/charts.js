@@ -10,7 +10,7 @@ const RANGES = [
   ["1 h", 3600000],
 ];
 
-/** entries and exits: whose reads count as in and as out. names: all that the other charts add up. */
+/** entries and exits: the vertices whose reads count as in and out. names: those in the other charts. */
 export function Charts({
   samples,
   names,
@@ -58,7 +58,7 @@ export function Charts({
   </section>`;
 }
 
-/** How far back all charts of a section go. */
+/** The time range of all charts in a section. */
 function Ranges({ range, onRange }) {
   return html`<div class="ranges" role="group" aria-label="Time shown">
     ${RANGES.map(

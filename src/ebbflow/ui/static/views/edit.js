@@ -1,4 +1,4 @@
-// A letter's value, keys and headers in a form; what is sent is only what was changed.
+// A form for the value, keys and headers of a dead letter; only changes are sent.
 
 import { html, useEffect, useRef, useState } from "../dom.js";
 import { Icon } from "../icons.js";
@@ -57,7 +57,7 @@ export function EditForm({ letter, onSend, onCancel }) {
 function findChanges(letter, original, draft, { isBinary, wasJson }) {
   const changes = {};
   if (draft.value !== original.value) {
-    // JSON was indented for reading: it goes back as compact as most programs write it.
+    // JSON was indented for reading, so it is sent without spaces, as most programs write it.
     const text = wasJson && isJson(draft.value) ? compact(draft.value) : draft.value;
     changes.value = isBinary ? { base64: draft.value.trim() } : { text };
   }

@@ -1,4 +1,4 @@
-// What narrows the dead letters down. The fields are part of the address.
+// The filter for dead letters. Its fields are part of the address.
 
 import { html, useEffect, useRef, useState } from "../dom.js";
 import { Icon } from "../icons.js";
@@ -18,7 +18,7 @@ const TIMES = [
 const FIELDS = ["vertex", "text", "error", ...MORE.map(([name]) => name), "since", "until"];
 const PATIENCE = 300;
 
-/** The filter as the server takes it: only what is set, times in UTC. */
+/** The filter for the server: only fields that are set, times in UTC. */
 export function toFilter(fields) {
   const set = FIELDS.filter((name) => fields[name]);
   return Object.fromEntries(
@@ -81,7 +81,7 @@ export function FilterBar({ fields, vertices, onChange }) {
   </form>`;
 }
 
-/** A field that tells its value when typing pauses, so that not every letter is a search. */
+/** A field that reports its value when typing pauses, so that not every keystroke starts a search. */
 function Typed({ value = "", onValue, type = "text", ...rest }) {
   const [text, setText] = useState(value);
   const timer = useRef();

@@ -1,4 +1,4 @@
-// One dead letter: why it died, its payload and its past; edited or as it is, back to its vertex.
+// One dead letter: why it died, its payload and history, and replaying it, edited or as it is.
 
 import * as api from "../api.js";
 import { html, useState } from "../dom.js";
@@ -144,7 +144,7 @@ function Pairs({ title, entries }) {
   </section>`;
 }
 
-/** Earlier deaths of the message: each was a separate dead letter, and was replayed. */
+/** Earlier deaths of the message. Each was a separate dead letter that was replayed. */
 function Past({ history, now }) {
   if (!history.length) return null;
   return html`<section aria-label="History">

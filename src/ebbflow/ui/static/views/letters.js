@@ -1,4 +1,4 @@
-// The dead letters: what fails most, search page by page, open one, replay, export or purge many.
+// The dead letters: frequent causes, search in pages, open one, replay, export or purge many.
 
 import * as api from "../api.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
@@ -94,7 +94,7 @@ export function Letters({ pipeline, status, route, now }) {
   </div>`;
 }
 
-/** Opens and focuses rows by keys, wherever the focus is, but for fields: j and k, or up and down. */
+/** Moves between rows with j and k, or up and down, unless the focus is in a field. */
 function useWalking(opened, onOpen) {
   const latest = useRef();
   latest.current = { opened, onOpen };
@@ -107,11 +107,11 @@ function useWalking(opened, onOpen) {
 
 const STEPS = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 };
 
-/** Goes to the next row; with a dead letter open, the next one is opened in its place. */
+/** Focuses the next row; if a dead letter is open, opens the next one instead. */
 function walk(event, { opened, onOpen }) {
   const rows = [...document.querySelectorAll(".list .row")];
   const focused = rows.indexOf(document.activeElement?.closest("tr")?.querySelector(".row"));
-  // Arrows scroll, as everywhere, unless a row has the focus.
+  // Arrow keys scroll as usual, unless a row has the focus.
   if (!STEPS[event.key] || (event.key.startsWith("Arrow") && focused < 0)) return;
   const at = focused < 0 ? rows.findIndex((row) => row.textContent === String(opened)) : focused;
   const next = rows[at < 0 ? 0 : at + STEPS[event.key]];
@@ -124,7 +124,7 @@ function walk(event, { opened, onOpen }) {
 const FEW = 5;
 const COUNT_EVERY = 5000;
 
-/** How often which vertex fails in which way; a cause leads to its dead letters. */
+/** The most frequent causes by vertex; each one links to its dead letters. */
 function MostFrequent({ pipeline, fields, now }) {
   const [all, setAll] = useState(false);
   const slot = Math.floor(now / COUNT_EVERY);
@@ -150,7 +150,7 @@ function MostFrequent({ pipeline, fields, now }) {
   </section>`;
 }
 
-/** One line for all causes that are not shown, so that the counts add up. */
+/** One line for all hidden causes, so that the counts add up. */
 function describeRest({ causes, more, total }, shown) {
   const number = causes.length + (more?.causes ?? 0) - shown.length;
   const rest = total - shown.reduce((sum, cause) => sum + cause.count, 0);
@@ -173,7 +173,7 @@ function Order({ order, onOrder }) {
   </select>`;
 }
 
-/** The page shown, and ways to its neighbours. A search that ends early is taken further. */
+/** The current page, and functions to change it. Continues a search until the page is full. */
 function usePages(pipeline, filter, order) {
   const key = JSON.stringify([filter, order]);
   const [state, setState] = useState({ letters: [], next: null, total: null, busy: true, error: null });
@@ -330,14 +330,14 @@ function List({ pages, chosen, onChoose, opened, addressOf, onOpen, now, filtere
   </div>`;
 }
 
-/** When it died, with date and zone; there is a narrow form without the zone. */
+/** When it died, with date and zone; narrow windows hide the zone. */
 function Died({ at, now }) {
   const text = stamp(at, now);
   const end = text.lastIndexOf(" ");
   return html`<time dateTime=${at} title=${at}>${text.slice(0, end)}<span class="zone">${text.slice(end)}</span></time>`;
 }
 
-/** Whether a click opens the row: not on a control, and not at the end of selecting text. */
+/** Whether a click opens the row: not on a control, and not after selecting text. */
 function isForRow(event) {
   const isOnControl = event.target.closest("a, input, td:first-child");
   return !isOnControl && getSelection().isCollapsed && !event.ctrlKey && !event.metaKey;

@@ -46,7 +46,7 @@ export function Overview({ pipeline, live, vertex, now }) {
   </div>`;
 }
 
-/** The vertices that nothing feeds, and those that feed nothing. */
+/** The vertices without incoming edges, and those without outgoing ones. */
 function findEnds(status) {
   const fed = new Set(status.edges.map((edge) => edge.to));
   const feeding = new Set(status.edges.map((edge) => edge.frm));
@@ -91,13 +91,13 @@ function Sums({ status, entries, exits, pipeline, now }) {
   </dl>`;
 }
 
-/** The age of the message that waits longest, and where it waits. */
+/** The age of the oldest waiting message, and its vertex. */
 function describeOldest(vertices) {
   const oldest = largest(vertices, "oldest_waiting_seconds");
   return oldest ? { value: duration(oldest.oldest_waiting_seconds), note: `at ${oldest.name}` } : { value: "–" };
 }
 
-/** When the last backlog is drained at the present rates; one that grows is not. */
+/** When all backlogs are drained at the current rates, unless one is growing. */
 function describeDrain(vertices) {
   const late = vertices.filter(isLate);
   const growing = largest(late, "backlog_growing_seconds");
@@ -150,7 +150,7 @@ function Table({ status, pipeline, selected }) {
   </section>`;
 }
 
-/** The numbers of a vertex, and in a line below them what its condition does not say. */
+/** The numbers of a vertex, and a line with details that its condition does not show. */
 function Row({ vertex, pipeline, selected }) {
   const words = say(vertex);
   return html`<tr class=${selected ? "selected" : ""}>

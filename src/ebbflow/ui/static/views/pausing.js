@@ -1,4 +1,4 @@
-// Pause and resume, of a vertex or of the whole pipeline.
+// Pause and resume a vertex or the whole pipeline.
 
 import * as api from "../api.js";
 import { html, useState } from "../dom.js";

@@ -1,4 +1,4 @@
-// All pipelines that this server shows.
+// The list of all pipelines.
 
 import * as api from "../api.js";
 import { html, useEffect } from "../dom.js";
@@ -21,7 +21,7 @@ export function Phase({ phase, ended }) {
   return html`<${Badge} condition=${PHASES[phase] ?? LOST[phase] ?? "starting"} word=${word} />`;
 }
 
-/** Lists the pipelines; where there is only one, its own page is shown in place of a list. */
+/** Lists the pipelines; if there is only one, opens it instead. */
 export function Pipelines() {
   const { answer, error, again } = useAnswer(api.pipelines, "pipelines");
   const pipelines = answer?.pipelines ?? [];

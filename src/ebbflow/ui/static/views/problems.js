@@ -1,4 +1,4 @@
-// What needs attention, with the next step; one quiet line when nothing does.
+// Problems with their next steps, or one quiet line if there are none.
 
 import { html, useState } from "../dom.js";
 import { plural } from "../format.js";
@@ -53,7 +53,7 @@ function Problem({ problem, pipeline }) {
   </li>`;
 }
 
-/** The next step, with the commands in it set as code. */
+/** The next step, with its commands formatted as code. */
 function Step({ text }) {
   const parts = text.split(/(ebbflow [a-z][^.:;]*(?:\.\w[^.:;]*)*)/);
   return parts.map((part) => (part.startsWith("ebbflow ") ? html`<code>${part}</code>` : part));

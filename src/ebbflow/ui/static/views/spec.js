@@ -1,4 +1,4 @@
-// The spec as the run has it, normalised; secrets are hidden by the server.
+// The normalised spec of the run; the server hides secrets.
 
 import * as api from "../api.js";
 import { html } from "../dom.js";

@@ -1,4 +1,4 @@
-// How long the stages of a chunk take: a table of their latency, and the last chunks one by one.
+// How long the stages of a chunk take: a table of latencies, and a chart of the last chunks.
 
 import { useWidth } from "../chart.js";
 import { html, useState } from "../dom.js";
@@ -36,7 +36,7 @@ export function Stages({ latency }) {
   </table>`;
 }
 
-/** The last chunks, oldest left: each a column of its stages, as tall as it took. */
+/** The last chunks, oldest on the left: a column of stages each, as tall as their time. */
 export function Timeline({ chunks }) {
   const [ref, width] = useWidth();
   const [shown, setShown] = useState(null);

@@ -1,4 +1,4 @@
-// The path of one message: where it is now, and every vertex, delivery and outcome before.
+// The path of one message: where it is now, and all of its vertices, deliveries and outcomes.
 
 import * as api from "../api.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
@@ -39,7 +39,7 @@ export function Trace({ pipeline, id, now }) {
     </form>
     ${
       id
-        ? html`<${Way} key=${id} pipeline=${pipeline} id=${id} now=${now} />`
+        ? html`<${Path} key=${id} pipeline=${pipeline} id=${id} now=${now} />`
         : html`<${Empty}>
           An id such as in-12 shows every vertex, delivery and outcome of that message, and where it is now.
         <//>`
@@ -47,8 +47,8 @@ export function Trace({ pipeline, id, now }) {
   </div>`;
 }
 
-/** Asks again while the message is in the pipeline. */
-function Way({ pipeline, id, now }) {
+/** Refreshes the trace while the message is in the pipeline. */
+function Path({ pipeline, id, now }) {
   const { answer, error, again } = useAnswer((signal) => api.trace(pipeline, id, signal), id);
   const moving = useRef(false);
   moving.current = (answer?.now ?? []).some((place) => place.where !== "dead letter");
@@ -90,7 +90,7 @@ function Places({ places, answer, pipeline, now }) {
 
 function describeNowhere(answer) {
   if (answer.steps?.length) return "It is finished: nothing of it is left in the pipeline.";
-  return "Nothing of it is in the pipeline now: it is finished, or it never arrived.";
+  return "It is not in the pipeline now: it is finished, or it never arrived.";
 }
 
 const SHAPES = {

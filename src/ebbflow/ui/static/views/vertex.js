@@ -1,4 +1,4 @@
-// One vertex: what it does now, what went wrong, and how its chunks spend their time.
+// One vertex: its current state, its errors, and where its chunks spend their time.
 
 import * as api from "../api.js";
 import { html } from "../dom.js";
@@ -54,7 +54,7 @@ function describeTasks(vertex, status) {
   return `, ${plural(vertex.partitions_up, "task")} running`;
 }
 
-/** What holds it up, each as a sentence. */
+/** Sentences about what blocks the vertex. */
 function Trouble({ vertex, now }) {
   const lines = [];
   if (vertex.failure) lines.push(["error", vertex.failure]);
@@ -74,7 +74,7 @@ function Trouble({ vertex, now }) {
 }
 
 function Now({ vertex, pipeline, now }) {
-  const { parked, in_flight: hand } = vertex;
+  const { parked, in_flight: inFlight } = vertex;
   return html`<dl class="facts">
     <${Fact} name="in" value=${`${rate(vertex.rate_in)}/s`} />
     <${Fact} name="out" value=${`${rate(vertex.rate_out)}/s`} />
@@ -85,8 +85,8 @@ function Now({ vertex, pipeline, now }) {
     />
     <${Fact}
       name="in flight"
-      value=${count(hand?.messages ?? 0)}
-      note=${describeAge(hand, now)}
+      value=${count(inFlight?.messages ?? 0)}
+      note=${describeAge(inFlight, now)}
     />
     <${Fact}
       name="oldest waiting"
@@ -116,7 +116,7 @@ function Now({ vertex, pipeline, now }) {
   </dl>`;
 }
 
-/** Where the backlog is heading: drained in some time, or growing. */
+/** Whether the backlog is growing, or else when it is drained. */
 function describeBacklog(vertex) {
   const { backlog_growing_seconds: growing, drain_seconds: drain } = vertex;
   if (!isLate(vertex)) return "";
@@ -124,9 +124,9 @@ function describeBacklog(vertex) {
   return drain == null ? "" : `drained in ${duration(drain)}`;
 }
 
-/** Since when the oldest is in flight; the usual moments are not news. */
-function describeAge(hand, now) {
-  const seconds = hand?.messages ? (now - instant(hand.since)) / 1000 : 0;
+/** How long the oldest message has been in flight, unless that is normal. */
+function describeAge(inFlight, now) {
+  const seconds = inFlight?.messages ? (now - instant(inFlight.since)) / 1000 : 0;
   return seconds < 2 ? "" : `for ${duration(seconds)}`;
 }
 
@@ -203,7 +203,7 @@ function Chunks({ pipeline, vertex, at }) {
   </section>`;
 }
 
-/** What user code has printed and logged last. */
+/** The last lines that user code printed and logged. */
 function Logs({ pipeline, vertex, at }) {
   const slot = Math.floor((instant(at) ?? 0) / 3000);
   const { answer } = useAnswer((signal) => api.logs(pipeline, vertex, signal), `${vertex} ${slot}`);
