@@ -84,17 +84,17 @@ def test_topics_and_settings_can_be_written_in_two_ways():
         ),
         (
             "topic: t\n          config: {group.id: x}",
-            "11:19: EB104 'config': group.id is not to be set here: write consumerGroup:",
+            "11:19: EB104 'config': group.id cannot be set here: write consumerGroup:",
         ),
         (
             "topic: t\n          config: {enable.auto.commit: true}",
-            "11:19: EB104 'config': enable.auto.commit is not to be set here: what is promised "
-            "rests on it",
+            "11:19: EB104 'config': enable.auto.commit cannot be set here: Ebbflow's guarantees "
+            "depend on it",
         ),
         (
             "topic: t\n          config: {delivery.report.only.error: false}",
-            "11:19: EB104 'config': delivery.report.only.error is not to be set here: what is "
-            "promised rests on it",
+            "11:19: EB104 'config': delivery.report.only.error cannot be set here: Ebbflow's "
+            "guarantees depend on it",
         ),
         (
             "topic: t\n          sasl: {mechanism: plan}",
