@@ -368,7 +368,7 @@ def test_exhausted_is_when_everything_is_acknowledged(stream, source):
         ({"ack_policy": "none"}, "has ack policy none; it has to be explicit."),
         ({"ack_policy": "all"}, "has ack policy all; it has to be explicit."),
         ({"deliver_subject": "d"}, "pushes its messages; it has to be a pull consumer."),
-        ({"max_deliver": 5}, "gives a message up after 5 deliveries, and it is lost then."),
+        ({"max_deliver": 5}, "stops redelivering after 5 deliveries and loses messages."),
         (
             {"backoff": [1_000_000_000], "max_deliver": -1},
             "has a backoff, which changes the delays of nacks.",

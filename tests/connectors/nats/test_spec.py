@@ -90,7 +90,7 @@ def test_sinks_that_are_fine(problems_of, fields):
         (
             f"jetstream: {{{URL}, stream: a.b}}",
             "a.b",
-            "EB104 'stream': 'a.b' is not a name of JetStream: it has no spaces, dots, "
+            "EB104 'stream': 'a.b' is not a JetStream name: it has no spaces, dots, "
             "slashes, * and >",
         ),
         (

@@ -55,7 +55,8 @@ _PAUSE = 0.1
 _LOOK = 2.0
 # A request ends after this time without a message, and is made again.
 _EXPIRES = 5.0
-# The most to request at once. A vertex's read-ahead is counted in messages only.
+# Reads of ``_MANY`` messages or more prefetch ``_AHEAD``: a vertex counts its own read-ahead in
+# messages only.
 _MANY, _AHEAD = 100, 4_000
 _MOST_IN_FLIGHT = 40_000
 # Calls of ``ack`` and ``nack`` that may await confirmation before the next call blocks.
@@ -371,7 +372,7 @@ def _format_nak(delay: int | None) -> bytes:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _DeliveredBatch:
     """Messages that arrived together. ``since`` is when their ack wait was last extended."""
 
     offsets: list[bytes]
@@ -388,51 +389,51 @@ class InFlightMessages:
 
     def __init__(self) -> None:
         self.size = 0
-        self._held: dict[bytes, tuple[bytes, _Batch]] = {}
-        self._batches: deque[_Batch] = deque()
+        self._messages: dict[bytes, tuple[bytes, _DeliveredBatch]] = {}
+        self._batches: deque[_DeliveredBatch] = deque()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._messages)
 
     def __contains__(self, offset: bytes) -> bool:
-        return offset in self._held
+        return offset in self._messages
 
     def take(self, deliveries: Deliveries) -> Deliveries:
         """Adds messages; returns those that were not in flight already."""
         offsets = write_sequences(deliveries)
-        if not self._held.keys().isdisjoint(offsets):
-            deliveries = self._without_held(deliveries, offsets)
+        if not self._messages.keys().isdisjoint(offsets):
+            deliveries = self._drop_known(deliveries, offsets)
             offsets = write_sequences(deliveries)
         size, replies = sum(deliveries.parcel.sizes()), deliveries.parcel.replies
-        batch = _Batch(offsets, size, len(offsets), time.monotonic())
-        self._held.update(zip(offsets, zip(replies, repeat(batch), strict=False), strict=True))
+        batch = _DeliveredBatch(offsets, size, len(offsets), time.monotonic())
+        self._messages.update(zip(offsets, zip(replies, repeat(batch), strict=False), strict=True))
         self._batches.append(batch)
         self.size += size
         return deliveries
 
-    def _without_held(self, deliveries: Deliveries, offsets: Sequence[bytes]) -> Deliveries:
+    def _drop_known(self, deliveries: Deliveries, offsets: Sequence[bytes]) -> Deliveries:
         """Returns the new messages; the others' ack wait ran out, and only their replies change."""
         rows: list[int] = []
         for row, offset in enumerate(offsets):
-            if held := self._held.get(offset):
+            if known := self._messages.get(offset):
                 # From now on the server accepts acks and nacks only of the new delivery.
-                self._held[offset] = deliveries.parcel.replies[row], held[1]
+                self._messages[offset] = deliveries.parcel.replies[row], known[1]
             else:
                 rows.append(row)
         return deliveries.pick(rows)
 
     def find_replies(self, offsets: Sequence[bytes]) -> list[bytes]:
         """Returns the reply subjects of messages in flight."""
-        return [self._held[offset][0] for offset in offsets]
+        return [self._messages[offset][0] for offset in offsets]
 
     def all_replies(self) -> list[bytes]:
         """Returns the reply subjects of all messages in flight."""
-        return [reply for reply, _ in self._held.values()]
+        return [reply for reply, _ in self._messages.values()]
 
     def remove(self, offsets: Sequence[bytes]) -> None:
         """Removes messages; ignores those removed already, by an earlier ack or nack."""
-        held = [self._held.pop(offset) for offset in offsets if offset in self._held]
-        for _, batch in held:
+        removed = [self._messages.pop(offset) for offset in offsets if offset in self._messages]
+        for _, batch in removed:
             batch.in_flight -= 1
             if not batch.in_flight:
                 self.size -= batch.size
@@ -445,8 +446,9 @@ class InFlightMessages:
         for batch in list(self._batches):
             if batch.in_flight and now - batch.since > seconds:
                 batch.since = now
-                held = [self._held[offset] for offset in batch.offsets if offset in self._held]
-                yield [reply for reply, owner in held if owner is batch]
+                known = self._messages
+                found = [known[offset] for offset in batch.offsets if offset in known]
+                yield [reply for reply, owner in found if owner is batch]
 
 
 def write_sequences(deliveries: Deliveries) -> list[bytes]:
