@@ -161,7 +161,7 @@ def test_variables_come_from_all_their_places(
     [
         (
             "env: [{name: P, valueFrom: {secretKeyRef: {name: login, key: word}}}]",
-            "it is to hold the variable P of the container org/a",
+            "it must hold the variable P of the container org/a",
         ),
         ("envFrom: [{secretRef: {name: login}}]", "The Secret login is not here; the container "),
     ],

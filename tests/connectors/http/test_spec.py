@@ -199,7 +199,7 @@ def test_a_secret_that_is_not_there_is_told_at_the_start():
     with pytest.raises(SetupError) as raised:
         planned(Pipeline("web").source("in", Http(**http)).sink("out", Log()))
     assert str(raised.value) == (
-        "The variable NO_SUCH_TOKEN is not set. It is to hold the token of the http source in."
+        "The variable NO_SUCH_TOKEN is not set. It must hold the token of the http source in."
     )
 
 

@@ -161,7 +161,7 @@ def test_secrets_are_read_when_the_plan_is_made_and_shown_nowhere(monkeypatch, t
     monkeypatch.delenv("KAFKA_PASSWORD")
     with pytest.raises(SetupError) as raised:
         kafka.access()
-    text = "The variable KAFKA_PASSWORD is not set. It is to hold the password for Kafka."
+    text = "The variable KAFKA_PASSWORD is not set. It must hold the password for Kafka."
     assert str(raised.value) == text
 
 

@@ -190,8 +190,8 @@ def test_what_users_say_about_such_rows_themselves_stands(read, fields, good):
         ),
         (
             {"schema": None},
-            "in cannot read json: no row that is there can be read, so that nothing tells which "
-            "columns there are. Write a schema.",
+            "in cannot read json: none of its rows can be read, so its columns "
+            "are unknown. Write a schema.",
         ),
     ],
 )

@@ -202,8 +202,7 @@ class JetStreamSource(Source):
         self._unconfirmed.append(self._link.submit(self._confirm(offsets, words, at_once)))
 
     def _wait_for_confirmations(self, most: int) -> None:
-        """Waits until at most ``most`` calls are unconfirmed; raises the errors of finished calls.
-        """
+        """Waits until at most ``most`` calls are unconfirmed; raises errors of finished calls."""
         while self._unconfirmed and (len(self._unconfirmed) > most or self._unconfirmed[0].done()):
             try:
                 self._unconfirmed.popleft().result(_CONFIRM + _GRACE)

@@ -156,7 +156,9 @@ class NatsFeed:
         for row, size in enumerate(sizes):
             if size > self._context.largest:
                 self._too_large += 1
-                self._report(f"{self._too_large:,} messages were too large to store and are dropped")
+                self._report(
+                    f"{self._too_large:,} messages were too large to store and are dropped"
+                )
             elif size > room:
                 self._dropped += 1
                 dropped = f"{self._dropped:,} were dropped"

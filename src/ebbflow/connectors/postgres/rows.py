@@ -318,8 +318,7 @@ class Target:
         return bool((connection.execute(query).fetchone() or (False,))[0])
 
     def _insert(self, shape: RowShape) -> sql.Composed:
-        """Returns the statement for staged rows of one shape; the parameter is the shape's number.
-        """
+        """Returns the statement for staged rows of one shape, whose number is the parameter."""
         return sql.SQL("INSERT INTO {} ({}) {} ON CONFLICT ({}) {}").format(
             self.table.identifier,
             _list(shape.columns),

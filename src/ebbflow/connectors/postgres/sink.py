@@ -290,8 +290,7 @@ class PostgresSink:
                 again = True
 
     def _read(self, messages: pa.RecordBatch, answers: Answers) -> list[Row]:
-        """Returns the rows to write, without those already written and those that cannot be rows.
-        """
+        """Returns the rows to write, without known messages and those that cannot be rows."""
         rows: list[Row] = []
         hashes, known = self._find_known(messages)
         for number, message in enumerate(self._rows.messages(messages)):

@@ -95,7 +95,7 @@ class OpenRequest:
         self.completion = Completion(source, request)
         self.begun: int | None = None
         self.begun_at = accepted
-        self.answers: AnswersSoFar | None = None
+        self.answers: ReceivedAnswers | None = None
         self.end: ServedRequest | None = None
         self.is_left = False
         self._waiting: set[asyncio.Future[None]] = set()
@@ -170,7 +170,7 @@ class OpenRequest:
 # --- all requests of a source ---------------------------------------------------------------------
 
 
-class RequestRows(NamedTuple):
+class RequestHistory(NamedTuple):
     """An open request, and all its rows in the trail."""
 
     request: OpenRequest
@@ -203,8 +203,7 @@ class RequestRegister:
         return self._ended.get(request)
 
     def add(self, request: OpenRequest) -> None:
-        """Adds a request before its row is stored, because the trail may have its outcome at once.
-        """
+        """Adds a request before its row is stored: the trail may have its outcome at once."""
         self.open[request.id] = request
 
     def remove(self, request: OpenRequest) -> None:
@@ -264,7 +263,7 @@ class RequestRegister:
 
     # --- requests that stay open ----------------------------------------------------------------
 
-    def list_behind(self, frames: int, before: datetime) -> list[RequestRows]:
+    def list_behind(self, frames: int, before: datetime) -> list[RequestHistory]:
         """Returns the first open requests that began that many frames ago, or before that time.
 
         Leaves out requests with too many rows to be written again.
@@ -277,10 +276,10 @@ class RequestRegister:
                 continue
             if seq > self._seen - frames and old.begun_at >= before:
                 break
-            behind.append(RequestRows(old, rows))
+            behind.append(RequestHistory(old, rows))
         return behind
 
-    def note_rewritten(self, behind: Sequence[RequestRows], seq: int, now: datetime) -> None:
+    def note_rewritten(self, behind: Sequence[RequestHistory], seq: int, now: datetime) -> None:
         """Records that the rows are in the trail again, from ``seq`` on.
 
         Everything up to ``seq`` must have been applied: the checkpoint then passes all earlier
