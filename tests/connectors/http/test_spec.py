@@ -133,7 +133,7 @@ def test_a_sink_that_is_fine(problems_of, fields):
         (
             "file: {path: '{date}.txt'}",
             "EB104 'path': '{date}' is not a placeholder; "
-            "there are {pipeline}, {vertex}, {partition}",
+            "the placeholders are {pipeline}, {vertex}, {partition}",
         ),
         ("file: {path: a, maxBytes: 0}", "EB104 'maxBytes' must be at least 1, not 0"),
     ],

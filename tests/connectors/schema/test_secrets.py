@@ -105,7 +105,7 @@ def test_an_optional_value_may_be_missing(tmp_path: Path) -> None:
     reference = {"name": "a", "key": "b"}
     optional = ConfigMapKeyRef.model_validate({**reference, "optional": True}, context=values)
     assert optional.find("the variable RATE") is None
-    with pytest.raises(SetupError, match="The ConfigMap a with the key b is not here; it is to"):
+    with pytest.raises(SetupError, match="The ConfigMap a with the key b is not here; it must"):
         ConfigMapKeyRef.model_validate(reference, context=values).find("the variable RATE")
 
 
