@@ -72,10 +72,10 @@ def enrich_of(folder: Path, *lines: str, secrets: Path | None = None) -> CodeSec
         ),
         (
             ["command: [a]", "env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]"],
-            "11:59: EB104 'fieldPath': 'status.podIP' of a pod is not known here; known are "
-            "metadata.name, metadata.namespace, "
+            "11:59: EB104 'fieldPath': 'status.podIP' of a pod is not known here; the "
+            "known fields are metadata.name, metadata.namespace, "
             "metadata.labels['numaflow.numaproj.io/pipeline-name'], "
-            "metadata.labels['numaflow.numaproj.io/vertex-name']; write a value: in its place",
+            "metadata.labels['numaflow.numaproj.io/vertex-name']; write a value: instead",
         ),
         (
             ["command: [a]", "resources: {limits: {cpu: much}}"],

@@ -424,7 +424,7 @@ def test_a_server_that_is_not_there_is_named_with_what_to_correct():
         JetStreamSource(settings).open()
     assert "No NATS server answers at nats://127.0.0.1:1" in told.value.what
     assert told.value.next_step == (
-        "See that it is up, and whether url, auth and tls of the jetstream source are right."
+        "Check that it is up, and that url, auth and tls of the jetstream source are right."
     )
 
 

@@ -230,7 +230,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(NoAnswer(f"no answer: what came is not HTTP: {error}"))
+            self._fail(NoAnswer(f"no answer: the reply is not HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the answer: it completes a body without a length, and is an error otherwise."""
@@ -238,7 +238,7 @@ class _Connection(asyncio.Protocol):
         if self._status and exc is None and not self._has_length:
             self._complete()
         elif self._status:
-            self._fail(NoAnswer("no answer: it was cut off"))
+            self._fail(NoAnswer("no answer: the reply was cut off"))
         else:
             self._fail(_Disconnected(f"no answer: {exc or 'Server disconnected'}"))
 

@@ -88,7 +88,7 @@ def decide_each(ids: Sequence[str], answer: HttpAnswer) -> Answers:
     if not 200 <= answer.status < 300:
         return _to_all(ids, decide_response(answer))
     if not answer.whole:
-        why = f"HTTP {answer.status}, with an answer that could not be read as a whole"
+        why = f"HTTP {answer.status}, but the answer could not be read completely"
         return _to_all(ids, Response.failure(error=why))
     entries = _entries(answer.body)
     if entries is None:

@@ -36,7 +36,7 @@ _COMMIT_WITHIN = 3.0
 _REFUSED = {
     KafkaError._AUTHENTICATION: ("refused the login", "Correct sasl: in the spec."),
     KafkaError.SASL_AUTHENTICATION_FAILED: ("refused the login", "Correct sasl: in the spec."),
-    KafkaError._SSL: ("cannot be talked to by TLS", "Correct tls: in the spec."),
+    KafkaError._SSL: ("cannot be reached over TLS", "Correct tls: in the spec."),
 }
 """Errors that a retry cannot solve: what each means, and what to do."""
 _MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
@@ -180,7 +180,7 @@ def make_client(kind: type[Any], settings: dict[str, Any], errors_seen: ClientEr
         return kind(settings | {"error_cb": errors_seen}, logger=_silent)
     except KafkaException as error:
         raise SetupError(
-            f"Kafka's client does not take its settings: {error.args[0].str()}.",
+            f"Kafka's client rejects its settings: {error.args[0].str()}.",
             "Correct config:, tls: or sasl: in the spec.",
         ) from None
 
@@ -236,7 +236,7 @@ def explain_unreachable(
     why = errors_seen.text if error.code() < 0 else describe_kafka_error(error)
     return SetupError(
         f"{where} did not answer within {access.answer_within:.0f} s: {why}.",
-        "See whether it is up, and whether brokers:, tls: and sasl: are right.",
+        "Check that it is up, and that brokers:, tls: and sasl: are right.",
     )
 
 

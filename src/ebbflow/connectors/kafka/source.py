@@ -316,7 +316,7 @@ class KafkaSource(Source):
         if error.fatal() or error.code() not in _PASSING:
             raise SetupError(
                 f"Kafka at {self._settings.access} cannot continue: {describe_kafka_error(error)}.",
-                "See whether topic:, consumerGroup: and config: are right.",
+                "Check that topic:, consumerGroup: and config: are right.",
             )
 
     # --- committing -----------------------------------------------------------------------------

@@ -196,8 +196,8 @@ def check_ports(endpoints: Iterable[Endpoint], who: str) -> None:
 def _advice(endpoint: Endpoint) -> str:
     kind = "https" if endpoint.secured else "http"
     return (
-        f"Stop what listens there, or choose another port with ports: {{{kind}: PORT}}; 0 is "
-        "any that is free."
+        "Stop the program that listens there, or choose another port with ports: "
+        f"{{{kind}: PORT}}; 0 is any free port."
     )
 
 

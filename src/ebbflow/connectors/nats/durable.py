@@ -177,14 +177,14 @@ _LEADERLESS = 0.1
 
 
 async def confirm(
-    client: SecuredClient, subjects: Sequence[bytes], words: Sequence[bytes], within: float
+    client: SecuredClient, subjects: Sequence[bytes], payloads: Sequence[bytes], within: float
 ) -> None:
     """Sends acks or nacks to the reply subjects; returns when the server has confirmed all.
 
     ``JetStreamUnavailable`` if that takes too long.
     """
     deadline = time.monotonic() + within
-    rows = Publishes.plain(subjects, words)
+    rows = Publishes.plain(subjects, payloads)
     while rows:
         if (left := deadline - time.monotonic()) <= 0:
             problem = f"{len(rows)} are not confirmed, so their messages will be redelivered"

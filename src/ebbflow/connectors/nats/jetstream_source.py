@@ -128,12 +128,12 @@ class JetStreamSource(Source):
 
     def ack(self, offsets: Sequence[bytes]) -> None:
         """Acks messages; repeated until the server has confirmed it."""
-        self._answer(offsets, [b"+ACK"] * len(offsets), at_once=False)
+        self._submit(offsets, [b"+ACK"] * len(offsets), at_once=False)
 
     def nack(self, nacks: Sequence[NackOffset]) -> None:
         """Nacks messages: the server redelivers each after its delay."""
-        words = [_format_nak(nack.options.delay) for nack in nacks]
-        self._answer([nack.offset for nack in nacks], words, at_once=True)
+        payloads = [_format_nak(nack.options.delay) for nack in nacks]
+        self._submit([nack.offset for nack in nacks], payloads, at_once=True)
 
     def pending(self) -> int | None:
         """Returns how many messages are unread."""
@@ -196,10 +196,12 @@ class JetStreamSource(Source):
             self._is_open = False
             self._link.close()
 
-    def _answer(self, offsets: Sequence[bytes], words: Sequence[bytes], *, at_once: bool) -> None:
+    def _submit(
+        self, offsets: Sequence[bytes], payloads: Sequence[bytes], *, at_once: bool
+    ) -> None:
         self._renew()
         self._wait_for_confirmations(_UNCONFIRMED)
-        self._unconfirmed.append(self._link.submit(self._confirm(offsets, words, at_once)))
+        self._unconfirmed.append(self._link.submit(self._confirm(offsets, payloads, at_once)))
 
     def _wait_for_confirmations(self, most: int) -> None:
         """Waits until at most ``most`` calls are unconfirmed; raises errors of finished calls."""
@@ -310,7 +312,7 @@ class JetStreamSource(Source):
                     raise self._explain_loss("it was deleted")
                 await asyncio.sleep(_PAUSE)
             case _:
-                raise SetupError(f"NATS refused to give messages: {status.text}.")
+                raise SetupError(f"NATS refused to deliver messages: {status.text}.")
 
     def _receive(self, deliveries: Deliveries) -> None:
         new = self._in_flight.take(deliveries)
@@ -321,7 +323,7 @@ class JetStreamSource(Source):
     # --- acks and nacks ---------------------------------------------------------------------------
 
     async def _confirm(
-        self, offsets: Sequence[bytes], words: Sequence[bytes], at_once: bool
+        self, offsets: Sequence[bytes], payloads: Sequence[bytes], at_once: bool
     ) -> None:
         """Sends an ack or nack for each message in flight, and removes it from those in flight.
 
@@ -333,7 +335,7 @@ class JetStreamSource(Source):
         replies = self._in_flight.find_replies(found)
         if at_once:
             self._remove(found)
-        await confirm(self._link.client, replies, [words[row] for row in rows], _CONFIRM)
+        await confirm(self._link.client, replies, [payloads[row] for row in rows], _CONFIRM)
         if not at_once:
             self._remove(found)
 
@@ -359,8 +361,8 @@ def _to_rows(deliveries: Deliveries) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _encode_all(replies: Sequence[bytes], word: bytes) -> bytes:
-    return Publishes.plain(replies, [word] * len(replies)).encode_unanswered()
+def _encode_all(replies: Sequence[bytes], payload: bytes) -> bytes:
+    return Publishes.plain(replies, [payload] * len(replies)).encode_unanswered()
 
 
 def _format_nak(delay: int | None) -> bytes:

@@ -218,7 +218,7 @@ async def leave(client: SecuredClient) -> None:
 
 
 def _unreached(error: SetupError, what: str) -> SetupError:
-    step = f"See that it is up, and whether url, auth and tls of the {what} are right."
+    step = f"Check that it is up, and that url, auth and tls of the {what} are right."
     return SetupError(error.what, step)
 
 

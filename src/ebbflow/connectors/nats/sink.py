@@ -60,7 +60,7 @@ class NatsSink(_Publishing):
         try:
             denied = await self._send(messages)
         except (nats.errors.Error, OSError) as error:
-            trouble = f"NATS at {self._settings.server} did not take it: {error or type(error)}"
+            trouble = f"NATS at {self._settings.server} did not accept it: {error or type(error)}"
             return dict.fromkeys(range(len(messages)), Response.unavailable(what=trouble))
         return {
             number: Response.failure(error=f"the login may not publish to {subject.decode()}")

@@ -139,7 +139,9 @@ class NatsFeed:
     def _receive(self, parcel: Parcel) -> None:
         if (connections := self._client.stats["reconnects"]) != self._connections:
             self._connections = connections
-            self._report("the connection was lost for a while, with what was published meanwhile")
+            self._report(
+                "the connection was lost for a while; messages published meanwhile are lost"
+            )
         sizes = _sizes(parcel)
         if max(sizes) > self._context.largest or self._bytes + sum(sizes) > MOST_WAITING:
             parcel, sizes = self._drop(parcel, sizes)

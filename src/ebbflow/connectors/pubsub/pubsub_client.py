@@ -128,7 +128,7 @@ class PubsubAccess:
         except (exceptions.GoogleAPICallError, GoogleAuthError) as error:
             raise SetupError(
                 f"{self} refuses: {describe_pubsub_error(error)}.",
-                "Correct the login or what it may do.",
+                "Correct the login or its permissions.",
             ) from None
 
 

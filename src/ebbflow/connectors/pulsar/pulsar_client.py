@@ -42,7 +42,7 @@ _MISTAKES = {
     "InvalidUrl": "Correct serverAddr:.",
     "InvalidConfiguration": "Correct the fields of pulsar: in the spec.",
     "IncompatibleSchema": "Use a topic without a schema, or with the schema BYTES.",
-    "NotAllowedError": "See whether the topic and the subscription allow it.",
+    "NotAllowedError": "Check that the topic and the subscription allow it.",
     "TopicTerminated": "The topic takes no more messages; use another one.",
 }
 """Errors that a retry cannot solve, and what to do."""
@@ -69,11 +69,11 @@ class PulsarAccess:
         """Converts an error of the client; ``what`` names the resource, as in "topic 'a'"."""
         name, why = type(error).__name__, describe_pulsar_error(error)
         if name in _MISTAKES:
-            return SetupError(f"{self} does not let us use {what}: {why}.", _MISTAKES[name])
+            return SetupError(f"{self} does not allow using {what}: {why}.", _MISTAKES[name])
         if name in _SILENT:
             # The client reports a broker that is down and one that refuses the login alike.
             return Unavailable(f"{self}: {why}; it is down, or serverAddr, auth or tls is wrong")
-        return Unavailable(f"{self} does not let us use {what} now: {why}")
+        return Unavailable(f"{self} does not allow using {what} now: {why}")
 
 
 def describe_pulsar_error(error: Exception) -> str:
@@ -188,7 +188,7 @@ class PulsarProducer:
             self._all_answered.wait(0.1)
             self._all_answered.clear()
             if time.monotonic() > deadline:
-                raise Unavailable("Pulsar's client does not say what is stored")
+                raise Unavailable("Pulsar's client does not report which messages are stored")
         failed, self._failed = self._failed, {}
         self._sent, self._answered = 0, []
         return failed

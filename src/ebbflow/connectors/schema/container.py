@@ -48,7 +48,8 @@ def _pod_field(path: str) -> str:
     if path not in POD_FIELDS:
         raise PydanticCustomError(
             "EB104",
-            "{path} of a pod is not known here; known are {known}; write a value: in its place",
+            "{path} of a pod is not known here; the known fields are {known}; "
+            "write a value: instead",
             {"path": shown(path), "known": ", ".join(POD_FIELDS)},
         )
     return path

@@ -165,13 +165,13 @@ _DOCUMENT = Path(__file__).with_name("openapi.yaml")
 
 def make_document(pipeline: str, settings: ServingSettings) -> Tree:
     """Returns the OpenAPI document of a serving source."""
-    words = {
+    values = {
         "{pipeline}": pipeline,
         "{version}": __version__,
         "{id_header}": settings.id_header,
         "{timeout}": f"{settings.request_timeout:g}",
     }
-    document: Tree = _fill(yaml.safe_load(_DOCUMENT.read_text("utf-8")), words)
+    document: Tree = _fill(yaml.safe_load(_DOCUMENT.read_text("utf-8")), values)
     del document["parts"]
     impossible = "401" if settings.token is None else "403"
     for operations in document["paths"].values():
@@ -184,16 +184,16 @@ def make_document(pipeline: str, settings: ServingSettings) -> Tree:
     return document
 
 
-def _fill(tree: Any, words: Mapping[str, str]) -> Any:
+def _fill(tree: Any, values: Mapping[str, str]) -> Any:
     """Returns a copy of a tree with the placeholders in its texts filled in."""
     if isinstance(tree, dict):
-        return {_fill(name, words): _fill(part, words) for name, part in tree.items()}
+        return {_fill(name, values): _fill(part, values) for name, part in tree.items()}
     if isinstance(tree, list):
-        return [_fill(part, words) for part in tree]
+        return [_fill(part, values) for part in tree]
     if not isinstance(tree, str) or "{" not in tree:
         return tree
-    name = next((name for name in words if name in tree), None)
-    return tree if name is None else tree.replace(name, words[name])
+    name = next((name for name in values if name in tree), None)
+    return tree if name is None else tree.replace(name, values[name])
 
 
 # --- the page about the document ----------------------------------------------------------------

@@ -103,7 +103,7 @@ class Unread:
     def _missing(self) -> Column:
         names = [F.when(_column(field.name).isNull(), F.lit(field.name)) for field in self.fields]
         return F.concat(
-            F.lit("Spark could not read all of it; null is: "), F.concat_ws(", ", *names)
+            F.lit("Spark could not read all of it; null columns: "), F.concat_ws(", ", *names)
         )
 
     def _faults(self) -> Iterator[Column]:

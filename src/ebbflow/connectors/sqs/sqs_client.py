@@ -148,7 +148,7 @@ class SqsAccess:
             )
         return SetupError(
             f"{self} refuses: {describe_client_error(error)}.",
-            "Correct the login or what it may do.",
+            "Correct the login or its permissions.",
         )
 
 
