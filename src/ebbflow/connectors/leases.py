@@ -30,7 +30,7 @@ from ebbflow.domain.user_source import Source, SourceMessage
 Handle = TypeVar("Handle")
 Item = TypeVar("Item")
 
-MOST_LENT = 10_000
+MOST_LEASED = 10_000
 """The most messages of a queue service in one process, which has to renew their leases."""
 
 _CALLS = 8
@@ -73,10 +73,10 @@ class Leases(Generic[Handle]):
         with self._change:
             return [self._handles[offset] for offset in offsets if offset in self._handles]
 
-    def let_go(self, offsets: Sequence[bytes], *, at_rest: bool = False) -> None:
-        """Stops renewing messages; with ``at_rest``, first waits until no renewal is running."""
+    def remove(self, offsets: Sequence[bytes], *, after_renewal: bool = False) -> None:
+        """Stops renewing messages; with ``after_renewal``, first waits for a running renewal."""
         with self._change:
-            self._change.wait_for(lambda: not (at_rest and self._renewing))
+            self._change.wait_for(lambda: not (after_renewal and self._renewing))
             for offset in offsets:
                 self._handles.pop(offset, None)
 
@@ -105,14 +105,14 @@ class Leases(Generic[Handle]):
 # --- queue services -----------------------------------------------------------------------------
 
 
-class Lent(NamedTuple):
+class LeasedMessage(NamedTuple):
     """A message, and the queue's handle for this delivery of it."""
 
     handle: str
     message: SourceMessage
 
 
-class LendingQueue(ABC):
+class QueueService(ABC):
     """A queue service. Several threads call it at once.
 
     Every method raises ``Unavailable`` for a temporary failure, and ``SetupError`` for any other.
@@ -136,7 +136,7 @@ class LendingQueue(ABC):
         """Closes the connection."""
 
     @abstractmethod
-    def receive(self, limit: int) -> list[Lent]:
+    def receive(self, limit: int) -> list[LeasedMessage]:
         """Leases up to ``limit`` messages; waits about a second for the first."""
 
     @abstractmethod
@@ -166,7 +166,7 @@ class LeasedSource(Source):
     unless their leases have expired, they can be settled and are not received again.
     """
 
-    def __init__(self, queue: LendingQueue, lease: float) -> None:
+    def __init__(self, queue: QueueService, lease: float) -> None:
         self._queue = queue
         self._lease = lease
         self._leases: Leases[str] = Leases(queue.name, lease, self._renew)
@@ -210,7 +210,7 @@ class LeasedSource(Source):
         """Removes messages from the queue; ignores those that are not in flight here."""
         with self._noting_failures():
             self._in_pieces(self._queue.settle, self._leases.find(offsets))
-        self._leases.let_go(offsets)
+        self._leases.remove(offsets)
         with self._change:
             self._change.notify_all()  # there is room again
 
@@ -262,25 +262,25 @@ class LeasedSource(Source):
             if number and not self._is_busy.wait(_PAUSE):
                 continue
             with self._change:
-                limit = min(self._queue.most, MOST_LENT - len(self._leases))
+                limit = min(self._queue.most, MOST_LEASED - len(self._leases))
                 if limit <= 0 or self._closing.is_set():
                     self._change.wait(_PAUSE)
                     continue
             try:
-                lent = self._queue.receive(limit)
+                leased = self._queue.receive(limit)
             except EbbflowError as error:
                 self._fail(error)
                 continue
-            self._take_in(lent)
-            if len(lent) == limit:
+            self._take_in(leased)
+            if len(leased) == limit:
                 self._is_busy.set()
             elif not self._closing.is_set():
                 self._is_busy.clear()
 
-    def _take_in(self, lent: Sequence[Lent]) -> None:
+    def _take_in(self, leased: Sequence[LeasedMessage]) -> None:
         with self._change:
-            self._leases.take({each.message.offset: each.handle for each in lent})
-            self._arrived += [each.message for each in lent]
+            self._leases.take({each.message.offset: each.handle for each in leased})
+            self._arrived += [each.message for each in leased]
             self._failure = None
             self._change.notify_all()
 

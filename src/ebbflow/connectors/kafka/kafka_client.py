@@ -190,14 +190,14 @@ def find_topics(
     topics: Iterable[str],
     access: KafkaAccess,
     errors_seen: ClientErrors,
-    made_by_asking: bool = False,
+    may_be_created: bool = False,
 ) -> None:
     """Makes sure that every topic exists; ``SetupError`` says what is wrong.
 
-    With ``made_by_asking`` a missing topic is awaited: brokers may create it when a producer asks
+    With ``may_be_created`` a missing topic is awaited: brokers may create it when a producer asks
     for it, which takes a moment.
     """
-    final = _FORBIDDEN if made_by_asking else _FORBIDDEN | _MISSING
+    final = _FORBIDDEN if may_be_created else _FORBIDDEN | _MISSING
     deadline = time.monotonic() + access.answer_within
     for topic in topics:
         while (error := _ask(client, topic)) is not None:
@@ -240,7 +240,7 @@ def explain_unreachable(
     )
 
 
-def commit_for_certain(consumer: Consumer, offsets: list[TopicPartition]) -> None:
+def commit_and_confirm(consumer: Consumer, offsets: list[TopicPartition]) -> None:
     """Commits offsets and waits until it is confirmed.
 
     Gives up after a while, or if a partition belongs to another member. Whoever has the partition

@@ -164,7 +164,7 @@ class KafkaSink:
         """Connects; ``SetupError`` if the brokers or the topic cannot be reached."""
         outbox, access = self.outbox_kind(self._settings), self._settings.access
         topics = [self._settings.topic]
-        find_topics(outbox.producer, topics, access, outbox.errors_seen, made_by_asking=True)
+        find_topics(outbox.producer, topics, access, outbox.errors_seen, may_be_created=True)
         try:
             outbox.begin()
         except Unanswered as unanswered:

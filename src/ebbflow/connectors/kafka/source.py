@@ -33,7 +33,7 @@ from ebbflow.connectors.kafka.kafka_client import (
     GroupOffsets,
     KafkaSourceSettings,
     Partition,
-    commit_for_certain,
+    commit_and_confirm,
     consumer_settings,
     describe_kafka_error,
     find_topics,
@@ -376,7 +376,7 @@ class KafkaSource(Source):
             )
             if ends:
                 offsets = [TopicPartition(*partition, end) for partition, end in ends.items()]
-                commit_for_certain(consumer, offsets)
+                commit_and_confirm(consumer, offsets)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         gone = self._assigned_among(partitions)
@@ -384,7 +384,7 @@ class KafkaSource(Source):
         for partition in gone:
             self._partitions[partition].committed = None
         if moved := self._to_commit(gone):
-            commit_for_certain(consumer, moved)
+            commit_and_confirm(consumer, moved)
         self._forget(gone)
 
     def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:

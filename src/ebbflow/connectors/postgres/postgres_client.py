@@ -250,7 +250,7 @@ def require_columns(table: CatalogueTable, names: Sequence[str]) -> None:
 
 
 @contextmanager
-def looking(access: PostgresAccess) -> Iterator[psycopg.Connection[Any] | None]:
+def connect_for_checks(access: PostgresAccess) -> Iterator[psycopg.Connection[Any] | None]:
     """Connects to check the catalogue when a run begins; yields ``None`` while the server is down.
 
     The vertex waits for a server that is down. A wrong login or table ends the run: ``SetupError``.

@@ -239,7 +239,7 @@ class PostgresSource(Source):
     def ack(self, offsets: Sequence[bytes]) -> None:
         """Deletes rows, or marks them as done."""
         self._run(self._queue.settle, (_texts(offsets),))
-        self._leases.let_go(offsets)
+        self._leases.remove(offsets)
 
     @override
     def nack(self, nacks: Sequence[NackOffset]) -> None:
@@ -247,7 +247,7 @@ class PostgresSource(Source):
         offsets = [nack.offset for nack in nacks]
         delays = [(nack.options.delay or 0) / 1000 for nack in nacks]
         # First, so that a renewed lease does not replace the delay.
-        self._leases.let_go(offsets, at_rest=True)
+        self._leases.remove(offsets, after_renewal=True)
         self._run(self._queue.give_back, (_texts(offsets), delays))
 
     @override

@@ -121,13 +121,13 @@ class PostgresSinkSpec(PostgresSection, SinkSection):
     def plan(self) -> UserSink:
         """Returns the sink; ``SetupError`` if the table cannot be written as configured."""
         access = self.access()
-        from ebbflow.connectors.postgres.postgres_client import looking
+        from ebbflow.connectors.postgres.postgres_client import connect_for_checks
         from ebbflow.connectors.postgres.rows import PostgresSinkSettings, Target
         from ebbflow.connectors.postgres.sink import PostgresSink
 
         marks = self.marks_table if self.exactly_once else None
         settings = self.freeze("Postgres", PostgresSinkSettings, access=access, marks=marks)
-        with looking(access) as connection:
+        with connect_for_checks(access) as connection:
             if connection is not None:
                 Target(connection, settings)
         return UserSink(partial(PostgresSink, settings), "columnar", WHOLE_CHUNK)
@@ -161,7 +161,7 @@ class PostgresSourceSpec(PostgresSection, SourceSection):
     def plan(self, pipeline: str, vertex: str) -> Pulled:
         """Returns the source; ``SetupError`` if the table cannot be a queue."""
         access = self.access()
-        from ebbflow.connectors.postgres.postgres_client import looking
+        from ebbflow.connectors.postgres.postgres_client import connect_for_checks
         from ebbflow.connectors.postgres.source import (
             PostgresSource,
             PostgresSourceSettings,
@@ -169,7 +169,7 @@ class PostgresSourceSpec(PostgresSection, SourceSection):
         )
 
         settings: Any = self.freeze("Postgres", PostgresSourceSettings, access=access)
-        with looking(access) as connection:
+        with connect_for_checks(access) as connection:
             if connection is not None:
                 QueueTable(connection, settings)
         return Pulled(partial(PostgresSource, settings))

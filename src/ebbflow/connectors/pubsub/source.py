@@ -15,7 +15,7 @@ from typing import Any
 from google.api_core import exceptions
 from typing_extensions import override
 
-from ebbflow.connectors.leases import LeasedSource, LendingQueue, Lent
+from ebbflow.connectors.leases import LeasedMessage, LeasedSource, QueueService
 from ebbflow.connectors.pubsub.pubsub_client import EMPTY, ENCODED_KEYS, WITHIN, PubsubAccess
 from ebbflow.domain.errors import Unavailable
 from ebbflow.domain.user_source import SourceMessage
@@ -41,7 +41,7 @@ class PubsubSource(LeasedSource):
         super().__init__(PubsubSubscription(settings), settings.lease)
 
 
-class PubsubSubscription(LendingQueue):
+class PubsubSubscription(QueueService):
     """One subscription; calls are for up to a thousand messages."""
 
     most = _AT_ONCE
@@ -71,23 +71,23 @@ class PubsubSubscription(LendingQueue):
             self._client.transport.close()
 
     @override
-    def receive(self, limit: int) -> list[Lent]:
+    def receive(self, limit: int) -> list[LeasedMessage]:
         """Pulls messages, and leases them."""
         with self._access.explaining():
             try:
-                lent = self._pull(limit, _PULL)
+                leased = self._pull(limit, _PULL)
             except exceptions.DeadlineExceeded:
-                lent = self._look(limit)
-        if lent:  # the subscription's own deadline may be shorter than the lease
-            self.hide([each.handle for each in lent], self._lease)
-        return lent
+                leased = self._pull_now(limit)
+        if leased:  # the subscription's own deadline may be shorter than the lease
+            self.hide([each.handle for each in leased], self._lease)
+        return leased
 
-    def _pull(self, limit: int, timeout: float, **more: bool) -> list[Lent]:
+    def _pull(self, limit: int, timeout: float, **more: bool) -> list[LeasedMessage]:
         request = {**self._target, "max_messages": limit, **more}
         answer = self._client.pull(request, retry=None, timeout=timeout)
         return [read_received(received) for received in answer.received_messages]
 
-    def _look(self, limit: int) -> list[Lent]:
+    def _pull_now(self, limit: int) -> list[LeasedMessage]:
         """Pulls without waiting, to find out whether there were no messages or no server."""
         try:
             return self._pull(limit, _ANSWERED_WITHIN, return_immediately=True)
@@ -109,7 +109,7 @@ class PubsubSubscription(LendingQueue):
             self._client.modify_ack_deadline(request, retry=None, timeout=WITHIN)
 
 
-def read_received(received: Any) -> Lent:
+def read_received(received: Any) -> LeasedMessage:
     """Returns a leased message."""
     raw = received.message
     headers = dict(raw.attributes)
@@ -124,7 +124,7 @@ def read_received(received: Any) -> Lent:
         # The same in all processes: a subscription has no partitions.
         partition=0,
     )
-    return Lent(received.ack_id, message)
+    return LeasedMessage(received.ack_id, message)
 
 
 def _read_keys(text: str | None) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 from typing_extensions import override
 
-from ebbflow.connectors.leases import LeasedSource, LendingQueue, Lent
+from ebbflow.connectors.leases import LeasedMessage, LeasedSource, QueueService
 from ebbflow.connectors.sqs.sqs_client import SqsAccess, code_of
 from ebbflow.connectors.sqs.sqs_messages import GROUP, read_raw
 
@@ -48,7 +48,7 @@ class SqsSource(LeasedSource):
         super().__init__(SqsQueue(settings), settings.visibility_timeout)
 
 
-class SqsQueue(LendingQueue):
+class SqsQueue(QueueService):
     """One queue; calls are for up to ten messages."""
 
     most = _LONGEST_CALL
@@ -72,7 +72,7 @@ class SqsQueue(LendingQueue):
             self._client.close()
 
     @override
-    def receive(self, limit: int) -> list[Lent]:
+    def receive(self, limit: int) -> list[LeasedMessage]:
         """Receives up to ten messages, each hidden for the visibility timeout."""
         settings = self._settings
         with self._access.explaining():

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 
-from ebbflow.connectors.leases import Lent
+from ebbflow.connectors.leases import LeasedMessage
 from ebbflow.domain.message import Datum
 from ebbflow.domain.user_source import SourceMessage
 
@@ -108,7 +108,7 @@ def entry_size(entry: Mapping[str, Any]) -> int:
 
 def read_raw(
     raw: Mapping[str, Any], attributes: Sequence[str], message_attributes: Sequence[str]
-) -> Lent:
+) -> LeasedMessage:
     """Returns a leased message; the SQS system attributes in ``attributes`` become headers."""
     own: Mapping[str, str] = raw.get("Attributes", {})
     found = {
@@ -133,7 +133,7 @@ def read_raw(
         partition=0,
         metadata=metadata if message_attributes and wanted else None,
     )
-    return Lent(raw["ReceiptHandle"], message)
+    return LeasedMessage(raw["ReceiptHandle"], message)
 
 
 def _attribute(attribute: Mapping[str, Any]) -> str | bytes:
