@@ -581,7 +581,7 @@ class PulsarUser(Part):
 
 
 class PulsarAuth(Part):
-    """A login: exactly one of both.
+    """A login: exactly one of the two.
 
     ``token``: a JSON web token
     """
@@ -814,7 +814,7 @@ class Pubsub(Connector):
 
 
 class Trigger(Part):
-    """When a query looks for new rows; exactly one of both fields.
+    """When a query looks for new rows; exactly one of the two fields.
 
     ``processing_time``: look for new rows this often; left out, all the time
     ``available_now``: end when everything that exists at the start is read

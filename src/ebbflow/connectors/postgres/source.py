@@ -61,7 +61,7 @@ class PostgresSourceSettings:
 
 
 class QueueTable:
-    """Checks one table and makes the statements for it."""
+    """Checks one table and builds the statements for it."""
 
     def __init__(self, connection: psycopg.Connection[Any], settings: PostgresSourceSettings):
         self._settings = settings

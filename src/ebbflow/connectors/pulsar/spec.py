@@ -59,7 +59,7 @@ class PulsarUser(Section):
 
 
 class PulsarAuth(Section):
-    """A login: exactly one of both."""
+    """A login: exactly one of the two."""
 
     token: SecretRef | None = Field(default=None, description="a JSON web token")
     basic_auth: PulsarUser | None = None

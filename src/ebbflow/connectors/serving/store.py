@@ -1,9 +1,9 @@
 """Stored facts about requests: records of ended ones and checkpoints, for callers and recovery.
 
-Both are in the bucket of the answers, whose keys have four parts. ``<request>.<pipeline>`` is the
-record of an ended request. Records are written in the background, many at a time, and retried until
-they are stored. ``checkpoint.<pipeline>.<vertex>`` says from where the trail has to be read after a
-crash.
+Both are in the bucket of the answers. ``<request>.<pipeline>`` is the record of an ended request.
+Records are written in the background, many at a time, and retried until they are stored.
+``checkpoint.<pipeline>.<vertex>`` says from where the trail has to be read after a crash. Keys of
+answers have four parts.
 
 A request is stored when its row is in the buffer of the source. The row leaves the buffer only when
 the source's task is done with it, and by then the trail has rows of the request. So the buffer

@@ -80,7 +80,7 @@ class SparkSection(FormatSection):
 
 
 class Trigger(Section):
-    """When a query looks for new rows; exactly one of both fields."""
+    """When a query looks for new rows; exactly one of the two fields."""
 
     processing_time: fields.Wait | None = Field(
         default=None, description="look for new rows this often; left out, all the time"
