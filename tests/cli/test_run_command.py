@@ -102,7 +102,7 @@ def test_a_secret_that_is_missing_ends_the_run_of_the_pipeline_that_was_named(sp
     )
     assert (unclear.exit_code, named.exit_code) == (1, 3)
     assert (
-        "ebbflow: The Secret web with the key token is not here; it is to hold the token of the "
+        "ebbflow: The Secret web with the key token is not here; it must hold the token of the "
         "http source in. Looked at the variable EBBFLOW_SECRET_WEB__TOKEN, the files "
         f"{folder}/web/token and {folder}/web.token, the Secret documents of the pipeline's file.\n"
     ) in named.stderr

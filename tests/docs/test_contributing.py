@@ -305,4 +305,4 @@ def test_built_in_connectors_keep_their_names_and_the_doctor_names_who_wants_the
     assert "The connector blackhole of the package greedy cannot be loaded" in said
     assert "greedy.SqliteSinkSpec of the package greedy" in said
     assert "BlackholeSpec of the package ebbflow" in said
-    assert "The package odd ships a connector called my-sink, which cannot be" in said
+    assert "The package odd ships a connector called my-sink, which is not a" in said

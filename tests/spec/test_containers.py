@@ -72,10 +72,10 @@ def enrich_of(folder: Path, *lines: str, secrets: Path | None = None) -> CodeSec
         ),
         (
             ["command: [a]", "env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]"],
-            "11:59: EB104 'fieldPath': 'status.podIP' of a pod is not known here; known are "
-            "metadata.name, metadata.namespace, "
+            "11:59: EB104 'fieldPath': 'status.podIP' of a pod is not known here; the "
+            "known fields are metadata.name, metadata.namespace, "
             "metadata.labels['numaflow.numaproj.io/pipeline-name'], "
-            "metadata.labels['numaflow.numaproj.io/vertex-name']; write a value: in its place",
+            "metadata.labels['numaflow.numaproj.io/vertex-name']; write a value: instead",
         ),
         (
             ["command: [a]", "resources: {limits: {cpu: much}}"],
@@ -161,7 +161,7 @@ def test_variables_come_from_all_their_places(
     [
         (
             "env: [{name: P, valueFrom: {secretKeyRef: {name: login, key: word}}}]",
-            "it is to hold the variable P of the container org/a",
+            "it must hold the variable P of the container org/a",
         ),
         ("envFrom: [{secretRef: {name: login}}]", "The Secret login is not here; the container "),
     ],

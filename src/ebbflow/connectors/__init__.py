@@ -1,19 +1,19 @@
-"""Sources and sinks: the classes to name them in Python, and what they are made of.
+"""Sources and sinks: the classes to use them from Python, and their implementation.
 
     from ebbflow.connectors import Generator, Kafka, Log
 
-    base       what a connector is made of: sections, ``@source`` and ``@sink``, settings
+    base       the base of all connectors: sections, ``@source`` and ``@sink``, settings
     registry   all connectors, also those that other packages ship
-    plans      what sections become, as plain data for workers
-    part       parts of a pipeline that Python writes as keyword arguments
-    leases     messages that a queue lends, for Postgres, SQS and Pub/Sub
-    typed      their classes, generated from the sections
+    plans      the plans that sections become, as plain data for workers
+    part       parts of a pipeline, written as keyword arguments in Python
+    leases     leased messages of a queue, for Postgres, SQS and Pub/Sub
+    typed      the classes of parts, generated from the sections
     builtin    the sections of log, blackhole, generator and file
 
-A connector that another package ships has its class here too: ``sqlite`` is ``Sqlite``. In a folder
-``spec`` has the sections, ``source`` and ``sink`` what runs. CONTRIBUTING shows how to add one.
-Programs import the classes; the model of a spec and the planner import sections and plans. Start
-with ``base``.
+A connector that another package ships has its class here, too: ``sqlite`` is ``Sqlite``. In a
+connector's folder, ``spec`` has the sections, and ``source`` and ``sink`` the code that runs.
+CONTRIBUTING shows how to add a connector. Programs import the classes; the model of a spec and the
+planner import sections and plans. Start with ``base``.
 """
 
 from typing import Any

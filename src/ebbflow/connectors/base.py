@@ -1,15 +1,15 @@
-"""What every connector is made of: a section of a spec, its plan, and its place in the tables.
+"""The parts of every connector: a section of a spec, its plan, and its place in the tables.
 
-A connector is a class of fields, ``SourceSection`` or ``SinkSection``, with ``@source("name")`` or
-``@sink("name")`` above it. Lint reads the fields. The driver asks a section for its plan once, when
-a run begins. That is when ``freeze`` reads secrets and ``require_extra`` looks for optional
-packages, so whoever starts a pipeline learns of mistakes at once. A section imports its client only
-then: lint needs no clients. Workers get plans. Where the section has its own module, they need
-neither that nor pydantic.
+A connector is a class of fields, ``SourceSection`` or ``SinkSection``, decorated with
+``@source("name")`` or ``@sink("name")``. Lint reads the fields. The driver asks a section for its
+plan once, when a run begins. Then ``freeze`` reads secrets and ``require_extra`` checks for
+optional packages, so the user who starts a pipeline sees mistakes at once. A section imports its
+client only then: lint needs no clients. Workers get plans. If the section has its own module, they
+need neither that module nor pydantic.
 
 Lint, planner, provisioning, permissions, builders and reference pages read the tables ``SOURCES``
-and ``SINKS`` and name no kind themselves. ``registry`` fills them, also with what other packages
-ship.
+and ``SINKS`` and name no kind themselves. ``registry`` fills them, also with connectors of other
+packages.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class ConnectorSection(Section):
-    """The fields of a connector, which become plain settings for workers."""
+    """The fields of a connector, which are converted to plain settings for workers."""
 
     @overload
     def freeze(self, whose: str, /, **computed: Any) -> Settings: ...
@@ -63,10 +63,10 @@ class ConnectorSection(Section):
     def freeze(self, whose: str, into: Any = Settings, /, **computed: Any) -> Any:
         """Returns the fields as plain data that workers read without pydantic.
 
-        Secrets are read, durations are seconds, lists are tuples, mappings are tuples of pairs, and
-        sections are ``Settings``. ``whose`` names the connector in errors about secrets, as in "the
-        sqlite sink". ``computed`` are values in place of those of fields, or next to them. ``into``
-        is a dataclass, which gets the fields that it has too.
+        Secrets are read. Durations become seconds, lists tuples, mappings tuples of pairs, and
+        sections ``Settings``. ``whose`` names the connector in errors about secrets, as in "the
+        sqlite sink". ``computed`` values replace or supplement those of fields. ``into`` is a
+        dataclass that gets the fields it declares.
         """
         names = type(self).model_fields.keys() - computed.keys()
         if into is not Settings:
@@ -78,7 +78,7 @@ class SourceSection(ConnectorSection):
     """The fields of one kind of source."""
 
     def plan(self, pipeline: str, vertex: str) -> GeneratorPlan | Pulled | FeedPlan:
-        """Returns what the vertex reads from. The driver calls it; ``SetupError`` ends the run."""
+        """Returns the plan of the source. The driver calls it; ``SetupError`` ends the run."""
         raise NotImplementedError
 
 
@@ -87,11 +87,11 @@ class SinkSection(ConnectorSection):
 
     @property
     def alone(self) -> str | None:
-        """The field, if any, with which it must be the one sink of a vertex with one partition."""
+        """The field, if any, that requires one partition and no other sink of the vertex."""
         return None
 
     def plan(self) -> SinkPlan:
-        """Returns what the vertex writes with. The driver calls it; ``SetupError`` ends the run."""
+        """Returns the plan of the sink. The driver calls it; ``SetupError`` ends the run."""
         raise NotImplementedError
 
 
@@ -120,13 +120,13 @@ def _freeze(value: Any, what: str, field: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SourceKind:
-    """A kind of source: its section, and how its messages come to the vertex.
+    """A kind of source: its section, and how its messages reach the vertex.
 
-    ``feeds`` if a feed on the driver stores them in the vertex's own buffer first. ``returns`` if
-    nacked messages may go back to the outside system, which a ledger then records. ``remembers`` if
-    the ids that senders gave are written down, to recognise copies. ``serves`` if each message is a
-    request whose caller waits for answers: all vertices of the pipeline then write down what became
-    of every message. With none of these the vertex's task makes the messages itself.
+    ``feeds``: a feed on the driver stores them in the vertex's own buffer first. ``returns``:
+    nacked messages may be returned to the outside system, which a ledger then records.
+    ``remembers``: the ids that senders give are written down, to recognise copies. ``serves``: each
+    message is a request whose caller waits for answers, so all vertices of the pipeline record the
+    outcome of every message. With none of these the vertex's task creates the messages itself.
     """
 
     section: type[SourceSection]
@@ -138,9 +138,9 @@ class SourceKind:
 
 @dataclass(frozen=True, slots=True)
 class SinkKind:
-    """A kind of sink: its section. ``batched`` if Spark writes whole batches of its messages.
+    """A kind of sink: its section. ``batched``: Spark writes whole batches of its messages.
 
-    ``answers`` if it can answer a request.
+    ``answers``: it can answer a request.
     """
 
     section: type[SinkSection]
@@ -167,7 +167,7 @@ def source(
     remembers: bool = False,
     serves: bool = False,
 ) -> Callable[[type[Source]], type[Source]]:
-    """Registers the section below as a kind of source; see ``SourceKind`` for the options."""
+    """Registers the decorated section as a kind of source; see ``SourceKind`` for the options."""
 
     def register(section: type[Source]) -> type[Source]:
         _register(SOURCES, "source", name, SourceKind(section, feeds, returns, remembers, serves))
@@ -179,7 +179,7 @@ def source(
 def sink(
     name: str, *, batched: bool = False, answers: bool = False
 ) -> Callable[[type[Sink]], type[Sink]]:
-    """Registers the section below as a kind of sink; see ``SinkKind`` for the options."""
+    """Registers the decorated section as a kind of sink; see ``SinkKind`` for the options."""
 
     def register(section: type[Sink]) -> type[Sink]:
         _register(SINKS, "sink", name, SinkKind(section, batched, answers))
@@ -189,7 +189,7 @@ def sink(
 
 
 def _register(table: dict[str, Kind], role: str, name: str, kind: Kind) -> None:
-    """Adds a kind; ``SetupError`` names both packages if another connector has its name."""
+    """Adds a kind; ``SetupError`` names both packages if another connector has the same name."""
     there = table.get(name)
     if there is not None and _place_of(there.section) != _place_of(kind.section):
         one, other = (_place_of(each.section) for each in (there, kind))

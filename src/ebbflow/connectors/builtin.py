@@ -1,6 +1,7 @@
 """The small connectors in a spec: log, blackhole, generator and file.
 
-What runs is in ``plans``, ``generator`` and ``file``, which workers import without pydantic.
+The code that runs is in ``plans``, ``generator`` and ``file``, which workers import without
+pydantic.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 PLACES = ("pipeline", "vertex", "partition")
-"""What a path of the file sink may name in braces."""
+"""The placeholders in a path of the file sink."""
 
 
 @sink("log")
@@ -38,7 +39,7 @@ class LogSpec(SinkSection):
 
 @sink("blackhole")
 class BlackholeSpec(SinkSection):
-    """Forgets every message. Has no settings."""
+    """Discards every message. Has no settings."""
 
     def plan(self) -> BlackholeSink:
         """Returns the plan of a blackhole sink."""
@@ -47,16 +48,16 @@ class BlackholeSpec(SinkSection):
 
 @source("generator")
 class GeneratorSpec(SourceSection):
-    """Makes messages up: ``rpu`` of them per ``duration``, for ever or until ``messages``."""
+    """Generates ``rpu`` messages per ``duration``, forever or until there are ``messages``."""
 
     rpu: fields.Positive = Field(
         default=5,
-        description="messages per `duration`, of each partition; without it and with `messages`: "
-        "as fast as it goes",
+        description="messages per `duration`, of each partition; left out next to `messages`: as "
+        "fast as possible",
     )
-    duration: fields.Millis = Field(default=1_000, description="the time that `rpu` is about")
+    duration: fields.Millis = Field(default=1_000, description="the time that `rpu` refers to")
     msg_size: fields.Count = Field(
-        default=8, description="8, and the bytes of padding in the payload"
+        default=8, description="8 plus the bytes of padding in the payload"
     )
     key_count: fields.Count = Field(default=0, description="this many different keys; 0 for none")
     value: StrictInt | None = Field(
@@ -66,20 +67,20 @@ class GeneratorSpec(SourceSection):
         default=None, description="the whole payload of every message"
     )
     jitter: fields.Millis = Field(
-        default=0, description="event times lie up to this many whole seconds back, at random"
+        default=0, description="event times are up to this many whole seconds back, at random"
     )
     messages: fields.Positive | None = Field(default=None, description="end after this many")
 
     @property
     def blob(self) -> bytes | None:
-        """The payload that every message is to have, if one was given."""
+        """The payload of every message, if one is configured."""
         return None if self.value_blob is None else base64.b64decode(self.value_blob)
 
     @property
     def rate(self) -> float | None:
         """Messages a second; ``None`` for as many as the buffers take.
 
-        A fixed number of messages without a rate is made as fast as it goes.
+        A fixed number of messages without a rate is generated as fast as possible.
         """
         unlimited = self.messages is not None and "rpu" not in self.model_fields_set
         return None if unlimited else self.rpu * 1000 / max(1, self.duration)
@@ -107,7 +108,7 @@ def _template(value: str) -> str:
             known = ", ".join(f"{{{place}}}" for place in PLACES)
             raise PydanticCustomError(
                 "EB104",
-                "{name} is not a placeholder; there are {known}",
+                "{name} is not a placeholder; the placeholders are {known}",
                 {"name": shown(f"{{{name}}}"), "known": known},
             )
     return value
@@ -119,21 +120,21 @@ Template = Annotated[StrictStr, AfterValidator(_template)]
 
 @sink("file")
 class FileSinkSpec(SinkSection):
-    """Appends messages to a file: their values as lines, or all of each as a line of JSON."""
+    """Appends messages to a file: their values as lines, or whole messages as lines of JSON."""
 
     path: Template = Field(
         description="the file; `{pipeline}`, `{vertex}` and `{partition}` are placeholders"
     )
     format: Literal["lines", "json"] = Field(
         default="lines",
-        description="the value of each message as a line, or all of it as a line of JSON",
+        description="each message's value as a line, or the whole message as a line of JSON",
     )
     max_bytes: fields.Positive | None = Field(
-        default=None, description="the size at which a file is set aside and a new one begun"
+        default=None, description="the size at which the file is rotated"
     )
 
     def plan(self) -> UserSink:
-        """Returns the sink; a path that is not absolute begins where the run is started."""
+        """Returns the sink; a relative path is relative to the folder where the run starts."""
         from ebbflow.connectors.file import FileSettings, FileSink
 
         settings = self.freeze("", FileSettings, path=os.path.abspath(self.path))

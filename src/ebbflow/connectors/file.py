@@ -1,12 +1,12 @@
 """The file sink: appends messages to files, one line each.
 
-A message is answered with OK when its line is on disk: written, flushed and synced, the file's
-entry in its folder as well. What a crash leaves of a line that was being written has no line end.
-The next call cuts it off before it writes, so a reader that goes by line ends never takes it for a
-message; that message had no OK and is redelivered. Everything happens under a lock of
-the file's, so that several processes can write to one.
+The response for a message is OK when its line is on disk: written and synced, and so is the file's
+entry in its folder. A crash may leave a partial line without a line end. The next call removes it
+before it writes, so a reader that relies on line ends never takes it for a message; that message
+had no OK and is redelivered. The file is locked during each call, so several processes can write to
+one file.
 
-``json_record`` is a message as one JSON object, which the HTTP sink posts as well.
+``json_record`` writes a message as one JSON object; the HTTP sink uses it, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VARIABLES = {
     "partition": "NUMAFLOW_REPLICA",
 }
 _LOOK_BACK = 64 * 1024
-# No retry could help, so there is none.
+# A retry cannot help, so there is none.
 _NO_LINE = Response.nack(
     reason="its value has a line break, which only format: json can keep", max_deliveries=0
 )
@@ -46,9 +46,9 @@ _NO_LINE = Response.nack(
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """A file and its form. ``path`` may have ``{pipeline}``, ``{vertex}`` and ``{partition}``.
+    """A file and its format. ``path`` may have ``{pipeline}``, ``{vertex}`` and ``{partition}``.
 
-    A file that has reached ``max_bytes`` is set aside under its name with a number.
+    A file that has reached ``max_bytes`` is renamed with a number, and a new one begins.
     """
 
     path: str
@@ -57,13 +57,13 @@ class FileSettings:
 
 
 class FileSink:
-    """Writes to the file of whichever partition its worker serves at the moment."""
+    """Writes to the file of the partition that its worker currently serves."""
 
     def __init__(self, settings: FileSettings) -> None:
         self._settings = settings
 
     def open(self) -> None:
-        """Sees whether the file can be written to; if not, the vertex is shown as failing."""
+        """Checks that the file can be written; if not, the vertex is shown as failing."""
         try:
             with _lock(self._path(), None):
                 pass
@@ -71,14 +71,14 @@ class FileSink:
             raise SetupError(f"{self._path()} cannot be written: {error.strerror}.") from None
 
     def __call__(self, batch: pa.RecordBatch) -> dict[int, Response]:
-        """Appends what can be a line; all of it is on disk, or nothing is."""
+        """Appends all messages that can be lines; either all are on disk, or none."""
         refused, lines = self._lines(batch)
         try:
             self._append(lines)
         except OSError as error:
             why = f"{self._path()}: {error.strerror}"
-            answer = Response.unavailable(what=why)
-            return dict.fromkeys(range(batch.num_rows), answer)
+            response = Response.unavailable(what=why)
+            return dict.fromkeys(range(batch.num_rows), response)
         return dict.fromkeys(refused, _NO_LINE)
 
     def _lines(self, batch: pa.RecordBatch) -> tuple[list[int], bytes | memoryview]:
@@ -111,7 +111,7 @@ class FileSink:
 
 @contextlib.contextmanager
 def _lock(path: Path, max_bytes: int | None) -> Iterator[int]:
-    """Opens the file, with whole lines only, and locks it until the context ends."""
+    """Opens the file, removes a partial line, and locks the file until the context ends."""
     _make(path.parent)
     while True:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -132,7 +132,7 @@ def _lock(path: Path, max_bytes: int | None) -> Iterator[int]:
 
 
 def _is_still(file: int, path: Path) -> bool:
-    """Returns whether the file still has its name: another process may have set it aside."""
+    """Returns whether the file still has its name: another process may have renamed it."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:
@@ -140,12 +140,12 @@ def _is_still(file: int, path: Path) -> bool:
 
 
 def _mend(file: int) -> int:
-    """Cuts off what is behind the last line end, and returns the size of the rest."""
+    """Removes everything after the last line end, and returns the remaining size."""
     size = os.fstat(file).st_size
     end = size
     while end > 0:
         start = max(0, end - _LOOK_BACK)
-        # As a rule the last byte is a line end, and there is nothing to look for.
+        # Usually the last byte is a line end, and no search is needed.
         start = end - 1 if end == size else start
         line_end = os.pread(file, end - start, start).rfind(b"\n")
         if line_end >= 0:
@@ -169,7 +169,7 @@ def _set_aside(path: Path) -> None:
 
 
 def _make(folder: Path) -> None:
-    """Makes the folder and those above it, as durable as what will be in it."""
+    """Creates the folder and its parents, and syncs their entries to disk."""
     if not folder.exists():
         _make(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -197,7 +197,7 @@ def json_record(datum: Datum) -> bytes:
     It has ``id``, ``value``, ``keys``, ``headers`` and ``eventTime``, in milliseconds since 1970. A
     value that is not UTF-8 is in ``valueBase64`` instead of ``value``.
     """
-    time = datum._get("event_time")  # a message without one is written without one
+    time = datum._get("event_time")  # null if the message has none
     fields: dict[str, Any] = {
         "id": datum.id,
         **_json_value(datum.value),

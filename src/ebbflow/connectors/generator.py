@@ -1,9 +1,9 @@
-"""The generator source: made-up messages at a steady rate, for demos, tests and benchmarks.
+"""The generator source: generated messages at a steady rate, for demos, tests and benchmarks.
 
 The payload is Numaflow's, ``{"id": "nanoseconds-partition", "value": n, "padding": [byte, …]}``
-with n counting from 0, or the blob that was given. With several partitions each makes its share of
-the numbers, and each at the rate that was asked for. The same number always has the same message
-id, so a replay after a crash is recognised.
+with n counting from 0, or the configured blob. With several partitions each generates its share of
+the numbers, each at the configured rate. A number always has the same message id, so a replay after
+a crash is recognised.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _now = partial(datetime.now, UTC)
 class GeneratorPlan:
     """The generator's settings.
 
-    ``rate`` is in messages a second for each partition, ``None`` for no limit. An event time is up
-    to ``jitter`` seconds, whole ones and fewer than that, before the message is made.
+    ``rate`` is in messages a second for each partition, ``None`` for no limit. An event time is a
+    whole number of seconds, less than ``jitter``, before the message is generated.
     """
 
     rate: float | None
@@ -43,7 +43,7 @@ class GeneratorPlan:
 
 
 class GeneratorInlet(Inlet):
-    """One partition of a generator. It keeps nothing: a number is all it takes to make a row."""
+    """One partition of a generator. It stores nothing: any row can be generated from its number."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class GeneratorInlet(Inlet):
 
     @property
     def exhausted(self) -> bool:
-        """Whether all messages asked for have been made."""
+        """Whether all configured messages have been generated."""
         return self._last is not None and self.mark.seq >= self._last
 
     def _allowed(self) -> int:
@@ -85,7 +85,7 @@ class GeneratorInlet(Inlet):
         return self._first + int(self._elapsed() * self._rate)
 
     def ready_in(self) -> float:
-        """Returns the seconds until the next message is to be made."""
+        """Returns the seconds until the next message is due."""
         if self.exhausted:
             return NEVER
         if self._rate is None:

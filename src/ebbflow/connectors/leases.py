@@ -1,13 +1,13 @@
-"""Messages that a queue lends: a lease hides them from other readers while they are in flight.
+"""Leased messages: a lease hides a message from a queue's other readers while it is in flight.
 
-``Leases`` renews leases for as long as messages are in flight. A process that is killed lets them
-run out: the queue then gives its messages to another one, so none is lost. ``LeasedSource`` is a
-source on a queue service (SQS, Pub/Sub) that lends messages by calls over the network: threads
-receive ahead, within a window, while the vertex works.
+``Leases`` renews the leases of messages in flight. If a process is killed, its leases expire and
+the queue delivers its messages to another process, so none is lost. ``LeasedSource`` is a source on
+a queue service (SQS, Pub/Sub) that leases messages by calls over the network: threads prefetch,
+within a window, while the vertex works.
 
-A leased source has no ``nack``. Ebbflow keeps what is nacked and settles it with the queue, because
-queues count in whole seconds, know no delay beyond some minutes or hours, and count redeliveries
-for themselves (decision 0065).
+A leased source has no ``nack``. Ebbflow keeps a nacked message itself and settles it with the
+queue, because queues count in whole seconds, limit delays to minutes or hours, and count
+redeliveries themselves (decision 0065).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ebbflow.domain.user_source import Source, SourceMessage
 Handle = TypeVar("Handle")
 Item = TypeVar("Item")
 
-MOST_LENT = 10_000
-"""Messages of a queue service that one process has at most: their leases have to be renewed."""
+MOST_LEASED = 10_000
+"""The most messages of a queue service in one process, which has to renew their leases."""
 
 _CALLS = 8
-"""Calls at once: each takes the time of a round trip, whatever it carries."""
+"""Concurrent calls: each takes a round trip, whatever its size."""
 _PAUSE = 0.5
 
 
 class Leases(Generic[Handle]):
-    """Messages in flight, each with what renews its lease; a thread does so in time.
+    """Messages in flight with the handles of their leases, which a thread renews in time.
 
     ``renew`` gets the handles of all messages in flight, three times within a lease of ``seconds``.
-    What it raises is as good as silence: the next renewal is a second attempt.
+    Its errors are ignored: the next renewal is a second attempt.
     """
 
     def __init__(
@@ -50,48 +50,48 @@ class Leases(Generic[Handle]):
     ) -> None:
         self._seconds = seconds
         self._renew = renew
-        self._held: dict[bytes, Handle] = {}
+        self._handles: dict[bytes, Handle] = {}
         self._renewing = False
         self._change = threading.Condition()
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-leases", daemon=True)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._handles)
 
     def start(self) -> None:
-        """Begins to renew leases."""
+        """Starts renewing leases."""
         self._keeper.start()
 
     def take(self, handles: Mapping[bytes, Handle]) -> None:
-        """Notes that these messages are in flight; a later handle of one replaces its first."""
+        """Adds messages in flight; a later handle of a message replaces its first."""
         with self._change:
-            self._held.update(handles)
+            self._handles.update(handles)
 
     def find(self, offsets: Sequence[bytes]) -> list[Handle]:
-        """Returns the handles of those that are in flight."""
+        """Returns the handles of those messages that are in flight."""
         with self._change:
-            return [self._held[offset] for offset in offsets if offset in self._held]
+            return [self._handles[offset] for offset in offsets if offset in self._handles]
 
-    def let_go(self, offsets: Sequence[bytes], *, at_rest: bool = False) -> None:
-        """Forgets messages: no renewal of one begins; ``at_rest`` also when none is under way."""
+    def remove(self, offsets: Sequence[bytes], *, after_renewal: bool = False) -> None:
+        """Stops renewing messages; with ``after_renewal``, first waits for a running renewal."""
         with self._change:
-            self._change.wait_for(lambda: not (at_rest and self._renewing))
+            self._change.wait_for(lambda: not (after_renewal and self._renewing))
             for offset in offsets:
-                self._held.pop(offset, None)
+                self._handles.pop(offset, None)
 
     def stop(self) -> dict[bytes, Handle]:
-        """Ends the renewals; returns what was in flight."""
+        """Ends the renewals; returns the messages in flight with their handles."""
         self._closed.set()
         if self._keeper.is_alive():
             self._keeper.join(5)
-        held, self._held = self._held, {}
-        return held
+        handles, self._handles = self._handles, {}
+        return handles
 
     def _keep(self) -> None:
         while not self._closed.wait(self._seconds / 3):
             with self._change:
-                handles, self._renewing = list(self._held.values()), True
+                handles, self._renewing = list(self._handles.values()), True
             try:
                 with contextlib.suppress(Exception):
                     if handles:
@@ -105,88 +105,87 @@ class Leases(Generic[Handle]):
 # --- queue services -----------------------------------------------------------------------------
 
 
-class Lent(NamedTuple):
-    """A message, and the handle by which the queue knows this delivery of it."""
+class LeasedMessage(NamedTuple):
+    """A message, and the queue's handle for this delivery of it."""
 
     handle: str
     message: SourceMessage
 
 
-class LendingQueue(ABC):
+class QueueService(ABC):
     """A queue service. Several threads call it at once.
 
-    Every method raises ``Unavailable`` for trouble that passes by itself, and ``SetupError`` for
-    what does not.
+    Every method raises ``Unavailable`` for a temporary failure, and ``SetupError`` for any other.
     """
 
     name: str
-    """What people call it, such as ``SQS queue orders``; also tells it from others."""
+    """A unique name for display, such as ``SQS queue orders``."""
 
     most: int
-    """Messages that one call receives, settles or hides at most."""
+    """The most messages that one call receives, settles or hides."""
 
     keeps_order: bool = False
-    """Whether there may be only one call at a time that receives, or an order would be lost."""
+    """Whether only one call at a time may receive, to keep messages in order."""
 
     @abstractmethod
     def open(self) -> None:
-        """Connects, and looks whether the queue is there."""
+        """Connects, and checks that the queue exists."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
 
     @abstractmethod
-    def receive(self, limit: int) -> list[Lent]:
+    def receive(self, limit: int) -> list[LeasedMessage]:
         """Leases up to ``limit`` messages; waits about a second for the first."""
 
     @abstractmethod
     def settle(self, handles: Sequence[str]) -> None:
-        """Takes messages off the queue. Handles that are no longer valid do not matter."""
+        """Removes messages from the queue. Ignores handles that are no longer valid."""
 
     @abstractmethod
     def hide(self, handles: Sequence[str], seconds: int) -> None:
-        """Sets leases to end in so many seconds; 0 frees the messages at once."""
+        """Makes leases end in ``seconds``; 0 frees the messages at once."""
 
     def depth(self) -> tuple[int, int] | None:
-        """Returns about how many messages wait, now or later, and how many all readers have.
+        """Returns about how many messages wait, delayed ones included, and how many are in flight.
 
-        ``None`` where the service does not say.
+        The latter counts those of all readers. ``None`` if the service does not say.
         """
         return None
 
 
 _left: dict[str, tuple[dict[bytes, str], deque[SourceMessage]]] = {}
-"""What a source that was closed during an outage had in flight, for the one that follows it."""
+"""Messages in flight of a source that was closed during an outage, for its successor."""
 
 
 class LeasedSource(Source):
-    """Reads a queue service. Threads receive ahead; acks and renewals are several calls at once.
+    """Reads a queue service. Threads prefetch; acks and renewals are several calls at once.
 
-    After an outage the source is made anew, and still knows the handles of what is in flight: these
-    messages are settled and not received again, as long as their leases have not run out.
+    After an outage Ebbflow recreates the source, which keeps the handles of messages in flight:
+    unless their leases have expired, they can be settled and are not received again.
     """
 
-    def __init__(self, queue: LendingQueue, lease: float) -> None:
+    def __init__(self, queue: QueueService, lease: float) -> None:
         self._queue = queue
         self._lease = lease
         self._leases: Leases[str] = Leases(queue.name, lease, self._renew)
         self._arrived: deque[SourceMessage] = deque()
         self._failure: EbbflowError | None = None
         self._hands_over = False
-        """Whether a call has failed, after which Ebbflow makes the source anew."""
+        """Whether a call has failed, after which Ebbflow recreates the source."""
         self._change = threading.Condition()
-        """Guards what has arrived and what failed."""
+        """Guards the arrived messages and the failure."""
         self._is_busy = threading.Event()
         self._closing = threading.Event()
         self._receivers: list[threading.Thread] = []
 
     def open(self) -> None:
-        """Connects and begins to receive; takes over what is in flight since an outage."""
+        """Connects and starts receiving; takes over messages in flight after an outage."""
         self._queue.open()
         self._calls = ThreadPoolExecutor(_CALLS, f"{self._queue.name}-calls")
-        held, self._arrived = _left.pop(self._queue.name, ({}, deque()))
-        self._leases.take(held)
+        handles, self._arrived = _left.pop(self._queue.name, ({}, deque()))
+        self._leases.take(handles)
         self._leases.start()
         for number in range(1 if self._queue.keeps_order else _CALLS // 2):
             thread = threading.Thread(
@@ -197,7 +196,7 @@ class LeasedSource(Source):
 
     @override
     def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
-        """Returns what has arrived; raises why nothing can be received."""
+        """Returns messages that have arrived; raises the error if none can be received."""
         with self._change:
             self._change.wait_for(lambda: self._arrived or self._failure, timeout.total_seconds())
             if not self._arrived and self._failure is not None:
@@ -208,10 +207,10 @@ class LeasedSource(Source):
 
     @override
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """Takes messages off the queue; those that are not in flight here do not matter."""
+        """Removes messages from the queue; ignores those that are not in flight here."""
         with self._noting_failures():
             self._in_pieces(self._queue.settle, self._leases.find(offsets))
-        self._leases.let_go(offsets)
+        self._leases.remove(offsets)
         with self._change:
             self._change.notify_all()  # there is room again
 
@@ -230,19 +229,19 @@ class LeasedSource(Source):
             return not self._leases and self._queue.depth() == (0, 0)
 
     def close(self) -> None:
-        """Frees what is in flight; during an outage leaves it to the source that follows."""
+        """Frees messages in flight; during an outage leaves them to the next source."""
         self._closing.set()
         with self._change:
             self._change.notify_all()
         self._is_busy.set()
         for thread in self._receivers:
             thread.join()
-        held = self._leases.stop()
-        if held and self._hands_over:
-            _left[self._queue.name] = (held, self._arrived)
-        elif held:
+        in_flight = self._leases.stop()
+        if in_flight and self._hands_over:
+            _left[self._queue.name] = (in_flight, self._arrived)
+        elif in_flight:
             with contextlib.suppress(EbbflowError):
-                self._in_pieces(lambda handles: self._queue.hide(handles, 0), [*held.values()])
+                self._in_pieces(lambda handles: self._queue.hide(handles, 0), [*in_flight.values()])
         if self._receivers:
             self._calls.shutdown()
         self._queue.close()
@@ -258,30 +257,30 @@ class LeasedSource(Source):
     # --- receiving ------------------------------------------------------------------------------
 
     def _receive(self, number: int) -> None:
-        """Receives until the source is closed. All but the first thread help while much waits."""
+        """Receives until the source is closed. Only the first thread receives while few wait."""
         while not self._closing.is_set():
             if number and not self._is_busy.wait(_PAUSE):
                 continue
             with self._change:
-                limit = min(self._queue.most, MOST_LENT - len(self._leases))
+                limit = min(self._queue.most, MOST_LEASED - len(self._leases))
                 if limit <= 0 or self._closing.is_set():
                     self._change.wait(_PAUSE)
                     continue
             try:
-                lent = self._queue.receive(limit)
+                leased = self._queue.receive(limit)
             except EbbflowError as error:
                 self._fail(error)
                 continue
-            self._take_in(lent)
-            if len(lent) == limit:
+            self._take_in(leased)
+            if len(leased) == limit:
                 self._is_busy.set()
             elif not self._closing.is_set():
                 self._is_busy.clear()
 
-    def _take_in(self, lent: Sequence[Lent]) -> None:
+    def _take_in(self, leased: Sequence[LeasedMessage]) -> None:
         with self._change:
-            self._leases.take({each.message.offset: each.handle for each in lent})
-            self._arrived += [each.message for each in lent]
+            self._leases.take({each.message.offset: each.handle for each in leased})
+            self._arrived += [each.message for each in leased]
             self._failure = None
             self._change.notify_all()
 
@@ -298,11 +297,11 @@ class LeasedSource(Source):
         self._in_pieces(lambda piece: self._queue.hide(piece, seconds), handles)
 
     def _in_pieces(self, call: Callable[[Sequence[str]], None], handles: Sequence[str]) -> None:
-        """Calls for as many handles as the queue takes in one call, several pieces at once."""
+        """Calls ``call`` with pieces of the handles, several at once."""
         deque(self._calls.map(call, pieces_of(handles, self._queue.most)), maxlen=0)
 
 
 def pieces_of(items: Sequence[Item], most: int) -> Iterator[Sequence[Item]]:
-    """Yields the items in pieces of at most so many."""
+    """Yields the items in pieces of at most ``most``."""
     for start in range(0, len(items), most):
         yield items[start : start + most]

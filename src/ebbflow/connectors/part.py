@@ -1,10 +1,10 @@
-"""Parts of a pipeline that Python writes as keyword arguments: connectors, logins, limits.
+"""Parts of a pipeline, written as keyword arguments in Python: connectors, logins, limits.
 
-A part is checked where it is written, by the model that reads the same part of a YAML file: with
-the same errors, and with "did you mean" for a name that does not exist. ``typed`` has the classes
-of this package; ``scripts/typed_parts.py`` generates them from the models, so that editors and type
-checkers know every option. Connectors that other packages ship get their classes when they are
-first asked for. Importing this module needs neither pydantic nor a model.
+A part is checked when it is created, by the model that reads the same part of a YAML file: with the
+same errors, and with "did you mean" for an unknown name. ``typed`` has the classes of this package;
+``scripts/typed_parts.py`` generates them from the models, so that editors and type checkers know
+every option. Classes for connectors of other packages are created at their first use. Importing
+this module needs neither pydantic nor a model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Role = Literal["source", "sink"]
 
 
 class Part:
-    """A part of a pipeline, made with keyword arguments and checked when it is made.
+    """A part of a pipeline, created with keyword arguments and checked when it is created.
 
     Raises ``TypeError`` for an option that does not exist, and ``SpecError`` for a value that
     ``ebbflow lint`` would refuse. An option that is ``None`` counts as left out.
@@ -33,13 +33,13 @@ class Part:
     MODELS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, **settings: Any) -> None:
-        given = {name: value for name, value in settings.items() if value is not None}
-        self._settings = {name: plain_value(value) for name, value in given.items()}
+        written = {name: value for name, value in settings.items() if value is not None}
+        self._settings = {name: plain_value(value) for name, value in written.items()}
         self._check(self._models())
 
     @classmethod
     def _models(cls) -> list[Any]:
-        """Returns the models that may read the settings; one of them has to take them."""
+        """Returns the models that may read the settings; one of them must accept them."""
         return [_load(name) for name in cls.MODELS]
 
     def _check(self, models: list[Any]) -> None:
@@ -55,14 +55,14 @@ class Part:
             raise SpecError(min(found, key=len))
 
     def _problems(self, model: Any) -> list[Problem]:
-        # Named as text: this package is below that of specs, which knows how to tell a problem.
+        # Imported by name, because this package must not depend on the package of specs above it.
         validate = import_module("ebbflow.spec.validate").validate
         _, findings = validate(model, self.to_plain(), python_names=True)
         place = f"{type(self).__name__}()"
         return [Problem("", 0, 0, each.code, each.message, place) for each in findings]
 
     def to_plain(self) -> dict[str, Any]:
-        """Returns the settings as YAML would have them, by Python's names."""
+        """Returns the settings as in YAML, but with Python's names."""
         return {_field_name(name): value for name, value in self._settings.items()}
 
     def __eq__(self, other: object) -> bool:
@@ -77,7 +77,7 @@ class Part:
 
 
 class Connector(Part):
-    """A system that messages come from, or go to; ``Pipeline.source`` and ``sink`` take it."""
+    """A system to read from or write to, for ``Pipeline.source`` and ``sink``."""
 
     KIND: ClassVar[str]
     SOURCE: ClassVar[str | None] = None
@@ -108,7 +108,7 @@ def plain_value(value: Any) -> Any:
 
 
 def make_connector(name: str) -> type[Connector]:
-    """Returns the class of a connector that another package ships, made from its sections."""
+    """Creates the class of a connector that another package ships, from its sections."""
     from ebbflow.connectors.base import SINKS, SOURCES
     from ebbflow.connectors.registry import find_shipped
 

@@ -1,7 +1,7 @@
-"""The plans that connectors give to the engine, next to feeds and the generator's.
+"""The plans of connectors for the engine; feeds and the generator have their own modules.
 
-Plain data without pydantic: the driver makes them from a spec and ships them to workers. Secrets
-show in no text. The log and blackhole sinks need no more than their plan.
+Plain data without pydantic: the driver creates them from a spec and sends them to workers. No text
+shows their secrets. The log and blackhole sinks need nothing but their plan.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv"})
 """The formats whose tables are folders of files that a writer may name."""
 
 WHOLE_CHUNK = 8_192
-"""As many rows as a chunk may have: a built-in sink writes all of it in one call."""
+"""The most rows of a chunk: a built-in sink writes a whole chunk in one call."""
 
 _AT_ONCE = 64 * 1024
 
 
 class Settings:
-    """What a section of a spec says, as plain data for workers: an attribute for each field."""
+    """A section of a spec as plain data for workers: an attribute for each field."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
@@ -50,10 +50,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A source that is asked for messages: code that makes an ``ebbflow.Source``.
+    """A source that the vertex reads: code that creates an ``ebbflow.Source``.
 
-    It is called once for each partition, in its own process next to the vertex's task. ``env`` are
-    the variables of its container.
+    The code is called once for each partition, in its own process next to the vertex's task.
+    ``env`` has the variables of its container.
     """
 
     code: Code
@@ -62,15 +62,15 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class UserSink:
-    """A sink that is called with messages: code that answers for each of them.
+    """A sink that is called with messages: code that returns a response for each.
 
-    ``mode`` says what one call gets and how it answers. ``rows`` is the most that a call of a
-    columnar sink gets, unless the spec says something else. ``env`` are the variables of its
-    container.
+    ``mode`` says what one call gets and returns. ``rows`` is the most that a call of a columnar
+    sink gets, unless the spec says otherwise. ``env`` has the variables of its container.
 
-    A sink answers UNAVAILABLE while its target is down, and the vertex waits. With a retry strategy
-    that answer counts as FAILURE where ``strategy_decides``: the strategy then says what to do, for
-    example to use the fallback sink. The word of a user's own code holds as it is.
+    A sink responds UNAVAILABLE while its target is down, and the vertex waits. If
+    ``strategy_decides`` and there is a retry strategy, that response counts as FAILURE: the
+    strategy then says what to do, for example to use the fallback sink. UNAVAILABLE from a user's
+    own code always holds.
     """
 
     code: Code
@@ -82,7 +82,7 @@ class UserSink:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The name of a format, its options, and those that are secret."""
+    """The name of a format, its options, and its secret options."""
 
     name: str
     options: tuple[tuple[str, str], ...] = ()
@@ -93,7 +93,7 @@ class Format:
         return dict(self.options) | {name: secret.reveal() for name, secret in self.secrets}
 
     def without_secrets(self, text: str) -> str:
-        """Returns the text with every secret in it covered."""
+        """Returns the text with every secret replaced by ``***``."""
         for _, secret in self.secrets:
             text = text.replace(secret.reveal(), "***")
         return text
@@ -101,9 +101,9 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class SparkSourceSettings:
-    """A format to read, when to read it, and SQL that makes messages of its rows.
+    """A format to read, when to read it, and SQL that converts its rows to messages.
 
-    ``stream`` of ``None`` is whatever the format can. ``every`` is a trigger in seconds.
+    ``stream=None`` streams if the format can. ``every`` is a trigger in seconds.
     """
 
     format: Format
@@ -120,9 +120,9 @@ class SparkSourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class SparkSinkSettings:
-    """A format to write batches with, and the columns that they have.
+    """A format to write batches with, and their columns.
 
-    ``schema`` is what values are as JSON; ``columns`` are names with expressions in SQL.
+    ``schema`` has the fields of values as JSON; ``columns`` are names with SQL expressions.
     """
 
     format: Format
@@ -134,12 +134,12 @@ class SparkSinkSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSink:
-    """Print every message as one line."""
+    """Prints every message as one line."""
 
     def write(self, verdict: Verdict, emit: Emit, role: str = "sink") -> None:
-        """Hands the lines to ``emit``, many at once; it returns when they are in flight.
+        """Passes the lines to ``emit``, many at once, which returns when they are in flight.
 
-        A line that is too long is cut, and says so.
+        A line that is too long is cut, with a note.
         """
         vertex = verdict.rules.vertex
         place = vertex if role == "sink" else f"{vertex}, {role.replace('_', ' ')}"
@@ -157,38 +157,38 @@ class LogSink:
 
 @dataclass(frozen=True, slots=True)
 class BlackholeSink:
-    """Forget every message."""
+    """Discards every message."""
 
     def write(self, verdict: Verdict) -> None:
-        """Leaves the verdict as it is: what has no outcome itself is done."""
+        """Leaves the verdict unchanged: messages without an outcome are done."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSink:
-    """Store every message as an answer to its request."""
+    """Stores every message as an answer to its request."""
 
     def write(self, verdict: Verdict) -> None:
-        """Leaves all values to the serving store, which decides about the messages."""
+        """Passes all values to the serving store, which decides about the messages."""
         verdict.decisions.serve_all(verdict.rows.column("value"))
 
 
 @dataclass(frozen=True, slots=True)
 class SparkSink:
-    """Write batches of messages with Spark."""
+    """Writes batches of messages with Spark."""
 
     settings: SparkSinkSettings
 
     def write(self, verdict: Verdict) -> None:
-        """Leaves the verdict as it is: what Spark has written is done."""
+        """Leaves the verdict unchanged: messages that Spark has written are done."""
 
 
 SinkPlan = UserSink | LogSink | BlackholeSink | ServeSink | SparkSink
 
 
 def runs_inline(sink: SinkPlan) -> bool:
-    """Returns whether the task of the vertex before it may call the sink."""
+    """Returns whether the task of the preceding vertex may call the sink."""
     match sink:
-        case UserSink():  # Python code that is called in the worker, not a connector
+        case UserSink():  # only Python code that is called in the worker, not a connector
             return not sink.strategy_decides and sink.rows is None
         case SparkSink():
             return False
@@ -199,7 +199,7 @@ def runs_inline(sink: SinkPlan) -> bool:
 
 
 def log_line(place: str, datum: Datum) -> str:
-    """One message on one line; bytes that are not text are shown escaped."""
+    """Returns a message as one line; bytes that are not UTF-8 are escaped."""
     payload = datum.value.decode("utf-8", "backslashreplace").replace("\n", "\\n")
     facts = [f"({place})", f"id={datum.id}", f"payload={payload}"]
     if datum.keys:

@@ -1,13 +1,13 @@
 """All connectors: those of this package, and those that other packages ship.
 
 A package ships connectors with entry points of the group ``ebbflow.connectors``. The name of an
-entry point is that of the connector in a spec. It leads to the module that has the connector's
+entry point is the connector's name in a spec. Its value is the module with the connector's
 ``@source`` or ``@sink``.
 
 The names are known without importing anything. A module is imported when a spec uses its connector,
-when ``ebbflow doctor`` looks at all of them, and for what has to list them: ``ebbflow connectors``,
-the JSON schema, the reference, the message about a name that does not exist. A package that cannot
-be imported is named by the error of the spec that uses it, and harms no other.
+when ``ebbflow doctor`` checks all of them, and when they are listed: by ``ebbflow connectors``, in
+the JSON schema and the reference, and in the error about an unknown name. If a package cannot be
+imported, specs that use it get an error that names it, and no other spec is affected.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _BUILT_IN = tuple(
         "serving.spec",
     )
 )
-"""The modules with the connectors of this package, in the order in which people read of them."""
+"""The modules with the connectors of this package, in display order."""
 
 
 def _sort(table: dict[str, Any]) -> None:
-    """Brings the kinds into that order, whichever module happened to be imported first."""
+    """Sorts the kinds into that order, whichever module was imported first."""
     modules = {name: kind.section.__module__ for name, kind in table.items()}
     order = {module: number for number, module in enumerate(_BUILT_IN)}
     for name in sorted(table, key=lambda name: order.get(modules[name], len(order))):
@@ -82,7 +82,7 @@ class Shipped:
 
     @property
     def packages(self) -> str:
-        """The packages that ship it, as people know them."""
+        """The names of the packages that ship it."""
         return " and ".join(point.dist.name if point.dist else point.value for point in self.points)
 
     @property
@@ -115,7 +115,7 @@ class Shipped:
             )
 
     def _say_what_to_install(self, error: BaseException) -> str:
-        """Returns the beginning of a sentence; extras of the entry point say what is needed."""
+        """Returns the beginning of a sentence; the entry point's extras say what is missing."""
         if not isinstance(error, ModuleNotFoundError) or not error.name:
             return "Correct, "
         extras = ",".join(self.points[0].extras)
@@ -137,7 +137,7 @@ class Shipped:
 
 @cache
 def find_shipped() -> dict[str, Shipped]:
-    """Returns what other packages ship, by its name in a spec; nothing of it is imported."""
+    """Returns the connectors of other packages by name, without importing them."""
     return {
         name: Shipped(name, points) for name, points in _entry_points().items() if _is_usable(name)
     }
@@ -157,14 +157,14 @@ def _is_usable(name: str) -> bool:
 
 
 def find_problems() -> Iterator[SetupError]:
-    """Yields what is wrong with the connectors of other packages; imports all of them."""
+    """Yields the problems of other packages' connectors; imports all of them."""
     for name, points in _entry_points().items():
         shipped = Shipped(name, points)
         if not _is_usable(name):
             yield SetupError(
-                f"The package {shipped.packages} ships a connector called {name}, which cannot be "
-                "the name of one.",
-                "A name has letters and digits, begins with a small letter, and is not taken.",
+                f"The package {shipped.packages} ships a connector called {name}, which is not a "
+                "valid name.",
+                "A name has letters and digits, begins with a lower-case letter, and is not taken.",
             )
             continue
         try:
@@ -175,9 +175,9 @@ def find_problems() -> Iterator[SetupError]:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A connector in one role, and the package that it is of; ``fields`` are those of its section.
+    """A connector in one role, its package, and the ``fields`` of its section.
 
-    ``problem`` says why it cannot be used. Its role is unknown then.
+    ``problem`` says why it cannot be used. Then its role is unknown.
     """
 
     name: str
@@ -218,7 +218,7 @@ def _origin(shipped: Shipped | None) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ShippedSection:
-    """Says of a field that it has the section of a shipped connector, imported when it is read."""
+    """Marks a field for the section of a shipped connector, imported when the field is read."""
 
     shipped: Shipped
     role: Role
@@ -237,7 +237,7 @@ class ShippedSection:
         except SetupError as error:
             what, step = error.what.rstrip("."), error.next_step
             raise PydanticCustomError("EB212", "{why}", {"why": f"{what}. {step}"}) from None
-        # Builders, which give no context, may also use Python's names.
+        # Builders, which pass no context, may also use Python's names.
         return section.model_validate(
             value, by_alias=True, by_name=info.context is None, context=info.context
         )
@@ -255,7 +255,7 @@ class ShippedSection:
 
 
 def shipped_fields(role: Role) -> dict[str, tuple[Any, None]]:
-    """Returns a field for each shipped connector that may be a source, or a sink."""
+    """Returns a field for each shipped connector that may have the role."""
     there: Mapping[str, Any] = SOURCES if role == "source" else SINKS
     return {
         name: (Annotated[Any, ShippedSection(shipped, role)], None)
@@ -265,11 +265,11 @@ def shipped_fields(role: Role) -> dict[str, tuple[Any, None]]:
 
 
 def section_in(field: FieldInfo) -> ShippedSection | None:
-    """Returns what a field says about a shipped connector, if it is for one."""
+    """Returns the shipped connector of a field, if it is for one."""
     return next((each for each in field.metadata if isinstance(each, ShippedSection)), None)
 
 
 def unusable(role: Role) -> frozenset[str]:
-    """Returns the shipped connectors that cannot be used as a source, or as a sink."""
+    """Returns the shipped connectors that cannot have the role."""
     kinds = {name: ShippedSection(shipped, role) for name, shipped in find_shipped().items()}
     return frozenset(name for name, kind in kinds.items() if kind.section is None)

@@ -14,16 +14,16 @@ from ebbflow.domain.spelling import named_options
 
 
 class Generator(Connector):
-    """Makes messages up: ``rpu`` of them per ``duration``, for ever or until ``messages``.
+    """Generates ``rpu`` messages per ``duration``, forever or until there are ``messages``.
 
-    ``rpu``: messages per `duration`, of each partition; without it and with `messages`: as fast
-        as it goes
-    ``duration``: the time that `rpu` is about
-    ``msg_size``: 8, and the bytes of padding in the payload
+    ``rpu``: messages per `duration`, of each partition; left out next to `messages`: as fast as
+        possible
+    ``duration``: the time that `rpu` refers to
+    ``msg_size``: 8 plus the bytes of padding in the payload
     ``key_count``: this many different keys; 0 for none
     ``value``: the number in every payload, in place of a count from 0
     ``value_blob``: the whole payload of every message
-    ``jitter``: event times lie up to this many whole seconds back, at random
+    ``jitter``: event times are up to this many whole seconds back, at random
     ``messages``: end after this many
     """
 
@@ -56,9 +56,9 @@ class Generator(Connector):
 
 
 class Ports(Part):
-    """The ports to listen on, as Numaflow has them: always ``https``, and ``http`` if it is set.
+    """The ports to listen on, as in Numaflow: always ``https``, and ``http`` if it is set.
 
-    ``http``: a port for posts in the clear; left out, there is none
+    ``http``: a port for posts without TLS; left out, there is none
     ``https``: the port for posts over TLS; left out, 8443, or none where `http` is set and 8443
         is taken
     """
@@ -76,9 +76,9 @@ class Ports(Part):
 
 
 class SecretRef(Part):
-    """Where a secret is: in a variable, in a file, or under a key of a Secret; exactly one of them.
+    """The place of a secret: exactly one of a variable, a file, or a key of a Secret.
 
-    A path that is not absolute begins where the run is started.
+    A relative path is relative to the folder where the run starts.
 
     ``env``: the variable of the environment that holds it
     ``file``: the file that holds it
@@ -118,7 +118,7 @@ class BearerToken(Part):
 
 
 class Certificate(Part):
-    """The server's certificate, with those that vouch for it, and its key, in PEM form.
+    """The server's certificate chain and its key, in PEM form.
 
     ``cert_secret``: the certificate
     ``key_secret``: its key
@@ -156,7 +156,7 @@ class HttpUser(Part):
 
 
 class HttpAuth(Part):
-    """A login: with a bearer token, or with a user and password; exactly one of both.
+    """A login: either a bearer token, or a user and password.
 
     ``token``: the bearer token
     """
@@ -174,10 +174,10 @@ class HttpAuth(Part):
 
 
 class Tls(Part):
-    """All in PEM form. Without ``caCertSecret`` those are trusted that this machine trusts.
+    """Certificates in PEM form. Without ``caCertSecret`` this machine's authorities are trusted.
 
     ``insecure_skip_verify``: only `false`: certificates are always checked
-    ``ca_cert_secret``: the authorities to trust; left out, those that this machine trusts
+    ``ca_cert_secret``: the authorities to trust; left out, those of this machine
     ``cert_secret``: the certificate
     ``key_secret``: its key
     """
@@ -204,7 +204,7 @@ class Tls(Part):
 class HttpBatch(Part):
     """Many messages in one request, and one status for each in the answer.
 
-    ``format``: the messages of a request as lines or as an array
+    ``format``: write the messages of a request as lines or as an array
     ``size``: the most messages in a request
     ``max_bytes``: about the most bytes in a request
     """
@@ -223,18 +223,18 @@ class HttpBatch(Part):
 
 
 class Http(Connector):
-    """Takes messages by POST. ``service`` is for Kubernetes only.
+    """Accepts messages by POST. ``service`` is for Kubernetes only.
 
-    Without ``tls`` the run makes a self-signed certificate when it begins.
+    Without ``tls`` the run creates a self-signed certificate when it begins.
 
-    Sends messages on, one request each, or many in a ``batch``.
+    Sends messages to a server, one request each, or many in a ``batch``.
 
     ``host``: where to listen; beyond this machine a token is needed
     ``read_timeout``: how long a request may take to arrive
-    ``ack_wait``: how long to wait for JetStream to confirm that it is stored
+    ``ack_wait``: how long to wait for JetStream to confirm storage
     ``max_in_flight``: the most requests that are read and stored at the same time
     ``url``: where to send messages to
-    ``method``: how
+    ``method``: the HTTP method
     ``headers``: headers of each request; no secrets
     ``timeout``: how long to wait for an answer
     ``concurrency``: the most requests at the same time
@@ -312,17 +312,17 @@ class NatsAuth(Part):
 
 
 class Nats(Connector):
-    """What is published on a subject; of those with the same ``queue`` each message goes to one.
+    """Messages published on a subject; each goes to one of the subscribers with the same ``queue``.
 
-    Core NATS stores nothing: messages published while the source does not listen are lost.
+    Core NATS stores nothing: messages published while the source is not subscribed are lost.
 
-    Publishes each message to whoever listens; whether anybody does is not known.
+    Publishes each message to current subscribers; there may be none.
 
-    ``url``: the NATS server, or several with commas in between; never the pipeline's own unless
-        it says so
-    ``subject``: what to listen to, perhaps with `*` and `>`; where to publish to
-    ``queue``: the queue group; left out, every message is taken
-    ``subject_header``: a header that says the subject, of messages that have it
+    ``url``: the NATS server, or several separated by commas; the pipeline's own server is used
+        only if it is named here
+    ``subject``: the subject to read, perhaps with `*` and `>`; the subject to publish to
+    ``queue``: the queue group; left out, the source gets every message
+    ``subject_header``: a header with the subject, for messages that have it
     ``ack_wait``: how long to wait until the server has it
     """
 
@@ -354,27 +354,26 @@ class Nats(Connector):
 
 
 class JetStream(Connector):
-    """A stream, read through a durable consumer that is made if it is not there.
+    """A stream, read through a durable consumer that is created if it is missing.
 
-    What is left out of ``deliverPolicy``, ``filterSubjects`` and ``ackWait`` is as the consumer
-    has it. One that is made begins with the first message, takes all subjects and waits 30
-    seconds.
+    ``deliverPolicy``, ``filterSubjects`` and ``ackWait``, if left out, are as the consumer has
+    them. A new consumer begins with the first message, takes all subjects and waits 30 seconds.
 
     Publishes each message to the stream that has the subject, and waits until it is stored.
 
-    ``url``: the NATS server, or several with commas in between; never the pipeline's own unless
-        it says so
+    ``url``: the NATS server, or several separated by commas; the pipeline's own server is used
+        only if it is named here
     ``stream``: the stream to read
     ``consumer``: its durable consumer, made if it is missing; left out,
         `ebbflow-<pipeline>-<vertex>`
-    ``deliver_policy``: where a consumer begins that is made: `all`, `new`, `last`,
-        `last_per_subject`, `by_start_sequence NUMBER` or `by_start_time MILLISECONDS`; left out,
-        `all`, or as the consumer has it
+    ``deliver_policy``: where a new consumer begins: `all`, `new`, `last`, `last_per_subject`,
+        `by_start_sequence NUMBER` or `by_start_time MILLISECONDS`; left out, `all`, or as the
+        consumer has it
     ``filter_subjects``: read only these subjects; left out, all, or as the consumer does
-    ``ack_wait``: after what silence a message is given to another process; left out, 30 s, or as
+    ``ack_wait``: the silence after which another process gets a message; left out, 30 s, or as
         the consumer has it; how long to wait until the server has it
-    ``subject``: where to publish to
-    ``subject_header``: a header that says the subject, of messages that have it
+    ``subject``: the subject to publish to
+    ``subject_header``: a header with the subject, for messages that have it
     """
 
     KIND = "jetstream"
@@ -453,14 +452,14 @@ class Kafka(Connector):
     Records for a topic.
 
     ``brokers``: brokers to begin with, as `host:port`
-    ``config``: settings of librdkafka; those that promises rest on are refused
+    ``config``: settings of librdkafka; settings that Ebbflow's guarantees depend on are refused
     ``topic``: the topics to read; the topic to write to
     ``consumer_group``: the group; left out, `<pipeline>-<vertex>`
-    ``set_key``: a record has the message's keys as its key, with `:` in between
-    ``set_timestamp``: a record has the message's event time as its timestamp, by which Kafka also
+    ``set_key``: use the message's keys, joined with `:`, as the record's key
+    ``set_timestamp``: use the message's event time as the record's timestamp, by which Kafka also
         deletes old records; left out, the time at which it is sent
-    ``exactly_once``: write in transactions, and each message once, for readers with
-        `isolation.level: read_committed`; the vertex has one partition and no other sink
+    ``exactly_once``: write in transactions, each message once, for readers with `isolation.level:
+        read_committed`; the vertex has one partition and no other sink
     """
 
     KIND = "kafka"
@@ -495,7 +494,7 @@ class Kafka(Connector):
 
 
 class Postgres(Connector):
-    """Rows of a table that is a queue: each is a message, and is taken off when it is settled.
+    """Rows of a table that is a queue: each is a message, removed when it is settled.
 
     Writes each message, a JSON object, as a row of a table, once.
 
@@ -507,19 +506,20 @@ class Postgres(Connector):
     ``key``: a unique column; left out, the primary key
     ``value``: the column with the value; left out, the whole row as JSON
     ``event_time``: the column with the event time
-    ``due``: the column, `timestamptz`, that says from when on a row may be read; the source sets
-        it for leases and nacks
+    ``due``: the column, `timestamptz`, with the time from which a row may be read; the source
+        sets it for leases and nacks
     ``nacks``: a column that counts nacks, if any
-    ``done``: the column, `timestamptz`, that says when a row was settled; left out, settled rows
-        are deleted
-    ``lease``: how long rows of a killed process stay taken; renewed while it lives
+    ``done``: the column, `timestamptz`, with the time when a row was settled; left out, settled
+        rows are deleted
+    ``lease``: how long rows of a killed process stay leased; renewed while it lives
     ``columns``: the field of each column, as `column: field`; left out, every field that is a
         column; `$id`, `$value`, `$keys`, `$headers` and `$eventTime` are facts of the message
-    ``on_conflict``: what happens to a message whose row is there already: it fails, it is left
-        out, or it replaces the columns that it has
+    ``on_conflict``: what happens to a message whose row exists already: it fails, it is skipped,
+        or it replaces the columns that it has
     ``conflict_columns``: the columns to find conflicts by; left out, the primary key
-    ``exactly_once``: store a mark of each message with its row, so that none is written twice
-    ``marks_table``: the table of the marks, made if it is missing
+    ``exactly_once``: store a mark of each message with its row, so that no message is written
+        twice
+    ``marks_table``: the table of the marks, created if it is missing
     """
 
     KIND = "postgres"
@@ -581,7 +581,7 @@ class PulsarUser(Part):
 
 
 class PulsarAuth(Part):
-    """A login, in one of two ways.
+    """A login: exactly one of the two.
 
     ``token``: a JSON web token
     """
@@ -599,9 +599,9 @@ class PulsarAuth(Part):
 
 
 class PulsarDeadLetterPolicy(Part):
-    """What becomes of a message that is nacked again and again.
+    """Where a message is sent that is nacked too often.
 
-    ``topic``: where it is sent to
+    ``topic``: the topic for such messages
     ``max_redelivery``: how often it is redelivered before that
     """
 
@@ -623,17 +623,17 @@ class Pulsar(Connector):
     Messages for a topic.
 
     ``server_addr``: brokers, as `pulsar://host:6650` or `pulsar+ssl://host:6651`; several hosts
-        have commas in between
+        are separated by commas
     ``topic``: the topic, as `name`, `tenant/namespace/name` or `persistent://…`; it may have
         partitions
     ``subscription_name``: the subscription; left out, `<pipeline>-<vertex>`
-    ``subscription_type``: `keyShared` gives all messages of a key to one consumer, in their order
-    ``initial_position``: where a subscription begins that is made
+    ``subscription_type``: `keyShared` delivers all messages of a key to one consumer, in order
+    ``initial_position``: where a new subscription begins
     ``consumer_name``: what Pulsar's tools call the consumers
     ``max_unack``: the most messages in flight, for each partition of the vertex; left out, 40,000
-    ``dead_letter_policy``: send messages that are nacked too often to a topic of Pulsar
-    ``producer_name``: what Pulsar's tools call the producer; further partitions have their number
-        behind it
+    ``dead_letter_policy``: send messages that are nacked too often to a Pulsar topic
+    ``producer_name``: what Pulsar's tools call the producer; further partitions append their
+        number
     """
 
     KIND = "pulsar"
@@ -677,7 +677,7 @@ class AssumeRole(Part):
     ``role_arn``: the role
     ``session_name``: the name of the session, for CloudTrail
     ``duration_seconds``: how long a session lasts; it is renewed in time
-    ``external_id``: what a role of another account asks for
+    ``external_id``: the external id that a role of another account requires
     ``policy``: a policy, as JSON, that narrows the session's permissions
     ``policy_arns``: managed policies that narrow them
     """
@@ -774,16 +774,16 @@ class Pubsub(Connector):
     Publishes each message to a topic.
 
     ``project``: the project's id
-    ``endpoint``: another address of the service, as `host:port`; an emulator's as
+    ``endpoint``: another address of the service, as `host:port`; an emulator, as
         `http://host:port`; left out, `PUBSUB_EMULATOR_HOST` or Google's
     ``credentials_secret``: the key of a service account, as JSON; left out, the Google client
         looks at `GOOGLE_APPLICATION_CREDENTIALS`, its files and the service account of the
         machine
-    ``subscription``: the subscription, which has to be there
-    ``lease``: how long messages of a killed process stay taken, as their ack deadline; renewed
+    ``subscription``: the subscription, which must exist
+    ``lease``: how long messages of a killed process stay leased, as their ack deadline; renewed
         while it lives
-    ``topic``: the topic, which has to be there
-    ``set_ordering_key``: a message's keys are its ordering key, with `:` in between
+    ``topic``: the topic, which must exist
+    ``set_ordering_key``: use a message's keys, joined with `:`, as its ordering key
     """
 
     KIND = "pubsub"
@@ -814,10 +814,10 @@ class Pubsub(Connector):
 
 
 class Trigger(Part):
-    """When a query looks for new rows; in one of both ways.
+    """When a query looks for new rows; exactly one of the two fields.
 
     ``processing_time``: look for new rows this often; left out, all the time
-    ``available_now``: end when everything is read that is there at the start
+    ``available_now``: end when everything that exists at the start is read
     """
 
     MODELS = ("ebbflow.connectors.spark.spec:Trigger",)
@@ -841,16 +841,16 @@ class Spark(Connector):
     ``options``: its options; no secrets
     ``secret_options``: more options, each with a secret
     ``schema``: of a source, its columns; of a sink, the fields that values have as JSON
-    ``stream``: `false`: read once what is there; left out: as the format can
+    ``stream``: `false`: read the existing rows once; left out: stream if the format can
     ``value``: SQL for the value; left out, the column `value`, or else the row as JSON
     ``keys``: SQL for the keys: a text or a list of texts
     ``event_time``: SQL for the event time; left out, when the row was read
-    ``id``: SQL for what the id of the message begins with
+    ``id``: SQL for the beginning of the message's id
     ``headers``: names of headers, each with SQL for its text
-    ``mode``: only this
+    ``mode``: only `append`
     ``columns``: names of columns, each with SQL over `messages` and `data`; left out, the fields
         of `schema`, or else `value` as text
-    ``partition_by``: columns by which files are put into folders
+    ``partition_by``: columns that partition the files into folders
     """
 
     KIND = "spark"
@@ -895,17 +895,18 @@ class Spark(Connector):
 
 
 class Serving(Connector):
-    """Takes requests in over HTTP and gives callers the answers that sinks serve.
+    """Accepts requests over HTTP and returns the answers that sinks serve to the callers.
 
     ``host``: where to listen; beyond this machine a token is needed
     ``read_timeout``: how long a request may take to arrive
-    ``ack_wait``: how long to wait for JetStream to confirm that it is stored
+    ``ack_wait``: how long to wait for JetStream to confirm storage
     ``max_in_flight``: the most requests that are served at the same time, waiting callers
         included; more get 429
-    ``msg_id_header_key``: the header with the id of a request; without it the server makes one
+    ``msg_id_header_key``: the header with the id of a request; without it the server generates
+        one
     ``request_timeout_seconds``: how long a caller waits; then it gets 408, and the request
         continues
-    ``cors``: the origins whose pages may ask; `'*'` for all
+    ``cors``: the origins whose pages may send requests; `'*'` for all
     """
 
     KIND = "serving"
@@ -951,7 +952,7 @@ class Log(Connector):
 
 
 class Blackhole(Connector):
-    """Forgets every message. Has no settings."""
+    """Discards every message. Has no settings."""
 
     KIND = "blackhole"
     SINK = "ebbflow.connectors.builtin:BlackholeSpec"
@@ -961,11 +962,11 @@ class Blackhole(Connector):
 
 
 class File(Connector):
-    """Appends messages to a file: their values as lines, or all of each as a line of JSON.
+    """Appends messages to a file: their values as lines, or whole messages as lines of JSON.
 
     ``path``: the file; `{pipeline}`, `{vertex}` and `{partition}` are placeholders
-    ``format``: the value of each message as a line, or all of it as a line of JSON
-    ``max_bytes``: the size at which a file is set aside and a new one begun
+    ``format``: each message's value as a line, or the whole message as a line of JSON
+    ``max_bytes``: the size at which the file is rotated
     """
 
     KIND = "file"

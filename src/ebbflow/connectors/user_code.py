@@ -1,4 +1,4 @@
-"""User code in a spec: a source or a sink of the user's own, and whatever else takes code."""
+"""User code in a spec: user-defined sources and sinks, and the base of all sections with code."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ebbflow.usercode import targets
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What runs in the place of a container: Python code, or a function in its own process.
+    """The replacement of a container: Python code, or a function in its own process.
 
-    ``code`` is called in ``mode``, if it says one. ``programs`` have the variables; of two values
-    for one name the later program's holds.
+    ``code`` is called in ``mode``, if set. ``programs`` have the variables; if two set the same
+    variable, the later program's value holds.
     """
 
     programs: tuple[Program, ...]
@@ -35,9 +35,9 @@ class Bound:
 
 
 class CodeSection(Section):
-    """Code of the user's: a Python function or class, or a container.
+    """User code: a Python function or class, or a container.
 
-    What runs in the place of a container is known when the spec is bound (see ``spec.binder``).
+    The replacement of a container is known when the spec is bound (see ``spec.binder``).
     """
 
     PLACE: ClassVar[Place] = "map"
@@ -46,7 +46,7 @@ class CodeSection(Section):
     container: Container | None = Field(
         default=None,
         description="the [function](../guides/numaflow.md#functions-in-other-languages) as a "
-        "container; with `python` next to it, only its variables count",
+        "container; next to `python`, only its variables count",
     )
     python: fields.Code | None = Field(
         default=None,
@@ -55,32 +55,32 @@ class CodeSection(Section):
     _bound: Bound | None = PrivateAttr(default=None)
 
     def bind(self, bound: Bound | None) -> None:
-        """Says what runs in the place of the container."""
+        """Sets the replacement of the container."""
         self._bound = bound
 
     @property
     def bound(self) -> Bound | None:
-        """What runs in the place of the container, if that is known."""
+        """The replacement of the container, if known."""
         return self._bound
 
     @property
     def in_process(self) -> Code | None:
-        """The Python code to call, if that is what runs here."""
+        """The Python code to call, if Python code runs here."""
         return self.python or (self._bound.code if self._bound is not None else None)
 
     @property
     def code(self) -> Code:
-        """The function or class, or its name; lint refuses a section without it."""
+        """The function or class, or its name; lint refuses a section without code."""
         if self.in_process is not None:
             return self._adapt(self.in_process)
         plan = self.plan_function()
         return partial(targets.resolve(service_of(plan.container).caller), plan)
 
     def _adapt(self, code: Code) -> Code:
-        """Returns an object as it is called; a name is looked at where it is imported.
+        """Adapts an object for calling; a name is adapted where it is imported.
 
-        Not only on the worker: a function that was sent there has left its module behind, and a
-        server of pynumaflow cannot be sent.
+        Objects are adapted on the driver, not on the worker: a function that was sent there has
+        lost its module, and a pynumaflow server cannot be sent.
         """
         from ebbflow.numaflow.pynumaflow.adapters import adapt  # lint does without Arrow
 
@@ -92,17 +92,17 @@ class CodeSection(Section):
         bound = self._bound
         if self.in_process is None:
             return "columnar"
-        said = bound.mode if bound is not None and self.python is None else None
+        mode = bound.mode if bound is not None and self.python is None else None
         own: Mode = getattr(self, "mode", "unary")
-        return said or own
+        return mode or own
 
     @property
     def variables(self) -> Variables:
-        """The variables that hold for Python code; a function's own process has them anyway."""
+        """The variables for Python code; a function's own process has them anyway."""
         return () if self.in_process is None else self._read_variables()
 
     def plan_function(self) -> FunctionPlan:
-        """Returns the function to start. The driver calls it, for it reads secrets."""
+        """Returns the function to start. The driver calls it, because it reads secrets."""
         function = self._bound.function if self._bound is not None else None
         assert function is not None, "lint refuses a container that nothing is bound to"
         require_extra("A function in its own process", "grpc", "hpack", "google.protobuf")
@@ -119,7 +119,7 @@ class CodeSection(Section):
 
 @source("udsource", returns=True)
 class UserSourceSpec(CodeSection, SourceSection):
-    """A class of the user's that is asked for messages."""
+    """A user-defined class that messages are read from."""
 
     PLACE = "source"
 
@@ -130,12 +130,12 @@ class UserSourceSpec(CodeSection, SourceSection):
 
 @sink("udsink", answers=True)
 class UserSinkSpec(CodeSection, SinkSection):
-    """A function or class of the user's that is called with messages."""
+    """A user-defined function or class that is called with messages."""
 
     PLACE = "sink"
     mode: SinkMode = Field(
         default="batch",
-        description="what one call gets, and how it answers: [sinks](../guides/sinks.md#columns)",
+        description="what one call gets and returns: [sinks](../guides/sinks.md#columns)",
     )
 
     def plan(self) -> UserSink:

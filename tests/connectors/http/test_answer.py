@@ -120,7 +120,7 @@ def test_a_strategy_decides_what_an_outage_means():
 @pytest.mark.guarantee("http-each-message-has-its-answer")
 def test_an_answer_that_was_cut_off_is_not_taken_for_a_yes():
     (response,) = decide_each(["a"], HttpAnswer(200, None, b'[{"id": "a"', whole=False))
-    assert response.error == "HTTP 200, with an answer that could not be read as a whole"
+    assert response.error == "HTTP 200, but the answer could not be read completely"
 
 
 SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from("abc")

@@ -149,10 +149,10 @@ def test_a_body_without_a_length_ends_with_the_connection():
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\nhalf", "no answer: it was cut off"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\nhalf", "no answer: the reply was cut off"),
         (
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
-            "no answer: it was cut off",
+            "no answer: the reply was cut off",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_half_an_answer_is_none(reply, reason):
 def test_what_is_not_http_is_no_answer():
     (reason,) = ask(Script(b"SSH-2.0-OpenSSH\r\n"))
 
-    assert reason.startswith("no answer: what came is not HTTP: ")
+    assert reason.startswith("no answer: the reply is not HTTP: ")
 
 
 def test_a_connection_that_the_other_side_ends_is_not_used_again():

@@ -231,7 +231,7 @@ def test_an_answer_that_never_ends_is_not_read_to_its_end(receiver, opened):
     sink = opened(receiver.url, batch=BatchSettings())
 
     assert [r.error for r in sink(some(1))] == [
-        "HTTP 200, with an answer that could not be read as a whole"
+        "HTTP 200, but the answer could not be read completely"
     ]
     assert set(statuses(opened(receiver.url)(some(1)))) == {Status.OK}
 

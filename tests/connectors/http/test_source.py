@@ -589,7 +589,7 @@ def test_a_port_that_is_free_is_let_go_when_another_is_taken(link, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = Endpoint("127.0.0.1", other.getsockname()[1], self_signed=True)
         with (
-            pytest.raises(SetupError, match=r"ports: \{https: PORT\}; 0 is any that is free"),
+            pytest.raises(SetupError, match=r"ports: \{https: PORT\}; 0 is any free port"),
             posting(link, tmp_path, endpoints=(Endpoint("127.0.0.1", port), taken)),
         ):
             pass
@@ -616,8 +616,8 @@ def test_a_port_that_is_taken_is_told_at_the_start(link, tmp_path):
             pass
     assert str(raised.value) == (
         f"The http source in cannot listen on 127.0.0.1:{port}: Address already in use. "
-        "Stop what listens there, or choose another port with ports: {http: PORT}; 0 is any that "
-        "is free."
+        "Stop the program that listens there, or choose another port with ports: {http: PORT}; "
+        "0 is any free port."
     )
 
 

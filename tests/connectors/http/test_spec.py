@@ -133,7 +133,7 @@ def test_a_sink_that_is_fine(problems_of, fields):
         (
             "file: {path: '{date}.txt'}",
             "EB104 'path': '{date}' is not a placeholder; "
-            "there are {pipeline}, {vertex}, {partition}",
+            "the placeholders are {pipeline}, {vertex}, {partition}",
         ),
         ("file: {path: a, maxBytes: 0}", "EB104 'maxBytes' must be at least 1, not 0"),
     ],
@@ -199,7 +199,7 @@ def test_a_secret_that_is_not_there_is_told_at_the_start():
     with pytest.raises(SetupError) as raised:
         planned(Pipeline("web").source("in", Http(**http)).sink("out", Log()))
     assert str(raised.value) == (
-        "The variable NO_SUCH_TOKEN is not set. It is to hold the token of the http source in."
+        "The variable NO_SUCH_TOKEN is not set. It must hold the token of the http source in."
     )
 
 

@@ -338,7 +338,7 @@ def test_brokers_that_do_not_answer_are_told(opened):
     text = str(raised.value)
     assert text.startswith(f"Kafka at 127.0.0.1:{port} did not answer within 2 s: _TRANSPORT: ")
     assert "Connection refused" in text
-    assert text.endswith("See whether it is up, and whether brokers:, tls: and sasl: are right.")
+    assert text.endswith("Check that it is up, and that brokers:, tls: and sasl: are right.")
 
 
 def login(kafka, mechanism="PLAIN", password=PASSWORD, ca=None):
@@ -372,7 +372,7 @@ def test_a_server_with_the_wrong_certificate_is_not_trusted(kafka, opened):
     with pytest.raises(SetupError) as raised:
         opened(kafka.topic(), access=login(kafka, ca=trustme.CA()))
     text = str(raised.value)
-    assert text.startswith(f"Kafka at {kafka.protected} cannot be talked to by TLS: _SSL: ")
+    assert text.startswith(f"Kafka at {kafka.protected} cannot be reached over TLS: _SSL: ")
     assert text.endswith("Correct tls: in the spec.")
 
 
@@ -380,7 +380,7 @@ def test_settings_that_do_not_exist_are_told(kafka, opened):
     with pytest.raises(SetupError) as raised:
         opened(kafka.topic(), **{"no.such.setting": "1"})
     assert str(raised.value) == (
-        "Kafka's client does not take its settings: No such configuration property: "
+        "Kafka's client rejects its settings: No such configuration property: "
         '"no.such.setting". Correct config:, tls: or sasl: in the spec.'
     )
 

@@ -84,17 +84,17 @@ def test_topics_and_settings_can_be_written_in_two_ways():
         ),
         (
             "topic: t\n          config: {group.id: x}",
-            "11:19: EB104 'config': group.id is not to be set here: write consumerGroup:",
+            "11:19: EB104 'config': group.id cannot be set here: write consumerGroup:",
         ),
         (
             "topic: t\n          config: {enable.auto.commit: true}",
-            "11:19: EB104 'config': enable.auto.commit is not to be set here: what is promised "
-            "rests on it",
+            "11:19: EB104 'config': enable.auto.commit cannot be set here: Ebbflow's guarantees "
+            "depend on it",
         ),
         (
             "topic: t\n          config: {delivery.report.only.error: false}",
-            "11:19: EB104 'config': delivery.report.only.error is not to be set here: what is "
-            "promised rests on it",
+            "11:19: EB104 'config': delivery.report.only.error cannot be set here: Ebbflow's "
+            "guarantees depend on it",
         ),
         (
             "topic: t\n          sasl: {mechanism: plan}",
@@ -161,7 +161,7 @@ def test_secrets_are_read_when_the_plan_is_made_and_shown_nowhere(monkeypatch, t
     monkeypatch.delenv("KAFKA_PASSWORD")
     with pytest.raises(SetupError) as raised:
         kafka.access()
-    text = "The variable KAFKA_PASSWORD is not set. It is to hold the password for Kafka."
+    text = "The variable KAFKA_PASSWORD is not set. It must hold the password for Kafka."
     assert str(raised.value) == text
 
 

@@ -368,7 +368,7 @@ def test_exhausted_is_when_everything_is_acknowledged(stream, source):
         ({"ack_policy": "none"}, "has ack policy none; it has to be explicit."),
         ({"ack_policy": "all"}, "has ack policy all; it has to be explicit."),
         ({"deliver_subject": "d"}, "pushes its messages; it has to be a pull consumer."),
-        ({"max_deliver": 5}, "gives a message up after 5 deliveries, and it is lost then."),
+        ({"max_deliver": 5}, "stops redelivering after 5 deliveries and loses messages."),
         (
             {"backoff": [1_000_000_000], "max_deliver": -1},
             "has a backoff, which changes the delays of nacks.",
@@ -424,7 +424,7 @@ def test_a_server_that_is_not_there_is_named_with_what_to_correct():
         JetStreamSource(settings).open()
     assert "No NATS server answers at nats://127.0.0.1:1" in told.value.what
     assert told.value.next_step == (
-        "See that it is up, and whether url, auth and tls of the jetstream source are right."
+        "Check that it is up, and that url, auth and tls of the jetstream source are right."
     )
 
 

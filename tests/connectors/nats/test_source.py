@@ -193,7 +193,7 @@ def test_a_lost_connection_is_told_and_made_again(tmp_path, place, start):
     with Outside.running(tmp_path, port) as outside:
         until(lambda: feed.failure is None)
         until(lambda: say(outside, "seven.a", b"1") or place.values())
-    lost = "in: the connection was lost for a while, with what was published meanwhile"
+    lost = "in: the connection was lost for a while; messages published meanwhile are lost"
     assert place.told == [lost]
 
 

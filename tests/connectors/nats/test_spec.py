@@ -90,7 +90,7 @@ def test_sinks_that_are_fine(problems_of, fields):
         (
             f"jetstream: {{{URL}, stream: a.b}}",
             "a.b",
-            "EB104 'stream': 'a.b' is not a name of JetStream: it has no spaces, dots, "
+            "EB104 'stream': 'a.b' is not a JetStream name: it has no spaces, dots, "
             "slashes, * and >",
         ),
         (
@@ -133,7 +133,7 @@ def test_sinks_that_are_fine(problems_of, fields):
         (
             f"nats: {{{URL}, subject: a, tls: {{insecureSkipVerify: true}}}}",
             "{insecure",
-            "EB104 'tls': certificates are always checked; name that of the authority as "
+            "EB104 'tls': certificates are always checked; name the authority's certificate as "
             "caCertSecret in place of insecureSkipVerify",
         ),
     ],
@@ -244,12 +244,12 @@ def test_secrets_are_read_when_plans_are_made_and_show_nowhere(monkeypatch, tmp_
     [
         (
             {"env": "NOT_SET"},
-            "The variable NOT_SET is not set. It is to hold the token for source in.",
+            "The variable NOT_SET is not set. It must hold the token for source in.",
         ),
         (
             {"file": "/not/there"},
             "/not/there cannot be read: No such file or directory. "
-            "It is to hold the token for source in.",
+            "It must hold the token for source in.",
         ),
     ],
 )

@@ -18,7 +18,7 @@ URL = "postgresql://shop@127.0.0.1:5432/shop"
         ({"url": "mysql://db/shop"}, "must begin with postgresql://"),
         ({"url": "postgresql://me:sesame@db/shop"}, "must not hold a password"),
         ({"url": "postgresql://db/shop?password=sesame"}, "must not hold a password"),
-        ({"columns": {"id": "$ids"}}, "$ids is not a fact of a message; there are $id, $value"),
+        ({"columns": {"id": "$ids"}}, "$ids is not a fact of a message; the facts are $id, $value"),
         ({"conflictColumns": ["id"]}, "conflictColumns needs onConflict"),
         ({"onConflict": "replace"}, "'fail', 'ignore' or 'update'"),
     ],

@@ -85,6 +85,6 @@ def test_a_name_that_another_producer_has_is_waited_for(pulsar_broker, sink_to):
 
 
 def test_a_topic_that_cannot_be_is_said_when_the_sink_opens(sink_to):
-    with pytest.raises(SetupError, match="does not let us use topic 'no/where/t'") as raised:
+    with pytest.raises(SetupError, match="does not allow using topic 'no/where/t'") as raised:
         sink_to("no/where/t")
     assert raised.value.next_step == "Create the topic, or correct topic:."

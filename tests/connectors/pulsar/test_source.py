@@ -226,7 +226,7 @@ def test_what_cannot_be_read_is_said_when_the_source_opens(pulsar_broker):
     with pytest.raises(SetupError) as wrong:
         PulsarSource(PulsarSourceSettings(PulsarAccess(address), "no/where/t", "shop")).open()
     assert wrong.value.what == (
-        f"Pulsar at {address} does not let us use topic 'no/where/t': TopicNotFound."
+        f"Pulsar at {address} does not allow using topic 'no/where/t': TopicNotFound."
     )
 
 

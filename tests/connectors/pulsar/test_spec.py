@@ -119,7 +119,7 @@ def test_secrets_are_read_when_the_plan_is_made_and_shown_nowhere(monkeypatch):
     monkeypatch.delenv("TOKEN")
     with pytest.raises(SetupError) as raised:
         pulsar.access()
-    text = "The variable TOKEN is not set. It is to hold the token for Pulsar."
+    text = "The variable TOKEN is not set. It must hold the token for Pulsar."
     assert str(raised.value) == text
 
 

@@ -72,10 +72,10 @@ def test_a_missing_value_is_told_with_every_place_that_was_tried(tmp_path: Path)
     with pytest.raises(SetupError) as caught:
         ClusterValues(tmp_path, DOCUMENTS).read("Secret", "a", "key", "the token of in")
     assert str(caught.value) == (
-        f"The Secret a with the key key is not here; it is to hold the token of in. "
+        f"The Secret a with the key key is not here; it must hold the token of in. "
         f"Looked at {places}."
     )
-    with pytest.raises(SetupError, match="with the key empty is empty; it is to hold it"):
+    with pytest.raises(SetupError, match="with the key empty is empty; it must hold it"):
         ClusterValues(tmp_path).read("Secret", "a", "empty", "it")
     with pytest.raises(SetupError, match=r"no folder \(name one with --secrets DIR\)"):
         ClusterValues().read("Secret", "a", "key", "it")
@@ -105,7 +105,7 @@ def test_an_optional_value_may_be_missing(tmp_path: Path) -> None:
     reference = {"name": "a", "key": "b"}
     optional = ConfigMapKeyRef.model_validate({**reference, "optional": True}, context=values)
     assert optional.find("the variable RATE") is None
-    with pytest.raises(SetupError, match="The ConfigMap a with the key b is not here; it is to"):
+    with pytest.raises(SetupError, match="The ConfigMap a with the key b is not here; it must"):
         ConfigMapKeyRef.model_validate(reference, context=values).find("the variable RATE")
 
 

@@ -370,7 +370,7 @@ def test_what_is_far_back_in_the_trail_is_told_again_at_its_end(desk):
         desk.tell("out", row("slow/1", "served", answers=1))
         for n in range(5):
             desk.tell("in", row(f"other{n}"))
-        desk.run(book._tell_again(book._trail))
+        desk.run(book._rewrite_old_rows(book._trail))
         assert book._register.checkpoint.begin == 7
         write_checkpoint(desk, book)
     with desk.opened() as book:

@@ -83,7 +83,7 @@ class World:
         vertex, one = self.untold[request].pop(0)
         self.tell(vertex, one)
 
-    def tell_again(self, frames: int, is_late: bool) -> None:
+    def rewrite(self, frames: int, is_late: bool) -> None:
         """What is far back is told again; a row may come in between."""
         if behind := self.register.list_behind(frames, at(-1)):
             if is_late and (left := [request for request, way in self.untold.items() if way]):
@@ -91,7 +91,7 @@ class World:
             seq = len(self.told) + 1
             for vertex, one in [told for retelling in behind for told in retelling.rows]:
                 self.tell(vertex, one)
-            self.register.note_told_again(behind, seq, at(0))
+            self.register.note_rewritten(behind, seq, at(0))
 
     def settle(self) -> None:
         """The source's tasks are done with all that the trail tells of."""
@@ -124,7 +124,7 @@ def test_each_request_ends_once_wherever_crashes_come(data):
                 frame = data.draw(st.sampled_from(world.told))
                 world.tell(frame.vertex, *frame.rows)
             case "again":
-                world.tell_again(data.draw(st.sampled_from([0, 5])), data.draw(st.booleans()))
+                world.rewrite(data.draw(st.sampled_from([0, 5])), data.draw(st.booleans()))
             case "other":
                 world.tell("out", row("x", request="of another source"))
             case "confirm":
@@ -165,7 +165,7 @@ def test_a_request_that_stays_open_does_not_hold_the_checkpoint_back():
     for n in range(20):
         world.tell("in", row(f"x{n}"))
     assert world.register.checkpoint.begin == 0
-    world.tell_again(20, is_late=False)
+    world.rewrite(20, is_late=False)
     world.checkpoint = world.register.checkpoint
     assert world.checkpoint.begin == 22
     world.crash()
@@ -177,7 +177,7 @@ def test_a_request_that_stays_open_does_not_hold_the_checkpoint_back():
 
 def test_a_row_that_comes_while_others_are_told_again_is_not_passed_over():
     world = opened(1, 2)
-    world.tell_again(0, is_late=True)
+    world.rewrite(0, is_late=True)
     world.checkpoint = world.register.checkpoint
     world.crash()
     world.tell_next("r")

@@ -137,7 +137,7 @@ def test_of_a_json_array_with_a_broken_row_those_pass_that_miss_nothing(read):
     text = '[{"id":"a","total":1},{"id":"b","total":"x"},{"id":"c"},{"id":"d","total":2}]'
     good, broken = read("json", text)
     assert good == ["a", "d"]
-    assert broken == {text: "Spark could not read all of it; null is: total"}
+    assert broken == {text: "Spark could not read all of it; null columns: total"}
 
 
 def test_of_xml_the_file_is_told_up_to_a_bound(read):
@@ -147,7 +147,7 @@ def test_of_xml_the_file_is_told_up_to_a_bound(read):
     assert good == sorted(str(n) for n in range(1, 500))
     # 4.0 still knows which row it was.
     shown = text[:4096] if versions.installed() >= (4, 1) else rows[0]
-    assert broken == {shown: "Spark could not read all of it; null is: total"}
+    assert broken == {shown: "Spark could not read all of it; null columns: total"}
 
 
 def test_a_schema_that_is_found_out_has_no_column_for_what_cannot_be_read(read):
@@ -190,8 +190,8 @@ def test_what_users_say_about_such_rows_themselves_stands(read, fields, good):
         ),
         (
             {"schema": None},
-            "in cannot read json: no row that is there can be read, so that nothing tells which "
-            "columns there are. Write a schema.",
+            "in cannot read json: none of its rows can be read, so its columns "
+            "are unknown. Write a schema.",
         ),
     ],
 )

@@ -1,5 +1,5 @@
 """HTTP as a source and as a sink.
 
-The registry of connectors loads ``spec``; of other packages only ``listening`` imports a piece.
-Start with ``source``.
+The registry of connectors loads ``spec``. Only ``listening`` also imports from this package, for
+types. Start with ``source``.
 """

@@ -1,8 +1,8 @@
-"""The client of the HTTP sink: sends requests to one address, on connections that are kept.
+"""The client of the HTTP sink: sends requests to one address, over persistent connections.
 
-A connection has one request at a time. One that was idle for long is not used again. When the other
-side closes a connection instead of answering, the request is sent once more, on a new one: it may
-have closed an idle connection just when that was used again. All of it is on one loop.
+A connection has one request at a time and is not reused after a long idle time. If the server
+closes a reused connection instead of answering, the request is sent once more, on a new connection:
+the server may have closed it as idle just when it was reused. Everything runs on one loop.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _IDLE = 15.0
 _FIRST_WORDS = 200
 _PORTS = {"http": 80, "https": 443}
 _GZIP_OR_ZLIB = 47
-# What may stand in a path or a query as it is; all else is written as %XX.
-_AS_IT_IS = "/%:@!$&'()*+,;=~-._?"
+# Characters of a path or a query that are not written as %XX.
+_UNQUOTED = "/%:@!$&'()*+,;=~-._?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,10 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A status, the seconds after which to try again if there are any, and the body.
+    """A status, the seconds after which to retry if the server says so, and the body.
 
-    ``whole`` is false when the body was longer than what was read of it, or could not be unpacked.
+    ``whole`` is false if the body was longer than the part that was read, or could not be
+    decompressed.
     """
 
     status: int
@@ -67,15 +68,15 @@ class HttpAnswer:
 
 
 class NoAnswer(Exception):
-    """There is no answer to a request; the text says why."""
+    """A request got no answer; the text says why."""
 
 
 class _Disconnected(NoAnswer):
-    """The other side closed the connection, or it broke, before there was an answer."""
+    """The connection was closed or broke before an answer began."""
 
 
 def parse_retry_after(text: str | None, now: datetime) -> float | None:
-    """Returns the seconds that a ``Retry-After`` asks for: a number, or a date from now on."""
+    """Returns the seconds of a ``Retry-After`` header, which has a number or a date."""
     if text is None:
         return None
     try:
@@ -91,7 +92,7 @@ def parse_retry_after(text: str | None, now: datetime) -> float | None:
 
 
 def bound_wait(seconds: float) -> float | None:
-    """Returns the wait, at most an hour; ``None`` for what is not a number."""
+    """Returns the wait, at most an hour; ``None`` for NaN."""
     return None if math.isnan(seconds) else min(max(0.0, seconds), LONGEST_WAIT)
 
 
@@ -115,7 +116,7 @@ class HttpClient:
         shown = {"host": _shown_host(self._host, parts.port), "user-agent": "ebbflow"}
         shown |= {"accept": "*/*", "accept-encoding": "gzip"} | dict(headers)
         lines = "".join(f"{name}: {text}\r\n" for name, text in shown.items())
-        self._opening = f"{method} {quote(target, _AS_IT_IS)} HTTP/1.1\r\n{lines}".encode()
+        self._opening = f"{method} {quote(target, _UNQUOTED)} HTTP/1.1\r\n{lines}".encode()
         self._idle: list[_Connection] = []
 
     async def send(self, body: bytes, headers: Mapping[str, str], longest: int) -> HttpAnswer:
@@ -134,14 +135,14 @@ class HttpClient:
             raise NoAnswer(f"no answer within {self._timeout:g} s") from None
 
     def close(self) -> None:
-        """Closes all connections that are not in use."""
+        """Closes all idle connections."""
         while self._idle:
             self._idle.pop().close()
 
     async def _exchange(self, request: bytes, longest: int) -> HttpAnswer:
-        """Sends a request; once more if the other side has closed a connection that was kept.
+        """Sends a request; once more if the server has closed a reused connection.
 
-        One that closes a new connection has probably seen the request.
+        A server that closes a new connection has probably received the request.
         """
         if (kept := self._take_idle()) is not None:
             with contextlib.suppress(_Disconnected):
@@ -210,34 +211,34 @@ class _Connection(asyncio.Protocol):
         return await self._answer
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes the connection."""
         self.is_open = False
         self._transport.close()
 
     # --- as the transport sees it ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps what is written to."""
+        """Keeps the transport."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Reads on; an answer that no one waits for makes the connection useless."""
+        """Parses data; after an unexpected answer the connection cannot be used any more."""
         if self._answer is None or self._answer.done():
             self.close()
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(NoAnswer(f"no answer: what came is not HTTP: {error}"))
+            self._fail(NoAnswer(f"no answer: the reply is not HTTP: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the answer: the end of a body without a length, or no answer at all."""
+        """Ends the answer: it completes a body without a length, and is an error otherwise."""
         self.is_open = False
         if self._status and exc is None and not self._has_length:
             self._complete()
         elif self._status:
-            self._fail(NoAnswer("no answer: it was cut off"))
+            self._fail(NoAnswer("no answer: the reply was cut off"))
         else:
             self._fail(_Disconnected(f"no answer: {exc or 'Server disconnected'}"))
 
@@ -252,7 +253,7 @@ class _Connection(asyncio.Protocol):
         self._body = bytearray()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Looks for the headers that matter."""
+        """Reads the headers that matter."""
         name = name.lower()
         if name == b"retry-after":
             self._retry_after = value.decode("latin-1")
@@ -262,19 +263,19 @@ class _Connection(asyncio.Protocol):
             self._has_length = True
 
     def on_headers_complete(self) -> None:
-        """Keeps the status, unless another one follows."""
+        """Keeps the status, unless it is an interim one."""
         status = self._parser.get_status_code()
         self._status = status if status >= 200 else 0
 
     def on_body(self, piece: bytes) -> None:
-        """Keeps a piece of the body, if it is not too long."""
+        """Adds a piece of the body; ends the answer if the body is too long."""
         self._body += piece
         if len(self._body) > self._longest:
             self.is_open = False
             self._complete(whole=False)
 
     def on_message_complete(self) -> None:
-        """Hands the answer over."""
+        """Completes the answer."""
         if self._status:
             self.is_open &= self._parser.should_keep_alive()
             self._complete()
@@ -302,9 +303,9 @@ class _Connection(asyncio.Protocol):
 
 
 def _unpack(body: bytes, coding: bytes, longest: int) -> tuple[bytes, bool]:
-    """Returns what was packed, and whether it is all of it and could be read.
+    """Returns the decompressed body, and whether it is complete.
 
-    A status for each message may be in it, so what cannot be read must not pass for an empty body.
+    It may hold a status for each message, so an unreadable body must not pass for an empty one.
     """
     if coding not in (b"gzip", b"x-gzip", b"deflate"):
         return b"", False

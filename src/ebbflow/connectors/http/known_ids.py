@@ -1,12 +1,12 @@
-"""Ids that were taken in lately: remembered for as long as JetStream knows copies.
+"""The ids of recent posts, remembered for as long as JetStream recognises copies.
 
-JetStream recognises the copy of a frame, not of a post, of which a frame may hold many. So the ids
-of posts are written down in their own stream before anybody hears that they are taken, and
-the next run reads them. Ids that come at the same time are written together.
+JetStream recognises the copy of a frame, not of a single post, and a frame may hold many posts. So
+the ids of posts are written to their own stream before the posts are confirmed, and the next run
+reads them. Ids that arrive at the same time are written together.
 
-A run that is killed may have stored a frame and not written down its ids. Therefore it announces
-which frame is to hold which ids before it stores one with several posts, and the next run asks the
-buffer what became of the frames whose ids are not written down. All of it is on the link's loop.
+A killed run may have stored a frame without writing its ids. So before it stores a frame with
+several posts, it announces which ids the frame will hold, and the next run asks the buffer whether
+frames with unwritten ids were stored. Everything runs on the link's loop.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class RecentIds:
         return taken is not None and taken > time.time() - DUPLICATE_WINDOW
 
     def add(self, ids: Sequence[str], taken: float) -> None:
-        """Remembers ids that were taken at that time, and forgets old ones."""
+        """Remembers ids with the time of their posts, and forgets old ones."""
         self._times |= dict.fromkeys(ids, taken)
         self._oldest_first.append((taken, ids))
-        # A stream deletes its messages late, so ids may be too old as soon as they are read.
+        # A stream deletes messages late, so ids may be too old as soon as they are read.
         too_old = time.time() - DUPLICATE_WINDOW
         while self._oldest_first and self._oldest_first[0][0] < too_old:
             then, old = self._oldest_first.popleft()
@@ -76,11 +76,11 @@ class KnownIds:
         return message_id in self._written
 
     def is_unwritten(self, message_id: str) -> bool:
-        """Returns whether the id was to be added, and could not be written down."""
+        """Returns whether writing the id has failed."""
         return message_id in self._unwritten
 
     async def load(self, is_stored: Callable[[str], Awaitable[bool]]) -> None:
-        """Reads what earlier runs have written down; ``is_stored`` says it of a frame."""
+        """Reads the ids of earlier runs; ``is_stored`` returns whether a frame was stored."""
         announced: dict[str, list[str]] = {}
         for message in await read_subject(self._link.client, self._stream, self._subject):
             entry = json.loads(message.payload)
@@ -103,15 +103,15 @@ class KnownIds:
         await asyncio.gather(*(settle(frame, ids) for frame, ids in open_frames.items()))
 
     async def announce(self, frame: str, ids: Sequence[str]) -> None:
-        """Sends which frame is going to hold the ids, without waiting for an answer."""
+        """Announces which frame will hold the ids, without waiting for an answer."""
         with contextlib.suppress(nats.errors.Error, EbbflowError):
             for entry in _entries(ids, frame=frame):
                 await self._link.client.publish(self._subject, entry)
 
     async def add(self, ids: Sequence[str]) -> None:
-        """Writes ids down; returns when that is confirmed, else a ``PublishError`` is raised.
+        """Writes ids; returns when that is confirmed, or raises ``PublishError``.
 
-        Their messages must be stored: whoever posts a known id is told that it is.
+        Their messages must be stored already: a post with a known id is confirmed as stored.
         """
         loop = asyncio.get_running_loop()
         self._waiting += ids
@@ -120,7 +120,7 @@ class KnownIds:
         written = self._next_write
         if self._writing is None:
             self._writing = loop.create_task(self._write_all())
-        # Whoever is cancelled leaves the others, whose ids go with the same write, waiting.
+        # A cancelled caller must not cancel the write, which has other callers' ids, too.
         await asyncio.shield(written)
 
     async def _write_all(self) -> None:

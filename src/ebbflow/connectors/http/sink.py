@@ -1,11 +1,12 @@
-"""The HTTP sink: sends messages on, each in its own request or many in one.
+"""The HTTP sink: sends messages to a server, each in its own request or many in one.
 
-What the other side answers decides about each message: 2xx is OK; 429 and 503 that say when to come
-again are a NACK with that delay; any other answer is a FAILURE, for the ``retryStrategy``. A batch
-may be answered with a JSON array of ``{"id": …, "status": 503, "retry_after": 2}``, one entry for
-each message; ``error`` may say why. Any other answer is for all messages alike.
+The server's answer determines the response for each message: 2xx is OK; 429 and 503 with a
+``Retry-After`` are a NACK with that delay; any other answer is a FAILURE, for the
+``retryStrategy``. The answer to a batch may be a JSON array of
+``{"id": …, "status": 503, "retry_after": 2}``, one entry for each message; ``error`` may say why.
+Any other answer applies to all messages.
 
-No answer at all, and 502, 503 and 504, mean that the other side is UNAVAILABLE.
+No answer at all, and 502, 503 and 504, mean that the server is UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from ebbflow.engine.trace_context import find_propagated
 T = TypeVar("T")
 
 Answers = dict[int, Response]
-"""The answers for those rows that are not simply written."""
+"""The responses for rows that are not OK."""
 
 _AGAIN_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _UNAVAILABLE = (
@@ -78,16 +79,16 @@ class HttpSinkSettings:
 
 
 def decide_response(answer: HttpAnswer) -> Response | None:
-    """Returns the response for a message that the whole answer is about; none if it is written."""
+    """Returns the response for messages that share an answer; ``None`` for OK."""
     return _respond(answer.status, answer.wait, answer.words)
 
 
 def decide_each(ids: Sequence[str], answer: HttpAnswer) -> Answers:
-    """Returns the responses for the messages of a batch that are not simply written."""
+    """Returns the responses for the messages of a batch that are not OK."""
     if not 200 <= answer.status < 300:
         return _to_all(ids, decide_response(answer))
     if not answer.whole:
-        why = f"HTTP {answer.status}, with an answer that could not be read as a whole"
+        why = f"HTTP {answer.status}, but the answer could not be read completely"
         return _to_all(ids, Response.failure(error=why))
     entries = _entries(answer.body)
     if entries is None:
@@ -101,7 +102,7 @@ def _to_all(ids: Sequence[str], response: Response | None) -> Answers:
 
 
 def _entries(body: bytes) -> dict[Any, Mapping[str, Any]] | None:
-    """Returns the entries by id; none when the answer is not an array."""
+    """Returns the entries by id; ``None`` if the answer is not an array."""
     try:
         answer = json.loads(body)
     except ValueError:
@@ -134,20 +135,20 @@ def _respond(status: int, wait: float | None, words: str) -> Response | None:
 
 _LONGEST_ANSWER = 64 * 1024
 _ANSWER_PER_MESSAGE = 1024
-# What a header can hold as it is; everything else is written as %XX.
+# Characters that a header holds unchanged; all others are written as %XX.
 _VISIBLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _VISIBLE_KEY = _VISIBLE.replace(",", "")
 _CONTENT = {"ndjson": "application/x-ndjson", "json": "application/json"}
 
 
 class HttpSink:
-    """Sends messages with one client for as long as its worker serves the vertex."""
+    """Sends messages with one client per worker."""
 
     def __init__(self, settings: HttpSinkSettings) -> None:
         self._settings = settings
 
     async def open(self) -> None:
-        """Makes the client; nothing is connected yet."""
+        """Creates the client, which connects later."""
         settings = self._settings
         tls = settings.tls.context() if settings.tls else None
         self._client = HttpClient(
@@ -170,7 +171,7 @@ class HttpSink:
         self._client.close()
 
     async def __call__(self, rows: pa.RecordBatch) -> Answers | None:
-        """Sends all messages and returns what the answers say about those not simply taken."""
+        """Sends all messages and returns the responses for those that are not OK."""
         answers: Answers = {}
         if (batch := self._settings.batch) is None:
             heads = [*_headers_about(rows)]
@@ -186,7 +187,7 @@ class HttpSink:
     async def _run_all(
         self, send: Callable[[T], Coroutine[Any, Any, None]], requests: Sequence[T]
     ) -> None:
-        """Sends all requests, as many at a time as the settings say."""
+        """Sends all requests, limited by the concurrency in the settings."""
         waiting = iter(requests)
 
         async def work() -> None:
@@ -228,7 +229,7 @@ class HttpSink:
         return b"[%b]" % b",".join(lines)
 
     def _respond_unavailable(self, why: str) -> Response:
-        """Returns the answer for messages that the other side may take later."""
+        """Returns the response for messages that the server may take later."""
         return Response.unavailable(what=f"{self._settings.url}: {why}")
 
 

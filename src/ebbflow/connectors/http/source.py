@@ -1,12 +1,11 @@
 """The HTTP source: each POST to ``/vertices/{name}`` is a message.
 
-A feed: what is posted is stored in the vertex's buffer, and a post is answered with 200 when
-JetStream has confirmed that, not before. A post with an ``x-numaflow-id`` that was answered so
-before is stored once, also across restarts, for as long as the buffer knows copies.
+A feed: posts are stored in the vertex's buffer, and a post is answered with 200 only when JetStream
+has confirmed that. Posts with the same ``x-numaflow-id`` are stored once, also across restarts, for
+as long as the buffer recognises copies.
 
-Requests are read, checked and stored on the listener's loop. How many there may be at the same
-time, and how many bytes they may hold, is bounded; beyond that a request is refused before its body
-is kept.
+Requests are read, checked and stored on the listener's loop. The number of concurrent requests and
+their bytes are bounded; beyond that a request is refused before its body is kept.
 """
 
 from __future__ import annotations
@@ -40,10 +39,11 @@ _MOST_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HttpSourceSettings:
-    """The limits within which posts are taken in. Times are in seconds.
+    """The limits for posts. Times are in seconds.
 
-    ``read_timeout`` is for one request to arrive as a whole, ``ack_wait`` for JetStream to confirm
-    it; ``in_flight`` requests at most are between the two.
+    ``read_timeout`` limits how long a whole request takes to arrive, ``ack_wait`` how long
+    JetStream takes to confirm it. At most ``in_flight`` requests are read and stored at the same
+    time.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -54,7 +54,7 @@ class HttpSourceSettings:
 
 
 class HttpFeed(ListeningFeed):
-    """One vertex that takes posts in."""
+    """One vertex that takes posts."""
 
     kind, purpose = "http", "takes messages"
 
@@ -70,7 +70,7 @@ class HttpFeed(ListeningFeed):
         known_ids = KnownIds(link, names, self._context.vertex, CERTAIN_WITHIN)
         await known_ids.load(buffers.has_stored)
         self._store = PostStore(buffers, known_ids, self._ack_wait)
-        # The first column that Arrow makes has it import pandas: not while someone waits.
+        # Arrow imports pandas when it makes its first column, which must not delay a sender.
         rows_of_posts([])
 
     def _routes(self) -> list[Route]:
@@ -81,7 +81,7 @@ class HttpFeed(ListeningFeed):
             await self._admission.wait_until_empty()
 
     def open(self, request: HttpRequest, exchange: Exchange) -> Receiver:
-        """Returns the post that takes the body; ``Refusal`` if it is not wanted."""
+        """Returns the post that receives the body; ``Refusal`` if it is not allowed."""
         self._guard.check_site(request)
         self._guard.check_token(request)
         if failure := self.failure:
@@ -94,7 +94,8 @@ class HttpFeed(ListeningFeed):
 class Post(Body):
     """One post: its body while it arrives, its messages while they are stored, and its answer.
 
-    When it is complete, ``count`` is the number of its messages and ``size`` about their bytes.
+    When it is complete, ``count`` is the number of its messages and ``size`` their approximate
+    bytes.
     """
 
     __slots__ = ("_exchange", "_store", "count", "envelope", "rows", "size", "value")
@@ -115,10 +116,10 @@ class Post(Body):
         self.count = 1
         self.size = 0
 
-    # --- as the connection sees it --------------------------------------------------------------
+    # --- called by the connection ---------------------------------------------------------------
 
     def finish(self) -> None:
-        """Has it stored; ``Refusal`` if it holds no messages."""
+        """Starts storing it; ``Refusal`` if it holds no messages."""
         self.value = self.join()
         self.size = self.received + self.envelope.size + ROW_BYTES
         try:
@@ -134,20 +135,20 @@ class Post(Body):
         self.count, self.size = self.rows.num_rows, self.rows.nbytes
         self._reservation.grow_to(self.size)
 
-    # --- as the store sees it -------------------------------------------------------------------
+    # --- called by the store --------------------------------------------------------------------
 
     @property
     def named_id(self) -> str | None:
-        """The id that its sender named."""
+        """The id that its sender gave."""
         return self.envelope.id if self.envelope.has_own_id else None
 
     def settle(self, refusal: Refusal | None) -> None:
-        """Answers, if that was not done before, and gives its room back. Called once."""
+        """Releases its reservation and answers, unless it is answered already. Called once."""
         self._reservation.release()
         self.answer(refusal)
 
     def answer(self, refusal: Refusal | None) -> None:
-        """Says that it is stored, or why not; only the first answer counts."""
+        """Answers that it is stored, or why not; only the first call has an effect."""
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return

@@ -51,7 +51,7 @@ def _headers(value: dict[str, str]) -> dict[str, str]:
 
 
 Url = Annotated[StrictStr, AfterValidator(_url)]
-"""An address of the web, without a login."""
+"""An http or https URL, without a login."""
 
 Headers = Annotated[dict[StrictStr, StrictStr], AfterValidator(_headers)]
 """Headers of a request that hold no secret."""
@@ -64,13 +64,13 @@ class HttpUser(Section):
     password: SecretRef = Field(description="the password")
 
     def read(self, where: str) -> tuple[Secret, Secret]:
-        """Returns both, as they are now."""
+        """Reads both now."""
         user = self.user.read(f"the user for {where}")
         return user, self.password.read(f"the password for {where}")
 
 
 class SinkAuth(Section):
-    """A login: with a bearer token, or with a user and password; exactly one of both."""
+    """A login: either a bearer token, or a user and password."""
 
     token: SecretRef | None = Field(default=None, description="the bearer token")
     basic: HttpUser | None = None
@@ -84,9 +84,9 @@ class SinkAuth(Section):
 
 @source("http", feeds=True, remembers=True)
 class HttpSourceSpec(ListeningSection):
-    """Takes messages by POST. ``service`` is for Kubernetes only.
+    """Accepts messages by POST. ``service`` is for Kubernetes only.
 
-    Without ``tls`` the run makes a self-signed certificate when it begins.
+    Without ``tls`` the run creates a self-signed certificate when it begins.
     """
 
     service: Any = Field(default=None, description="without effect")
@@ -103,7 +103,7 @@ class HttpSourceSpec(ListeningSection):
         return FeedPlan(HttpFeed, settings, check=check)
 
     def settings(self, where: str) -> HttpSourceSettings:
-        """Returns how posts are taken in; ``where`` says whose the secrets are."""
+        """Returns the settings for posts; ``where`` says whose the secrets are."""
         from ebbflow.connectors.http.source import HttpSourceSettings
 
         return self.freeze(where, HttpSourceSettings, **self.listening(where))
@@ -113,7 +113,7 @@ class BatchSpec(Section):
     """Many messages in one request, and one status for each in the answer."""
 
     format: Literal["ndjson", "json"] = Field(
-        default="ndjson", description="the messages of a request as lines or as an array"
+        default="ndjson", description="write the messages of a request as lines or as an array"
     )
     size: fields.Positive = Field(default=500, description="the most messages in a request")
     max_bytes: fields.Positive = Field(
@@ -123,10 +123,10 @@ class BatchSpec(Section):
 
 @sink("http")
 class HttpSinkSpec(SinkSection):
-    """Sends messages on, one request each, or many in a ``batch``."""
+    """Sends messages to a server, one request each, or many in a ``batch``."""
 
     url: Url = Field(description="where to send messages to")
-    method: Literal["POST", "PUT", "PATCH"] = Field(default="POST", description="how")
+    method: Literal["POST", "PUT", "PATCH"] = Field(default="POST", description="the HTTP method")
     headers: Headers = Field(default={}, description="headers of each request; no secrets")
     auth: SinkAuth | None = None
     tls: Tls | None = None
@@ -140,12 +140,12 @@ class HttpSinkSpec(SinkSection):
         """Returns the sink, with all secrets read."""
         from ebbflow.connectors.http.sink import HttpSink
 
-        # A call with a batch sends many requests; one that sends messages alone must not take long.
+        # Without batches a call sends one request per message, so it must not get too many.
         rows = WHOLE_CHUNK if self.batch else _ALONE_A_CALL
         return UserSink(partial(HttpSink, self.settings()), mode="columnar", rows=rows)
 
     def settings(self) -> HttpSinkSettings:
-        """Returns where and how to send, with all secrets read."""
+        """Returns the settings of the sink, with all secrets read."""
         from ebbflow.connectors.http.sink import BatchSettings, HttpSinkSettings
 
         where = f"the http sink to {self.url}"

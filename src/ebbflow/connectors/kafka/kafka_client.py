@@ -1,10 +1,10 @@
-"""The settings of Kafka clients, making clients, and saying what keeps them from their topics.
+"""Kafka clients: their settings, how they are created, and why their topics cannot be used.
 
-Settings are plain data that the driver makes for workers. They hold the contents of files and the
-secrets themselves, none of which shows in any text.
+The driver creates settings as plain data for workers. They hold the contents of files and the
+secrets themselves, which no text shows.
 
-A client reconnects by itself for as long as it takes. Only at its start its brokers and topics
-have to be there: what is wrong then is most likely a mistake, and is told as a ``SetupError``.
+A client keeps reconnecting by itself. Its brokers and topics must be available only when it starts:
+a failure then is most likely a mistake, so it raises ``SetupError``.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 
 _TRY_FOR = 1.0
-_TELL_EVERY = 30.0
+_REPORT_EVERY = 30.0
 _LOOKUP_WITHIN = 5.0
 _COMMIT_WITHIN = 3.0
 
 _REFUSED = {
     KafkaError._AUTHENTICATION: ("refused the login", "Correct sasl: in the spec."),
     KafkaError.SASL_AUTHENTICATION_FAILED: ("refused the login", "Correct sasl: in the spec."),
-    KafkaError._SSL: ("cannot be talked to by TLS", "Correct tls: in the spec."),
+    KafkaError._SSL: ("cannot be reached over TLS", "Correct tls: in the spec."),
 }
-"""The errors that no further attempt gets over: what each means, and what to do."""
+"""Errors that a retry cannot solve: what each means, and what to do."""
 _MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 _FORBIDDEN = frozenset(
     {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
@@ -52,24 +52,24 @@ _REPLACED = frozenset(
         KafkaError.STALE_MEMBER_EPOCH,
     }
 )
-"""Errors that say that a partition is another member's already."""
+"""Errors that mean that a partition already belongs to another member."""
 
 CLASSIC: dict[str, Any] = {
     "partition.assignment.strategy": "cooperative-sticky",
-    # A member that was killed is missed after this time, and its partitions go to others.
+    # After this time a killed member is missed, and other members get its partitions.
     "session.timeout.ms": 10_000,
     "heartbeat.interval.ms": 1_000,
 }
-"""Settings of the classic group protocol; of the newer one, brokers decide."""
+"""Settings of the classic group protocol. Under the newer protocol, brokers decide."""
 
 FIXED: dict[str, Any] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
 }
-"""Settings that the promises of the source rest on."""
+"""Settings that the source's guarantees depend on."""
 
-# What librdkafka would print is told by its errors as well, where a person sees them.
+# Whatever librdkafka would print is also in its errors, which Ebbflow shows to users.
 _silent = logging.getLogger("ebbflow.kafka")
 _silent.addHandler(logging.NullHandler())
 _silent.propagate = False
@@ -80,11 +80,11 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class KafkaAccess:
-    """The brokers, the librdkafka settings of the user's own, and what protects the connection.
+    """The brokers, the user's own librdkafka settings, and the security of the connection.
 
-    ``login`` and ``tls`` are settings as well, the latter even if there are none: then those are
-    trusted that this machine trusts. ``answer_within`` is how many seconds brokers may take to say
-    which topics there are.
+    ``login`` and ``tls`` are settings, too. An empty ``tls`` means TLS with the certificate
+    authorities that this machine trusts. ``answer_within`` is how many seconds brokers may take to
+    list their topics.
     """
 
     brokers: tuple[str, ...]
@@ -132,42 +132,42 @@ class KafkaSinkSettings:
 
 
 class ClientErrors:
-    """The errors that a client has reported about its connections: why it does not get on.
+    """The connection errors that a client has reported.
 
-    ``tell`` hears when no broker can be reached or one refuses us, now and then.
+    Calls ``report`` at intervals while no broker can be reached or a broker refuses the client.
     """
 
-    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
-        self.tell = tell
+    def __init__(self, report: Callable[[str], None] | None = None) -> None:
+        self.report = report
         self.refused: KafkaError | None = None
         self.last: KafkaError | None = None
-        self._last_told = -math.inf
+        self._last_report = -math.inf
 
     def __call__(self, error: KafkaError) -> None:
-        """Notes an error; that all brokers are down only sums up the others."""
+        """Records an error. "All brokers down" only summarizes the errors of single brokers."""
         down = error.code() == KafkaError._ALL_BROKERS_DOWN
         if error.code() in _REFUSED:
             self.refused = error
         if not down or self.last is None:
             self.last = error
-        if (down or self.refused is error) and time.monotonic() - self._last_told > _TELL_EVERY:
-            self._last_told = time.monotonic()
-            if self.tell is not None:
-                self.tell(self.text)
+        if (down or self.refused is error) and time.monotonic() - self._last_report > _REPORT_EVERY:
+            self._last_report = time.monotonic()
+            if self.report is not None:
+                self.report(self.text)
 
     @property
     def text(self) -> str:
-        """The last complaint."""
+        """The last error."""
         return "no answer" if self.last is None else describe_kafka_error(self.last)
 
 
 def describe_kafka_error(error: KafkaError) -> str:
-    """Returns an error on one line, by its name and what it says."""
+    """Returns the name and the text of an error on one line."""
     return " ".join(f"{error.name()}: {error.str()}".split())
 
 
 def consumer_settings(settings: KafkaSourceSettings) -> dict[str, Any]:
-    """Returns all settings of the consumer, in librdkafka's words."""
+    """Returns all settings of the consumer, as librdkafka names them."""
     defaults: dict[str, Any] = {"auto.offset.reset": "earliest"}
     if dict(settings.access.config).get("group.protocol") != "consumer":
         defaults |= CLASSIC
@@ -175,12 +175,12 @@ def consumer_settings(settings: KafkaSourceSettings) -> dict[str, Any]:
 
 
 def make_client(kind: type[Any], settings: dict[str, Any], errors_seen: ClientErrors) -> Any:
-    """Returns a producer or consumer; ``SetupError`` if it does not know a setting."""
+    """Returns a producer or consumer; ``SetupError`` if it rejects a setting."""
     try:
         return kind(settings | {"error_cb": errors_seen}, logger=_silent)
     except KafkaException as error:
         raise SetupError(
-            f"Kafka's client does not take its settings: {error.args[0].str()}.",
+            f"Kafka's client rejects its settings: {error.args[0].str()}.",
             "Correct config:, tls: or sasl: in the spec.",
         ) from None
 
@@ -190,17 +190,18 @@ def find_topics(
     topics: Iterable[str],
     access: KafkaAccess,
     errors_seen: ClientErrors,
-    made_by_asking: bool = False,
+    may_be_created: bool = False,
 ) -> None:
-    """Makes sure that every topic is there; ``SetupError`` says what is wrong.
+    """Makes sure that every topic exists; ``SetupError`` says what is wrong.
 
-    Brokers may make a topic when a producer asks for it, and that takes a moment.
+    With ``may_be_created`` a missing topic is awaited: brokers may create it when a producer asks
+    for it, which takes a moment.
     """
-    final = _FORBIDDEN if made_by_asking else _FORBIDDEN | _MISSING
+    final = _FORBIDDEN if may_be_created else _FORBIDDEN | _MISSING
     deadline = time.monotonic() + access.answer_within
     for topic in topics:
         while (error := _ask(client, topic)) is not None:
-            client.poll(0)  # what went wrong is told to ``errors_seen``
+            client.poll(0)  # makes the client report its errors to ``errors_seen``
             if error.code() in final or errors_seen.refused or time.monotonic() > deadline:
                 raise explain_unreachable(access, topic, error, errors_seen)
             time.sleep(0.1)
@@ -235,12 +236,16 @@ def explain_unreachable(
     why = errors_seen.text if error.code() < 0 else describe_kafka_error(error)
     return SetupError(
         f"{where} did not answer within {access.answer_within:.0f} s: {why}.",
-        "See whether it is up, and whether brokers:, tls: and sasl: are right.",
+        "Check that it is up, and that brokers:, tls: and sasl: are right.",
     )
 
 
-def commit_for_certain(consumer: Consumer, offsets: list[TopicPartition]) -> None:
-    """Returns when the offsets are committed. What cannot be committed is read again by others."""
+def commit_and_confirm(consumer: Consumer, offsets: list[TopicPartition]) -> None:
+    """Commits offsets and waits until it is confirmed.
+
+    Gives up after a while, or if a partition belongs to another member. Whoever has the partition
+    next reads uncommitted messages again.
+    """
     deadline = time.monotonic() + _COMMIT_WITHIN
     while True:
         try:
@@ -253,11 +258,11 @@ def commit_for_certain(consumer: Consumer, offsets: list[TopicPartition]) -> Non
 
 
 class GroupOffsets:
-    """Asks brokers how far a group is, without being a member. Used by one thread.
+    """Asks brokers for a group's progress without being a member. Used by one thread.
 
-    It has its own connection: on the one that fetches, every question waits for half a second
-    behind a fetch that waits for messages. What brokers do not answer in time raises
-    ``KafkaException``.
+    It has its own connection: on the consumer's connection every request would wait for up to half
+    a second behind a fetch that waits for messages. Raises ``KafkaException`` if brokers do not
+    answer in time.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -268,13 +273,13 @@ class GroupOffsets:
         self._client.close()
 
     def find_ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Returns the offset behind the last message of each."""
+        """Returns the end offset of each partition."""
         asked = [TopicPartition(*partition, OFFSET_END) for partition in partitions]
         offsets = self._client.offsets_for_times(asked, timeout=_LOOKUP_WITHIN) if asked else []
         return {(partition.topic, partition.partition): partition.offset for partition in offsets}
 
     def find_committed(self, partitions: Iterable[Partition]) -> dict[Partition, int | None]:
-        """Returns what the group has committed of each; ``None`` where it never has."""
+        """Returns the group's committed offset of each partition; ``None`` if it has none."""
         asked = [TopicPartition(*partition) for partition in partitions]
         offsets = self._client.committed(asked, timeout=_LOOKUP_WITHIN) if asked else []
         return {
@@ -285,7 +290,7 @@ class GroupOffsets:
         }
 
     def has_committed_all(self, topics: Sequence[str]) -> bool:
-        """Returns whether the group has committed everything that is in the topics."""
+        """Returns whether the group has committed everything in the topics."""
         every = [(topic, number) for topic in topics for number in self._list_numbers(topic)]
         ends, committed = self.find_ends(every), self.find_committed(every)
         return all((committed[partition] or 0) == ends[partition] for partition in every)

@@ -1,11 +1,11 @@
 """Kafka records as columns of messages and back: keys, headers, deleted values.
 
-A record has one key, a message has any number. As in Numaflow they are carried in headers,
-``__key_len`` and ``__key_0`` and so on, and read back from there. A record without a value, which
-deletes its key from a compacted topic, is an empty message with the header ``__tombstone``.
+A record has one key, but a message can have several. As in Numaflow, headers carry them
+(``__key_len``, ``__key_0`` and so on). A record without a value, which deletes its key from a
+compacted topic, becomes an empty message with the header ``__tombstone``.
 
-Keys and headers of messages are text. Bytes that are not UTF-8 are written as ``\\xff``, so that
-different ones stay different.
+Keys and headers of messages are text. Bytes that are not UTF-8 are written as ``\\xff``, so
+different bytes stay different.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def read_columns(
 ) -> dict[str, pa.Array]:
     """Returns the columns ``keys`` and ``headers`` of messages, from those of records.
 
-    The last of equal names wins. ``deleted`` are the rows without a value. A column that is empty
-    in every row is left out.
+    If a header name occurs twice, the last one wins. ``deleted`` lists the rows without a value. A
+    column that is empty in every row is left out.
     """
     some = any(headers) or len(deleted) > 0
     mappings = [dict(pairs) if pairs else {} for pairs in headers] if some else []
@@ -52,7 +52,7 @@ def read_columns(
 
 
 def _take_keys(keys: Sequence[_Raw], mappings: Sequence[dict[str, _Raw]]) -> list[Sequence[_Raw]]:
-    """Returns the keys of each message, and takes those that are among the headers out of them."""
+    """Returns the keys of each message, and removes those that headers carry from the headers."""
     if any(KEY_COUNT in mapping for mapping in mappings):
         return list(map(_take_numbered, keys, mappings))
     if keys.count(None) == len(keys):
@@ -71,7 +71,7 @@ def _take_numbered(key: _Raw, headers: dict[str, _Raw]) -> Sequence[_Raw]:
 
 @lru_cache
 def _count(text: _Raw) -> int:
-    """Returns the number of keys that a header speaks of; -1 if it is not a number."""
+    """Returns the number of keys in the count header; -1 if it is not a number."""
     digits = _text(text)
     return int(digits) if digits.isdecimal() and len(digits) < 10 else -1
 
@@ -90,7 +90,7 @@ def _chain(groups: Iterable[Iterable[Any]]) -> list[Any]:
 
 
 def _texts(values: list[_Raw]) -> pa.Array:
-    """Returns the values as texts; nearly always they are, and then no value is looked at here."""
+    """Returns the values as texts; in the usual case of valid UTF-8 without a Python loop."""
     try:
         return pa.array(values, pa.binary()).fill_null(b"").cast(pa.string())
     except pa.ArrowInvalid:
@@ -104,9 +104,9 @@ def _text(value: _Raw) -> str:
 
 
 class Records(NamedTuple):
-    """Records to be written, as columns: what each has as its value, key, headers and timestamp.
+    """Records to write, as columns.
 
-    A timestamp is in milliseconds; 0 is the moment at which it is sent.
+    A timestamp is in milliseconds; 0 means the time of sending.
     """
 
     values: Sequence[bytes | None]
@@ -121,9 +121,10 @@ _WITHOUT_KEYS = {KEY_COUNT: b"0"}
 def write_records(
     messages: pa.RecordBatch, set_key: bool = False, set_timestamp: bool = False
 ) -> Records:
-    """Returns the records for messages; with ``set_key`` their keys are the record's key, too.
+    """Returns the records for messages.
 
-    With ``set_timestamp`` their event times are the timestamps.
+    With ``set_key``, a message's keys also become the record's key. With ``set_timestamp``, its
+    event time becomes the timestamp.
     """
     records = _write_fields(messages, set_key)
     if not set_timestamp:
@@ -149,7 +150,7 @@ def _write_fields(messages: pa.RecordBatch, set_key: bool) -> Records:
 
 
 def _is_empty(column: pa.Array) -> bool:
-    """Returns whether no row of a column of lists or maps has anything."""
+    """Returns whether every row of a column of lists or maps is empty or null."""
     if column.null_count == len(column):
         return True
     ends = column.offsets
@@ -165,12 +166,12 @@ def _slices(column: pa.Array, values: pa.Array) -> list[Sequence[Any]]:
     ends = pc.subtract(offsets, offsets[0]).to_pylist()
     rows: list[Sequence[Any]] = list(map(flat.__getitem__, map(slice, ends, ends[1:])))
     for row in pc.indices_nonzero(pc.is_null(column)).to_pylist() if column.null_count else ():
-        rows[row] = ()  # behind a null there may be values all the same
+        rows[row] = ()  # Arrow may hold values even where a row is null
     return rows
 
 
 def _write_headers(keys: Sequence[bytes], headers: dict[str, bytes]) -> dict[str, bytes]:
-    """Returns the headers of a record; the message's own must not pass for keys of it."""
+    """Returns the headers of a record. The message's own headers must not pass for keys."""
     count = len(keys)
     headers[KEY_COUNT] = b"%d" % count
     headers.update(zip(_names(count), keys, strict=True))

@@ -1,8 +1,8 @@
-"""The Kafka sink: it writes a chunk at a time, and answers when the brokers have confirmed it.
+"""The Kafka sink: it writes a chunk at a time and responds when the brokers have confirmed it.
 
-A message is done when all in-sync replicas have it; the producer is idempotent, so its own retries
-make no copies. What brokers refuse about a message itself, such as its size, is a failure. What
-they only cannot take now is redelivered, so that an outage sends nothing to the dead letters.
+A message is done when all in-sync replicas have it. The producer is idempotent, so its own retries
+write no duplicates. A message that brokers refuse for what it is, such as its size, fails. One that
+they only cannot take now is redelivered, so an outage dead-letters nothing.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ _REFUSED = frozenset(
         KafkaError._INVALID_DIFFERENT_RECORD,
     }
 )
-"""Errors about the message itself, or about another one that it was sent together with."""
+"""Errors about the message itself, or about another message in the same batch."""
 
 DEFAULTS: dict[str, Any] = {"message.timeout.ms": 10_000}
 FIXED: dict[str, Any] = {
     "enable.idempotence": True,
-    # Only a record that is not written is reported, and the others cost no call of Python code.
-    # That they are written follows from there being no report, see ``Outbox.send``.
+    # The producer reports only records that it could not write, so written ones cost no Python
+    # call. No report means that a record is written, see ``Outbox.send``.
     "delivery.report.only.error": True,
 }
 
 Errors = dict[int, KafkaError]
-"""Why the messages in these rows were not taken; all others were."""
+"""Why the messages in these rows were not written. All other rows were."""
 
 
 def producer_settings(settings: KafkaSinkSettings) -> dict[str, Any]:
-    """Returns all settings of the producer, in librdkafka's words."""
+    """Returns all settings of the producer, as librdkafka names them."""
     return settings.access.settings(DEFAULTS, FIXED)
 
 
 class Outbox:
-    """A producer, and what it has reported about the rows that it was given.
+    """A producer, and its reports about the rows of the current call.
 
-    When an answer stays out, the whole outbox is thrown away: what is reported later than that
-    must not be taken for an answer about the rows of another call.
+    After ``Unanswered`` the whole outbox is discarded, so that a late report is not mistaken for
+    one about the rows of a later call.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Outbox:
         self._longest = (int(longest) or DEFAULTS["message.timeout.ms"]) / 1000 + _MARGIN
         self._settings = settings
         self._errors: Errors = {}
-        # Made once for each row that a call ever had: new ones would have the collector of
-        # garbage look at everything, again and again.
+        # Callbacks are reused: creating new ones for every call would keep triggering full runs
+        # of the garbage collector.
         self._reports: list[Callable[..., None]] = []
 
     def begin(self) -> None:
-        """Called once, before anything is sent; ``Unanswered`` if the brokers do not answer."""
+        """Prepares the producer, once, before the first send; ``Unanswered`` without an answer."""
 
     def send(self, messages: pa.RecordBatch) -> Errors:
-        """Returns why messages are not written, when all are or the longest wait is over.
+        """Sends messages and returns why some are not written, after the longest wait at most.
 
-        ``Unanswered`` if it is not known which are: then none counts as written.
+        ``Unanswered`` if it is unknown which are written: then none counts as written.
         """
         errors = self._errors = {}
         deadline = time.monotonic() + self._longest
@@ -99,12 +99,12 @@ class Outbox:
             self.producer.purge()
             if self.producer.flush(_MARGIN):
                 raise Unanswered(KafkaError(KafkaError._TIMED_OUT))
-        # Nothing is in flight any more. Of each message that the brokers have not confirmed the
-        # producer has reported so: the others are written.
+        # Nothing is in flight any more. The producer has reported each message that the brokers
+        # did not confirm, so the others are written.
         return errors
 
     def _enqueue(self, messages: pa.RecordBatch, deadline: float) -> None:
-        """Hands all to the producer; where its queue is full, as soon as there is room again."""
+        """Passes all messages to the producer, waiting while its queue is full."""
         row, end = 0, messages.num_rows
         self._reports += [partial(self._note, row) for row in range(len(self._reports), end)]
         while (row := self._produce(messages.slice(row), row)) < end:
@@ -115,10 +115,9 @@ class Outbox:
                 self.producer.poll(0.1)  # until some have been answered
 
     def _produce(self, messages: pa.RecordBatch, first: int) -> int:
-        """Hands rows to the producer, from ``first`` on; returns the first it has no room for.
+        """Passes rows, numbered from ``first`` on, to the producer; returns the first without room.
 
-        No Python code of ours runs for a single row. The error of one that the producer does not
-        want is its answer.
+        Runs no Python code per row. If the producer rejects a row, its error is recorded.
         """
         records = self._write(messages)
         values, end = iter(records.values), first + len(records.values)
@@ -145,7 +144,7 @@ class Outbox:
 
 
 class Unanswered(Exception):
-    """The producer does not report the outcomes of some messages, and why not."""
+    """The producer did not report the outcomes of some messages; ``why`` is the reason."""
 
     def __init__(self, why: KafkaError) -> None:
         super().__init__(why)
@@ -162,10 +161,10 @@ class KafkaSink:
         self._outbox: Outbox | None = None
 
     def open(self) -> None:
-        """Connects; ``SetupError`` if the brokers or the topic are not there."""
+        """Connects; ``SetupError`` if the brokers or the topic cannot be reached."""
         outbox, access = self.outbox_kind(self._settings), self._settings.access
         topics = [self._settings.topic]
-        find_topics(outbox.producer, topics, access, outbox.errors_seen, made_by_asking=True)
+        find_topics(outbox.producer, topics, access, outbox.errors_seen, may_be_created=True)
         try:
             outbox.begin()
         except Unanswered as unanswered:
@@ -175,11 +174,11 @@ class KafkaSink:
         self._outbox = outbox
 
     def close(self) -> None:
-        """Drops the producer. Nothing is in flight any more: every call waits for its answers."""
+        """Drops the producer. Nothing is in flight: every call waits for its confirmations."""
         self._outbox = None
 
     def __call__(self, messages: pa.RecordBatch) -> Mapping[int, Response]:
-        """Sends all, waits for all, and returns an answer for each that is not written."""
+        """Sends all messages, waits, and returns a response for each that is not written."""
         try:
             errors_seen = self._begun().errors_seen
         except Unanswered as unanswered:
@@ -201,7 +200,7 @@ class KafkaSink:
             return dict.fromkeys(range(messages.num_rows), unanswered.why)
 
     def _begun(self) -> Outbox:
-        """Returns the outbox; a new one after an error that the last one does not get over."""
+        """Returns the outbox, or a new one if the last one cannot recover from an error."""
         if self._outbox is None or self._outbox.has_ended:
             outbox = self.outbox_kind(self._settings)
             outbox.begin()
@@ -209,7 +208,7 @@ class KafkaSink:
         return self._outbox
 
     def _send_refused_again(self, messages: pa.RecordBatch, errors: Errors) -> None:
-        """Sends again: brokers refuse batches as a whole, and alone most may well be taken."""
+        """Sends refused messages one by one: brokers refuse whole batches for one bad message."""
         trouble: KafkaError | None = None
         for row in sorted(row for row, error in errors.items() if is_refusal(error)):
             error = trouble or self._send(messages.slice(row, 1)).get(0)
@@ -218,7 +217,7 @@ class KafkaSink:
                 continue
             errors[row] = error
             if not is_refusal(error):
-                trouble = error  # the others need not wait for brokers that are gone
+                trouble = error  # the other rows need not wait for unavailable brokers
 
     def _response(self, error: KafkaError, errors_seen: ClientErrors) -> Response:
         why = describe_kafka_error(error)
@@ -230,5 +229,5 @@ class KafkaSink:
 
 
 def is_refusal(error: KafkaError) -> bool:
-    """Returns whether brokers refuse the message itself."""
+    """Returns whether the error is about the message itself."""
     return error.code() in _REFUSED

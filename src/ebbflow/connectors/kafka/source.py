@@ -1,8 +1,8 @@
-"""The Kafka source: records of topics as messages, committed only when they are settled.
+"""The Kafka source: reads records of topics as messages and commits offsets only once settled.
 
-It has no ``nack``: what is nacked is kept by Ebbflow and counts as settled, so that it holds up no
-partition and is never skipped. Records become columns as many at a time as have come; no Python
-code of ours runs for a single one.
+It has no ``nack``: Ebbflow keeps a nacked message itself and counts it as settled, so it blocks no
+partition and is never skipped. All available records are converted to columns at once, without
+per-record Python code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ebbflow.connectors.kafka.kafka_client import (
     GroupOffsets,
     KafkaSourceSettings,
     Partition,
-    commit_for_certain,
+    commit_and_confirm,
     consumer_settings,
     describe_kafka_error,
     find_topics,
@@ -51,7 +51,7 @@ _POLL = 0.1
 _COMMIT_EVERY = 0.1
 _QUIET = 1.0
 _HAND_OVER = 3.0
-_LOOK_EVERY = 1.0
+_UPDATE_EVERY = 1.0
 
 _PASSING = frozenset(
     {
@@ -63,44 +63,44 @@ _PASSING = frozenset(
         KafkaError._WAIT_COORD,
     }
 )
-"""Errors that the client gets over by itself."""
+"""Errors that the client recovers from by itself."""
 
 _AT_THE_END = frozenset({"latest", "largest", "end"})
 
 _YEAR_1, _YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000
-"""In milliseconds since 1970, the bounds of the times that a calendar has."""
+"""The range of times that a ``datetime`` can represent, in milliseconds since 1970."""
 
 
 class Progress:
-    """Messages of a partition, fetched in their order and settled in any.
+    """Messages of a partition, fetched in order and settled in any order.
 
-    What may be committed is everything before the first message that is not settled: a message is
-    never skipped, however many behind it are done. Offsets that nothing is at (compaction,
-    transactions) do not hold it up.
+    Everything before the first unsettled message may be committed: a message is never skipped,
+    however many later ones are done. Offsets without a record (compaction, transactions) do not
+    block commits.
     """
 
     def __init__(self) -> None:
         self._open: set[int] = set()
         self.next: int | None = None
-        """The offset to be read next, or ``None`` while nothing is known."""
+        """The offset to read next; ``None`` while unknown."""
         self.ended = False
-        """True when everything that was there has been fetched."""
+        """True when the partition has been fetched up to its end."""
         self.committed: int | None = None
-        """The offset that was last committed, or is being committed."""
+        """The last offset whose commit was started or completed."""
 
     def fetch(self, numbers: Sequence[int]) -> None:
-        """Notes that these messages are in flight; the last of them is the last that was read."""
+        """Records that these messages are in flight. The last one is the last that was read."""
         self._open.update(numbers)
         self.next = numbers[-1] + 1
         self.ended = False
 
     def reach(self, end: int) -> None:
-        """Notes that there is nothing more before ``end``, and nothing at it yet."""
+        """Records that the partition is read up to ``end``, where there is no message yet."""
         self.next = end
         self.ended = True
 
     def settle(self, numbers: Sequence[int]) -> None:
-        """Notes that these messages are done with; those that are not in flight do not matter."""
+        """Records that these messages are settled. Ignores messages that are not in flight."""
         self._open.difference_update(numbers)
 
     @property
@@ -110,9 +110,9 @@ class Progress:
 
     @property
     def committable(self) -> int | None:
-        """The first offset that a successor has to read, or ``None`` while nothing is known."""
-        # The smallest, not the one that was fetched first: a topic that was made again, or a place
-        # that was set back, gives small numbers after large ones.
+        """The first offset that a successor has to read; ``None`` while unknown."""
+        # The smallest, not the first fetched: after a topic is recreated or an offset is reset,
+        # small numbers follow large ones.
         return min(self._open, default=self.next)
 
 
@@ -130,7 +130,7 @@ def write_offsets(
 
 
 def read_offsets(offsets: pa.Array) -> Iterator[tuple[Partition, list[int]]]:
-    """Yields the partitions that offsets name, each with the numbers of the messages there."""
+    """Yields each partition named by ``offsets`` with the numbers of its messages."""
     texts = offsets.cast(pa.string())
     while len(texts):
         topic, partition, _ = texts[0].as_py().rsplit(":", 2)
@@ -142,10 +142,10 @@ def read_offsets(offsets: pa.Array) -> Iterator[tuple[Partition, list[int]]]:
 
 
 class KafkaSource(Source):
-    """One member of the group; a vertex with several partitions is several members.
+    """One member of the consumer group. A vertex with several partitions has several members.
 
-    It has partitions for as long as the group gives them to it. Kafka's callbacks come on the
-    thread that follows. That thread alone uses the client, and it alone changes what we have.
+    The group assigns and revokes partitions. Only the background thread uses the client, receives
+    Kafka's callbacks and changes the set of assigned partitions.
     """
 
     def __init__(self, settings: KafkaSourceSettings) -> None:
@@ -157,12 +157,12 @@ class KafkaSource(Source):
         self._failure: Exception | None = None
         self._behind: int | None = None
         self._assigned = self._paused = self._all_done = self._leaving = False
-        self._looked = self._committed = 0.0
+        self._updated_at = self._committed = 0.0
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._follow, name="kafka-member", daemon=True)
 
     def open(self) -> None:
-        """Joins the group; ``SetupError`` if the brokers or a topic are not there."""
+        """Joins the group; ``SetupError`` if the brokers or a topic cannot be reached."""
         self._consumer = self._join_group()
         self._lookup = GroupOffsets(consumer_settings(self._settings))
         self._thread.start()
@@ -176,10 +176,10 @@ class KafkaSource(Source):
         self._leave_group()
         self._lookup.close()
 
-    # --- for those who read and settle ----------------------------------------------------------
+    # --- reading and settling, on the vertex's thread -------------------------------------------
 
     def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
-        """Returns what has come; ``SetupError`` for what the client does not get over by itself."""
+        """Returns fetched messages; ``SetupError`` if the client cannot recover by itself."""
         with self._change:
             self._change.wait_for(lambda: self._ahead or self._failure, timeout.total_seconds())
             taken, self._ahead = self._ahead[:limit], self._ahead[limit:]
@@ -191,11 +191,11 @@ class KafkaSource(Source):
         return columns_of_records(taken)
 
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """Notes that these are settled; they are committed soon."""
+        """Records that these messages are settled. They are committed soon."""
         self.ack_columns(pa.array(offsets, pa.binary()))
 
     def ack_columns(self, offsets: pa.BinaryArray) -> None:
-        """Notes that these are settled. Of partitions that have gone, others say so."""
+        """Records that these messages are settled. Ignores partitions of other members."""
         settled = list(read_offsets(offsets))
         with self._change:
             for partition, numbers in settled:
@@ -204,12 +204,12 @@ class KafkaSource(Source):
             self._change.notify_all()
 
     def pending(self) -> int | None:
-        """Returns how many messages of our partitions wait to be read; ``None`` while unknown."""
+        """Returns how many messages of this member's partitions are unread; ``None`` if unknown."""
         with self._change:
             return None if self._behind is None else self._behind + len(self._ahead)
 
     def partitions(self) -> list[int]:
-        """Returns the numbers of the partitions that this member has, of all topics."""
+        """Returns the numbers of this member's partitions, across all topics."""
         with self._change:
             return sorted({number for _, number in self._partitions})
 
@@ -219,7 +219,7 @@ class KafkaSource(Source):
         with self._change:
             return self._all_done and self._has_finished()
 
-    # --- following ------------------------------------------------------------------------------
+    # --- the background thread ------------------------------------------------------------------
 
     def _follow(self) -> None:
         while not self._leaving:
@@ -228,7 +228,7 @@ class KafkaSource(Source):
                     self._consumer = self._join_group()
                 self._fetch()
                 self._commit()
-                self._look()
+                self._update_progress()
             except (SetupError, KafkaException) as error:
                 self._fail(error)
 
@@ -241,7 +241,7 @@ class KafkaSource(Source):
         except SetupError:
             consumer.close()
             raise
-        errors_seen.tell = lambda text: print(
+        errors_seen.report = lambda text: print(
             f"Kafka at {settings.access} cannot be reached: {text}; waiting for it"
         )
         consumer.subscribe(
@@ -254,7 +254,7 @@ class KafkaSource(Source):
 
     def _leave_group(self) -> None:
         if self._consumer is not None:
-            self._consumer.close()  # gives all partitions back, which commits them
+            self._consumer.close()  # revokes all partitions, which commits them
         self._consumer, self._assigned = None, False
 
     def _fail(self, error: Exception) -> None:
@@ -264,7 +264,7 @@ class KafkaSource(Source):
             self._change.wait_for(lambda: self._leaving, _QUIET)
 
     def _fetch(self) -> None:
-        """Gets more, or only answers the group while there is no room."""
+        """Fetches more records. While there is no room it only keeps the membership alive."""
         with self._change:
             has_room = self._change.wait_for(self._has_room, _QUIET)
         if not has_room:
@@ -272,8 +272,8 @@ class KafkaSource(Source):
         elif self._paused:
             self._resume()
         if events := self._consumer.consume(1, _POLL):
-            # Noted before anything else is asked for: what comes next may take its partition away.
-            # Told of only with the rest: a batch of one message costs as much as a large one.
+            # Taken in before the next call, which may revoke the partition. Readers are notified
+            # only after the rest has arrived: a batch of one message costs as much as a large one.
             self._take_in(events)
             self._take_in(self._consumer.consume(_AT_ONCE, 0))
             with self._change:
@@ -316,7 +316,7 @@ class KafkaSource(Source):
         if error.fatal() or error.code() not in _PASSING:
             raise SetupError(
                 f"Kafka at {self._settings.access} cannot continue: {describe_kafka_error(error)}.",
-                "See whether topic:, consumerGroup: and config: are right.",
+                "Check that topic:, consumerGroup: and config: are right.",
             )
 
     # --- committing -----------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class KafkaSource(Source):
                 self._on_commit(error.args[0], moved)
 
     def _to_commit(self, partitions: list[Partition]) -> list[TopicPartition]:
-        """Returns what there is to commit, each only once."""
+        """Returns the offsets to commit, each only once."""
         moved = []
         with self._change:
             for partition in partitions:
@@ -344,7 +344,7 @@ class KafkaSource(Source):
         return moved
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Has what was not committed be committed the next time."""
+        """Makes the next commit retry the offsets that failed."""
         with self._change:
             for partition in partitions:
                 progress = self._partitions.get((partition.topic, partition.partition))
@@ -359,52 +359,52 @@ class KafkaSource(Source):
                 (partition.topic, partition.partition): Progress() for partition in partitions
             }
             self._assigned, self._all_done = True, False
-        self._paused = True  # what was paused when it went is still so when it comes back
+        self._paused = True  # a partition revoked while paused is still paused when reassigned
         own = dict(self._settings.access.config)
         if partitions and own.get("auto.offset.reset") in _AT_THE_END:
             self._pin(consumer, partitions)
 
     def _pin(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commits the end as the start of partitions that are read for the first time.
+        """Commits the end offset as the start of partitions that are read for the first time.
 
-        Otherwise what comes before the first commit would be skipped if this member died.
+        Otherwise messages that arrive before the first commit are skipped if this member dies.
         """
         with contextlib.suppress(KafkaException):
-            committed = self._lookup.find_committed(self._ours(partitions))
+            committed = self._lookup.find_committed(self._assigned_among(partitions))
             ends = self._lookup.find_ends(
                 partition for partition, offset in committed.items() if offset is None
             )
             if ends:
                 offsets = [TopicPartition(*partition, end) for partition, end in ends.items()]
-                commit_for_certain(consumer, offsets)
+                commit_and_confirm(consumer, offsets)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        gone = self._ours(partitions)
+        gone = self._assigned_among(partitions)
         self._await_settling(gone)
         for partition in gone:
             self._partitions[partition].committed = None
         if moved := self._to_commit(gone):
-            commit_for_certain(consumer, moved)
+            commit_and_confirm(consumer, moved)
         self._forget(gone)
 
     def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        self._forget(self._ours(partitions))
+        self._forget(self._assigned_among(partitions))
 
-    def _ours(self, partitions: list[TopicPartition]) -> list[Partition]:
+    def _assigned_among(self, partitions: list[TopicPartition]) -> list[Partition]:
         named = [(partition.topic, partition.partition) for partition in partitions]
         return [partition for partition in named if partition in self._partitions]
 
     def _await_settling(self, gone: list[Partition]) -> None:
-        """Takes nothing more of these, and waits a moment for what was taken."""
+        """Drops unread records of these partitions and waits briefly for read ones to settle."""
         with self._change:
-            untaken = Counter(_partition_of(record) for record in self._ahead)
+            unread = Counter(_partition_of(record) for record in self._ahead)
             self._keep_ahead(
                 [record for record in self._ahead if _partition_of(record) not in gone]
             )
 
             def is_settled() -> bool:
                 left = {
-                    partition: self._partitions[partition].unsettled - untaken[partition]
+                    partition: self._partitions[partition].unsettled - unread[partition]
                     for partition in gone
                 }
                 return self._leaving or not any(left.values())
@@ -431,15 +431,15 @@ class KafkaSource(Source):
             progress.ended and not progress.unsettled for progress in every
         )
 
-    def _look(self) -> None:
-        """Sees how far we are, and whether the group is done.
+    def _update_progress(self) -> None:
+        """Updates the lag, and whether the whole group is done.
 
-        It may not be though we are: partitions may be on their way to a member who has read
-        nothing of them yet.
+        This member can be done before the group: a partition may be moving to a member that has
+        not read it yet.
         """
-        if time.monotonic() - self._looked < _LOOK_EVERY:
+        if time.monotonic() - self._updated_at < _UPDATE_EVERY:
             return
-        self._looked = time.monotonic()
+        self._updated_at = time.monotonic()
         with contextlib.suppress(KafkaException):
             self._behind = self._measure_lag()
             if not self._all_done and self._has_finished():
@@ -462,7 +462,7 @@ def _size(records: Sequence[Message]) -> int:
 
 
 def _runs(events: list[Message]) -> Iterator[tuple[Partition, bool, list[Message]]]:
-    """Yields the events, as many at once as are of one partition and alike: records, or errors."""
+    """Yields runs of consecutive events of one partition that are all records or all errors."""
     errors = (error is not None for error in map(Message.error, events))
     places = zip(map(Message.topic, events), map(Message.partition, events), errors, strict=True)
     for (topic, number, has_failed), run in groupby(
@@ -479,7 +479,7 @@ def _reach_ends(progress: Progress, events: list[Message]) -> None:
 
 
 def columns_of_records(records: Sequence[Message]) -> pa.RecordBatch:
-    """Returns records as messages of the pipeline; an offset is the same whoever reads it."""
+    """Returns records as messages. A record has the same offset in every process."""
     values = list(map(Message.value, records))
     partitions = cast("list[int]", list(map(Message.partition, records)))
     topics = cast("list[str]", list(map(Message.topic, records)))
@@ -499,7 +499,7 @@ def columns_of_records(records: Sequence[Message]) -> pa.RecordBatch:
 
 
 def _event_times(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
-    """Returns the times of records; null where there is none, or none that a calendar has."""
+    """Returns the times of records; null if missing or outside the range of a ``datetime``."""
     kinds = pa.array([kind for kind, _ in timestamps], pa.int8())
     times = pa.array([milliseconds for _, milliseconds in timestamps], pa.int64())
     on_calendar = pc.and_(pc.greater_equal(times, _YEAR_1), pc.less(times, _YEAR_10000))

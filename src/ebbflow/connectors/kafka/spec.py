@@ -1,7 +1,7 @@
 """Kafka in a spec: the source and the sink, with Numaflow's names.
 
-``config`` are settings of librdkafka, as a mapping or as Numaflow's text of ``key: value`` lines.
-Those that the promises of the connectors rest on are not to be set.
+``config`` holds librdkafka settings, as a mapping or as Numaflow's text of ``key: value`` lines.
+Settings that the connectors' guarantees depend on are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RESERVED_SETTINGS = {
     "delivery.report.only.error": None,
     "transactional.id": None,
 }
-"""Settings that ``config`` cannot have, and the field that says the same, if there is one."""
+"""Settings that ``config`` cannot have, each with the field to use instead, if there is one."""
 
 
 def _read_config(config: Any) -> Any:
@@ -70,10 +70,10 @@ def _refuse_own(config: dict[str, str]) -> dict[str, str]:
     for name in config:
         if name in RESERVED_SETTINGS:
             field = RESERVED_SETTINGS[name]
-            instead = f"write {field}" if field else "what is promised rests on it"
+            instead = f"write {field}" if field else "Ebbflow's guarantees depend on it"
             raise PydanticCustomError(
                 "EB104",
-                "{name} is not to be set here: {instead}",
+                "{name} cannot be set here: {instead}",
                 {"name": name, "instead": instead},
             )
     return config
@@ -111,14 +111,14 @@ Mechanism = Annotated[
     Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"],
     BeforeValidator(lambda name: name.upper() if isinstance(name, str) else name),
 ]
-"""A way to log in, in capitals or not."""
+"""A SASL mechanism, in any case."""
 
 Topics = Annotated[tuple[Topic, ...], BeforeValidator(_split_topics), AfterValidator(_require_some)]
-"""Topics as a list, or with commas in between."""
+"""Topics as a list, or separated by commas."""
 
 
-def _way_not_here(sasl: Mapping[str, Any]) -> str | None:
-    """Returns the mechanism that is asked for, if it is one that only Numaflow has."""
+def _find_unsupported(sasl: Mapping[str, Any]) -> str | None:
+    """Returns the mechanism, if it is one that only Numaflow supports."""
     sections = {"gssapi": "GSSAPI", "oauth": "OAUTHBEARER"}
     mechanism = str(sasl.get("mechanism")).upper()
     named = [name for section, name in sections.items() if sasl.get(section) is not None]
@@ -145,14 +145,14 @@ class Sasl(Section):
     @model_validator(mode="before")
     @classmethod
     def _is_supported(cls, sasl: Any) -> Any:
-        """Refuses Numaflow's two other ways by their names, not as misspelt fields."""
-        way = _way_not_here(sasl) if isinstance(sasl, Mapping) else None
-        if way is not None:
+        """Refuses Numaflow's two other mechanisms by name, not as misspelt fields."""
+        mechanism = _find_unsupported(sasl) if isinstance(sasl, Mapping) else None
+        if mechanism is not None:
             raise PydanticCustomError(
                 "EB901",
-                "{way} is not supported; log in with PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, or "
-                "with a certificate in tls:",
-                {"way": way},
+                "{mechanism} is not supported; log in with PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, "
+                "or with a certificate in tls:",
+                {"mechanism": mechanism},
             )
         return sasl
 
@@ -174,7 +174,7 @@ class Sasl(Section):
         return self.mechanism.replace("-", "").lower()
 
     def read(self) -> tuple[tuple[str, Secret], ...]:
-        """Returns the login as settings, with the user and the password themselves."""
+        """Returns the login as settings, with the user name and the password."""
         user: SaslUser = getattr(self, self._section)
         return (
             ("sasl.mechanism", Secret(self.mechanism)),
@@ -191,7 +191,7 @@ class KafkaSection(Section):
         default={},
         description="settings of "
         "[librdkafka](https://docs.confluent.io/platform/current/clients/librdkafka/html/md_CONFIGURATION.html);"
-        " those that promises rest on are refused",
+        " settings that Ebbflow's guarantees depend on are refused",
     )
     tls: Tls | None = None
     sasl: Annotated[Sasl | None, fields.LEFT_OUT_IF_EMPTY] = None
@@ -226,7 +226,7 @@ class KafkaSourceSpec(KafkaSection, SourceSection):
     def plan(self, pipeline: str, vertex: str) -> Pulled:
         """Returns the source, with all secrets read; its group is named after the vertex.
 
-        A consumer is made once, to see that it takes its settings.
+        Creates a consumer once, to check its settings.
         """
         require_extra("Kafka", "kafka", "confluent_kafka")
         from confluent_kafka import Consumer
@@ -251,16 +251,16 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
 
     topic: Topic = Field(description="the topic to write to")
     set_key: StrictBool = Field(
-        default=False, description="a record has the message's keys as its key, with `:` in between"
+        default=False, description="use the message's keys, joined with `:`, as the record's key"
     )
     set_timestamp: StrictBool = Field(
         default=False,
-        description="a record has the message's event time as its timestamp, by which Kafka also "
+        description="use the message's event time as the record's timestamp, by which Kafka also "
         "deletes old records; left out, the time at which it is sent",
     )
     exactly_once: StrictBool = Field(
         default=False,
-        description="write in transactions, and each message once, for readers with "
+        description="write in transactions, each message once, for readers with "
         "`isolation.level: read_committed`; the vertex has one partition and no other sink",
     )
 
@@ -272,7 +272,7 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
     def plan(self) -> UserSink:
         """Returns the sink, with all secrets read.
 
-        A producer is made once, to see that it takes its settings.
+        Creates a producer once, to check its settings.
         """
         require_extra("Kafka", "kafka", "confluent_kafka")
         from confluent_kafka import Producer

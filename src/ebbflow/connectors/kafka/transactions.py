@@ -1,12 +1,12 @@
 """Writing to Kafka in transactions, each message once.
 
-The records of a call and the ids of their messages, in a header, become visible together or not at
-all. Whoever begins to write ends the open transaction of its predecessor, which can write nothing
-after that, and reads the ids at the end of the topic. So a message that is delivered again, because
-its chunk is replayed or it was also redelivered, is known and not written twice: its outcome is OK.
+A call's records, each with a hash of its message's id in a header, become visible together or not
+at all. A new writer ends its predecessor's open transaction, which also fences the predecessor, and
+reads the hashes at the end of the topic. So a message that is delivered again, because its chunk is
+replayed or it was also redelivered, is recognised and not written twice: its outcome is OK.
 
-The ids, and not the offsets of a source, decide. They hold for whatever a replay does differently,
-for every kind of source, and for messages that arrive by the redelivery stream.
+Duplicates are recognised by message id, not by source offset. Ids work for every kind of source,
+for replays that decide differently, and for messages from the redelivery stream.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WRITTEN = "__ebbflow_id"
 """The header with the hash of a message's id."""
 
 REMEMBERED = 100_000
-"""How many of the last offsets of each partition are looked at; a replay brings fewer messages."""
+"""How many of the last offsets of each partition are read. A replay has fewer messages."""
 
 _BEGIN_WITHIN = 30.0
 _END_WITHIN = 20.0
@@ -39,7 +39,7 @@ _AT_ONCE = 2_000
 
 
 def _identity() -> tuple[str, str]:
-    """Returns who writes, and what makes ids of its messages different from those of others."""
+    """Returns the name of this writer, and a salt that keeps its ids apart from other writers'."""
     environment = os.environ.get
     writer = "/".join(
         environment(f"NUMAFLOW_{name}", "") for name in ("PIPELINE_NAME", "VERTEX_NAME", "REPLICA")
@@ -48,10 +48,10 @@ def _identity() -> tuple[str, str]:
 
 
 class TransactionalOutbox(Outbox):
-    """A producer that writes each call in a transaction; it knows what was written before.
+    """A producer that writes each call in a transaction and knows which messages are written.
 
-    Whatever leaves the end of a transaction in doubt ends the outbox with ``Unanswered``. Then no
-    message counts as written, and the next outbox finds out which ones are.
+    If the outcome of a transaction is in doubt, it raises ``Unanswered`` and is discarded. No
+    message counts as written then, and the next outbox finds out which ones are.
     """
 
     def __init__(self, settings: KafkaSinkSettings) -> None:
@@ -62,7 +62,7 @@ class TransactionalOutbox(Outbox):
 
     @override
     def begin(self) -> None:
-        """Ends the transaction that a predecessor has left open, and reads what it has written."""
+        """Ends a predecessor's open transaction and reads which messages it has written."""
         try:
             self.producer.init_transactions(_BEGIN_WITHIN)
             self._known = dict.fromkeys(_read_written(self._settings))
@@ -72,14 +72,15 @@ class TransactionalOutbox(Outbox):
 
     @override
     def send(self, messages: pa.RecordBatch) -> Errors:
-        """Writes the messages that are not written yet; all of them that are not refused."""
+        """Writes the messages that are not written yet, all of them or none."""
         hashes = self._hashes(messages)
         rows = [row for row, written in enumerate(hashes) if written not in self._known]
         if not rows:
             return {}
         some = messages if len(rows) == len(hashes) else messages.take(pa.array(rows))
         if errors := self._transact(some):
-            # Nothing of the call is written: what ended it is the reason for all.
+            # Nothing of the call is written: rows without their own error get the error that
+            # aborted the transaction.
             why = next((e for e in errors.values() if not is_refusal(e)), errors[min(errors)])
             return {row: errors.get(place, why) for place, row in enumerate(rows)}
         self._remember([hashes[row] for row in rows])
@@ -90,14 +91,14 @@ class TransactionalOutbox(Outbox):
         try:
             self.producer.begin_transaction()
             if errors := super().send(messages):
-                # Some was refused: the producer would fail the next transaction as well.
+                # After a refused record the producer would fail the next transaction as well.
                 self.has_ended = True
                 self.producer.abort_transaction(_END_WITHIN)
             else:
                 self.commit()
         except (KafkaException, SystemError) as error:
-            # A fatal error leaves ``flush`` as the cause of another one that Python makes, when a
-            # message is reported at the same time.
+            # If ``flush`` reports a message while it fails with a fatal error, Python raises a
+            # SystemError whose cause is the fatal error.
             cause = error.__cause__ if isinstance(error, SystemError) else error
             if not isinstance(cause, KafkaException):
                 raise
@@ -133,13 +134,13 @@ class TransactionalOutbox(Outbox):
 
 
 class TransactionalKafkaSink(KafkaSink):
-    """Writes messages to one topic in transactions, each of them once."""
+    """Writes messages to one topic in transactions, each message once."""
 
     outbox_kind = TransactionalOutbox
 
     @override
     def _send_refused_again(self, messages: pa.RecordBatch, errors: Errors) -> None:
-        """Halves what was refused until the messages that are refused are alone."""
+        """Sends refused messages again in halves until each refused message is alone."""
         rows = sorted(row for row, error in errors.items() if is_refusal(error))
         for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
             if not half:
@@ -155,10 +156,10 @@ class TransactionalKafkaSink(KafkaSink):
 
 
 def _read_written(settings: KafkaSinkSettings) -> Iterator[str]:
-    """Yields the hashes at the end of the topic, as far as transactions are committed.
+    """Yields the hashes of committed records at the end of the topic.
 
-    It reads up to the end that the topic has now: a transaction that somebody else has open there
-    hides what was committed after it began, and is waited for.
+    Reads up to the topic's current end. Another writer's open transaction hides records that were
+    committed after it began, so this waits for it to end.
     """
     committed = _reader(settings, "read_committed")
     every = _reader(settings, "read_uncommitted")
@@ -181,12 +182,12 @@ def _read_written(settings: KafkaSinkSettings) -> Iterator[str]:
 def _reader(settings: KafkaSinkSettings, isolation: str) -> Any:
     own = {"group.id": "ebbflow", "isolation.level": isolation, "enable.partition.eof": True}
     own |= {"enable.auto.commit": False, "auto.offset.reset": "earliest"}
-    # Of the user's settings for a producer it ignores those that are not for consumers.
+    # A consumer ignores those of the user's settings that are only for producers.
     return make_client(Consumer, settings.access.settings({}, own), ClientErrors())
 
 
 def _find_ends(reader: Any, topic: str) -> dict[int, tuple[int, int]]:
-    """Returns the start and the end of each partition, with what is not committed."""
+    """Returns the start and the end of each partition, including uncommitted records."""
     numbers = reader.list_topics(topic, timeout=_BEGIN_WITHIN).topics[topic].partitions
     return {
         number: reader.get_watermark_offsets(TopicPartition(topic, number), timeout=_BEGIN_WITHIN)
@@ -200,7 +201,7 @@ def _starts(ends: dict[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _hash_of(message: Message, awaited: dict[int, int]) -> str | None:
-    """Returns the hash in a record, if any; a partition whose end is reached is not awaited."""
+    """Returns the hash in a record, if any; removes a partition from ``awaited`` at its end."""
     number, offset, error = message.partition() or 0, message.offset() or 0, message.error()
     if error is None:
         headers = cast("Headers", message.headers())

@@ -1,4 +1,4 @@
-"""What sources with a web server share: where they listen, and how posts are stored.
+"""Shared by sources with a web server: listening on ports, and storing posts.
 
-The HTTP and the serving source import it, and nothing else does. Start with ``feed``.
+Only the HTTP and the serving source import it. Start with ``feed``.
 """

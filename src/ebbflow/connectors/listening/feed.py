@@ -1,13 +1,13 @@
-"""A feed that listens: where, to whom, and how it is started and stopped.
+"""Feeds that listen for requests: their ports, their access rules, and how they start and stop.
 
-There is one web server for each host and port, whoever shares it. All of a pipeline run on one loop
-and thread, together with a connection to NATS: a vertex that is reached on two ports stores its
-posts in one place. Requests are read, checked and stored on that loop, so that none changes
-threads. Whatever arrives on a port, the answer is JSON with a reason or the connection is closed.
+Vertices that use the same host and port share one web server. All servers of a pipeline share one
+loop and thread with a connection to NATS, so a vertex with two ports stores its posts in one
+place. Requests are read, checked and stored on that loop and never change threads. A port answers
+every request with JSON and a reason, or closes the connection.
 
-The server itself reports how it is: ``/health`` and ``/livez`` whether it takes requests in,
-``/ready`` and ``/readyz`` whether its run works on them. Only those who have the token, where there
-is one, learn what is wrong.
+The server has its own health checks: ``/health`` and ``/livez`` report whether it takes requests,
+``/ready`` and ``/readyz`` whether its run processes them. If there is a token, only callers that
+have it see the reason for a failure.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ebbflow.web.exchange import Exchange, HttpRequest, Receiver, Refusal, unava
 from ebbflow.web.guard import Guard, SiteGuard
 from ebbflow.web.server import Endpoint, WebServer, bind, is_loopback, make_tls
 
-_LATER = re.compile(rb"/vertices/[^/]+|/v1/process/[^/]+")
+_MAY_COME_LATER = re.compile(rb"/vertices/[^/]+|/v1/process/[^/]+")
 
 Look = Callable[[], str | None]
-"""Returns what is wrong at the moment; ``None`` when all is well."""
+"""Returns what is wrong at the moment; ``None`` if nothing is."""
 
 
 # --- one port -----------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ Look = Callable[[], str | None]
 
 @dataclass(frozen=True, slots=True)
 class VertexRoutes:
-    """What one vertex has on a port: its routes, its guard, and how it is."""
+    """One vertex on a port: its routes, its guard, and a check for failures."""
 
     routes: Sequence[Route]
     guard: Guard
@@ -49,10 +49,10 @@ class VertexRoutes:
 
 
 class Listener:
-    """One port, on the loop of ``link``. ``is_ready`` says whether the run works on messages."""
+    """One port, on the loop of ``link``. ``is_ready`` returns whether the run is processing."""
 
     settling = 5.0
-    """For this many seconds, a source that is missing here may be about to come."""
+    """For this many seconds, a source that is missing here may still be starting."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Listener:
 
     @property
     def failure(self) -> str | None:
-        """The reason why no request is taken; ``None`` while all is well."""
+        """The reason why no request is taken; ``None`` while requests are taken."""
         if self.server.has_ended:
             return "its web server has ended"
         return None if self.link.client.is_connected else "there is no connection to NATS"
 
     def add(self, vertex: str, part: VertexRoutes) -> None:
-        """Has requests to a vertex's paths taken; the first vertex begins to listen."""
+        """Starts taking requests to a vertex's paths; the first vertex starts the server."""
         paths = [route.path for route in part.routes]
         if taken := next((path for path in paths if path in self._router), None):
             raise SetupError(
@@ -100,18 +100,18 @@ class Listener:
             self.server.start(self._router.open)
 
     def remove(self, vertex: str) -> bool:
-        """Has requests to a vertex's paths refused; returns whether there is another vertex."""
+        """Stops taking requests to a vertex's paths; returns whether there is another vertex."""
         if (part := self._vertices.pop(vertex, None)) is not None:
             self._router.remove({route.path for route in part.routes})
         return bool(self._vertices)
 
     def stop(self) -> None:
-        """Listens no more, and lets go of the port."""
+        """Stops listening and frees the port."""
         self.server.stop()
 
     def _refuse_unknown(self, path: bytes) -> Refusal:
-        """Returns the refusal of a path that is not here; one that shares the port may come."""
-        if not _LATER.fullmatch(path):
+        """Returns the refusal of an unknown path; a source that shares the port may add it soon."""
+        if not _MAY_COME_LATER.fullmatch(path):
             return Refusal(404, "Not Found")
         missing = "serving source" if path.startswith(b"/v1/") else "http source of that name"
         if time.monotonic() - self._began < self.settling:
@@ -131,7 +131,7 @@ class Listener:
         )
 
     def _admits(self, request: HttpRequest) -> bool:
-        """Returns whether whoever asks may send to all vertices here."""
+        """Returns whether the caller may send to all vertices on this port."""
         return all(part.guard.admits(request) for part in list(self._vertices.values()))
 
     def _find_failure(self) -> str | None:
@@ -141,7 +141,7 @@ class Listener:
         return self._find_failure() or (None if self._is_ready() else "the run is starting")
 
 
-# --- listeners by where they are ----------------------------------------------------------------
+# --- shared listeners ---------------------------------------------------------------------------
 
 ListenerKey = tuple[str, str, int, bool]
 
@@ -152,9 +152,9 @@ _links: dict[str, Link] = {}
 def acquire(
     context: FeedContext, endpoint: Endpoint, read_timeout: float, who: str
 ) -> Listener | None:
-    """Returns the listener of the vertex's pipeline there, one for all vertices that share it.
+    """Returns the pipeline's listener at an endpoint, which all its vertices there share.
 
-    ``who`` is the source, for errors. ``None`` if the endpoint is optional and someone else has
+    ``who`` is the source, for errors. ``None`` if the endpoint is optional and another process uses
     its port.
     """
     listener = _shared.get(key := _key(context, endpoint))
@@ -187,7 +187,7 @@ def _open_listener(
 
 
 def check_ports(endpoints: Iterable[Endpoint], who: str) -> None:
-    """Raises ``SetupError`` if a port is in use, so that a run need not begin to find out."""
+    """Raises ``SetupError`` if a port is in use, before the run begins."""
     for endpoint in endpoints:
         if (bound := bind(endpoint, who, _advice(endpoint), listens=False)) is not None:
             bound.close()
@@ -196,13 +196,13 @@ def check_ports(endpoints: Iterable[Endpoint], who: str) -> None:
 def _advice(endpoint: Endpoint) -> str:
     kind = "https" if endpoint.secured else "http"
     return (
-        f"Stop what listens there, or choose another port with ports: {{{kind}: PORT}}; 0 is "
-        "any that is free."
+        "Stop the program that listens there, or choose another port with ports: "
+        f"{{{kind}: PORT}}; 0 is any free port."
     )
 
 
 def release(context: FeedContext, listener: Listener) -> None:
-    """Ends the listening of a vertex; the port is free when the last one has ended."""
+    """Stops listening for a vertex; the port is freed with its last vertex."""
     if not listener.remove(context.vertex):
         del _shared[_key(context, listener.endpoint)]
         listener.stop()
@@ -210,7 +210,7 @@ def release(context: FeedContext, listener: Listener) -> None:
 
 
 def _key(context: FeedContext, endpoint: Endpoint) -> ListenerKey:
-    # Any free port is another one for https than for http.
+    # "Any free port" must be a different port for https than for http.
     secured = endpoint.secured and endpoint.port == 0
     return context.pipeline, endpoint.host, endpoint.port, secured
 
@@ -223,7 +223,7 @@ def _link_of(context: FeedContext) -> Link:
 
 
 def _close_unused(pipeline: str) -> None:
-    """Closes the connection of a pipeline that listens nowhere any more."""
+    """Closes the connection of a pipeline that has no listener left."""
     if not any(key[0] == pipeline for key in _shared) and pipeline in _links:
         _links.pop(pipeline).close()
 
@@ -235,10 +235,10 @@ _RENAME = "use localhost, or give the source a token"
 
 
 class ListeningFeed(ABC):
-    """One vertex that takes requests in. Started and stopped by the run's thread.
+    """One vertex that takes requests. Started and stopped by the run's thread.
 
-    The run tells its ``kind``, its ``purpose`` and its ``path``. ``advice`` is for those who want
-    pages of other sites to send; those of ``origins`` may.
+    Its ``kind``, ``purpose`` and ``path`` appear in log lines and errors. Pages of other sites may
+    send requests only from ``origins``; ``advice`` says how to allow more.
     """
 
     on_spark = False
@@ -279,17 +279,17 @@ class ListeningFeed(ABC):
 
     @property
     def failure(self) -> str | None:
-        """The reason why it takes in nothing at the moment; ``None`` while it does."""
+        """The reason why it takes no requests at the moment; ``None`` while it does."""
         if self._stopping or not self.listeners:
             return "the run is stopping"
         return next(filter(None, (listener.failure for listener in self.listeners)), None)
 
     def start(self) -> None:
-        """Listens; ``SetupError`` when that is not possible, or not safe."""
+        """Starts listening; ``SetupError`` if that is impossible or unsafe."""
         try:
             for endpoint in self._places:
-                self._refuse_strangers(endpoint)
-                self._warn_of_readers(endpoint)
+                self._require_token(endpoint)
+                self._warn_about_plain_http(endpoint)
             for endpoint in self._places:
                 self._acquire(endpoint)
             self.link.run(self._prepare(self.link))
@@ -299,7 +299,7 @@ class ListeningFeed(ABC):
             raise
 
     def stop(self) -> None:
-        """Refuses what comes, finishes what is here, then stops listening."""
+        """Refuses new requests, finishes open ones, then stops listening."""
         self._stopping = True
         if self.listeners:
             with contextlib.suppress(TimeoutError):
@@ -310,15 +310,15 @@ class ListeningFeed(ABC):
 
     @abstractmethod
     async def _prepare(self, link: Link) -> None:
-        """Makes ready what requests need, before there are any."""
+        """Prepares everything that requests need, before the first one arrives."""
 
     @abstractmethod
     def _routes(self) -> Sequence[Route]:
-        """Returns the paths, and who takes requests there."""
+        """Returns the paths and their handlers."""
 
     @abstractmethod
     async def _end(self) -> None:
-        """Finishes what is here, as far as that does not take too long."""
+        """Finishes open requests, unless that takes too long."""
 
     def _acquire(self, endpoint: Endpoint) -> None:
         listener = acquire(self._context, endpoint, self._read_timeout, self._who)
@@ -331,7 +331,7 @@ class ListeningFeed(ABC):
         )
 
     def _begin_taking(self) -> None:
-        """Has requests taken in, and tells where."""
+        """Starts taking requests, and logs the URL."""
         part = VertexRoutes(self._routes(), self._guard, lambda: self.failure)
         for listener in self.listeners:
             listener.add(self._context.vertex, part)
@@ -339,8 +339,8 @@ class ListeningFeed(ABC):
             place = f"{listener.url}{self._path}{how}"
             self._context.tell(f"{self._context.vertex} {self.purpose} at {place}")
 
-    def _refuse_strangers(self, endpoint: Endpoint) -> None:
-        """Beyond this machine only those who know the token may post."""
+    def _require_token(self, endpoint: Endpoint) -> None:
+        """Refuses to listen beyond this machine without a token."""
         if not self._guard.needs_token and not is_loopback(endpoint.host, self._who):
             raise SetupError(
                 f"The {self._who} would take messages from anybody who can reach {endpoint.host}.",
@@ -348,7 +348,7 @@ class ListeningFeed(ABC):
                 "on this machine only.",
             )
 
-    def _warn_of_readers(self, endpoint: Endpoint) -> None:
+    def _warn_about_plain_http(self, endpoint: Endpoint) -> None:
         if not endpoint.secured and not is_loopback(endpoint.host, self._who):
             self._context.tell(
                 f"{self._context.vertex} listens on {endpoint.host} without TLS: its token and its "

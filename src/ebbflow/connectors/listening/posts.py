@@ -1,16 +1,16 @@
-"""Posts to a source: what a request says, the messages in it, and how they are stored.
+"""Posts to a source: reading requests, splitting them into messages, and storing them.
 
-What is wrong with a request is a ``Refusal``, with the status and the reason that its sender gets.
-Its messages go into the buffer of their vertex: those that arrive together go into one frame.
+An invalid request raises ``Refusal`` with the status and the reason for its sender. Messages are
+stored in the buffer of their vertex. Messages that arrive together share a frame.
 
-A frame is published at once while none is in flight. What arrives meanwhile is gathered for the
-next one, so frames grow with the load and a lone post waits for nothing. A frame that is full goes
-at once in any case. A post is never cut: its messages are stored together or not at all.
+A frame is published at once if none is in flight. Posts that arrive meanwhile are collected for the
+next frame, so frames grow with the load and a lone post does not wait. A full frame is always
+published at once. A post is never split: its messages are stored together or not at all.
 
-The same id is stored once. An id that is known is confirmed at once; one that is in flight waits
-for the post that was first. Whoever waits longer than ``ack_wait`` is told that nothing is certain,
-but the frame is tried on, under the same id of its own, until it is: only so can the same post,
-sent again, find out whether it is stored. All of it is on the link's loop.
+Each id is stored once. A post with a known id is confirmed at once; one whose id is in flight gets
+the outcome of the first post. A sender that waits longer than ``ack_wait`` gets a response saying
+that the outcome is uncertain. Publishing continues under the same frame id until the outcome is
+certain, so the sender can repeat the post to find out. Everything runs on the link's loop.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _MOST_OF_HEADERS = 8 * 1024 * 1024
 _ID = re.compile(r"[\x21-\x7e]{1,256}")
 _MILLIS = re.compile(r"\d{1,15}")
 _LATEST = 253_402_300_799_999  # the end of the year 9999
-# Between two hops, about the body as it travels, or what is not the pipeline's business.
-_NOT_THE_MESSAGES = frozenset(
+# Hop-by-hop headers, headers about the encoding of the body, and credentials.
+_NOT_FORWARDED = frozenset(
     (
         "authorization", "connection", "content-length", "expect", "keep-alive",
         "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
@@ -58,23 +58,23 @@ _process = secrets.token_hex(8)
 _numbered = count()
 
 CERTAIN_WITHIN = DUPLICATE_WINDOW - 10.0
-"""So long a frame is tried. JetStream recognises a copy a bit longer; later it would be stored."""
+"""How long publishing a frame is retried. JetStream would store a copy sent much later again."""
 
 ROW_BYTES = 128
-"""About how many bytes a message has besides its value and headers."""
+"""The approximate bytes of a message in addition to its value and headers."""
 
 _LATE = 0.05
 
 
-# --- what a request says ------------------------------------------------------------------------
+# --- reading requests ---------------------------------------------------------------------------
 
 
 class Envelope:
-    """All that a request says besides its body. Times are microseconds since 1970.
+    """Everything in a request except its body. Times are microseconds since 1970.
 
-    ``has_own_id`` if the sender named its id; otherwise it was made up. ``seen`` is when the
-    request arrived. ``announced`` is the length of the body, if it was announced. ``size`` is about
-    how many bytes each of its messages has besides its value.
+    ``has_own_id`` is true if the sender gave the id; otherwise it is generated. ``seen`` is when
+    the request arrived. ``announced`` is the announced length of the body, or 0. ``size`` is about
+    how many bytes each of its messages has in addition to its value.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Envelope:
     )  # fmt: skip
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]], now: int) -> None:
-        """Reads the headers, in lower case and in their order; ``Refusal`` if they are wrong."""
+        """Reads the lower-case headers in order; ``Refusal`` if one is invalid."""
         headers = join_headers(raw)
         own_id = headers.get(ID)
         self.id = _make_id() if own_id is None else check_id(own_id)
@@ -93,11 +93,11 @@ class Envelope:
         self._read(headers, now)
 
     def _read(self, headers: Mapping[str, str], now: int) -> None:
-        """Reads what all messages have in common."""
+        """Reads the fields that all messages of the request share."""
         self.seen = now
         self.event_time = _read_time(headers[TIME]) if TIME in headers else now
         self.keys = _split_keys(headers[KEYS]) if KEYS in headers else []
-        self.headers = _keep_of_the_message(headers)
+        self.headers = _select_forwarded(headers)
         self.size = sum(map(len, headers)) + sum(map(len, headers.values()))
 
     def split(self, body: bytes) -> pa.RecordBatch:
@@ -116,13 +116,13 @@ class Envelope:
         return frames.batch_of(columns, rows)
 
     def _check_headers(self, rows: int) -> None:
-        """Each message has all of them, so a small batch could become a large one."""
+        """Refuses a small batch that would become large because each message gets all headers."""
         if rows * self.size > _MOST_OF_HEADERS:
             raise Refusal(413, f"{self.size:,} bytes of headers are too many for {rows:,} messages")
 
 
 def rows_of_posts(posts: Sequence[tuple[Envelope, bytes]]) -> pa.RecordBatch:
-    """Returns the messages of posts that are one message each."""
+    """Returns the messages of posts that hold one message each."""
     envelopes = [envelope for envelope, _ in posts]
     has_keys = any(envelope.keys for envelope in envelopes)
     columns = {
@@ -138,7 +138,7 @@ def rows_of_posts(posts: Sequence[tuple[Envelope, bytes]]) -> pa.RecordBatch:
 
 def _repeat(name: str, value: object, rows: int) -> pa.Array:
     column = pa.array([value], frames.SCHEMA.field(name).type)
-    # To repeat a scalar takes six times as long, if it is a list or a map.
+    # ``pa.repeat`` of a list or map scalar takes six times as long.
     return column.take(pa.repeat(0, rows))
 
 
@@ -148,7 +148,7 @@ def _numbers() -> pa.StringArray:
 
 
 def join_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Returns one text for each name, as HTTP has it: several are a list with commas."""
+    """Returns one text for each name. As in HTTP, repeated headers are joined with commas."""
     headers: dict[str, str] = {}
     for raw_name, raw_text in raw:
         name, text = raw_name.decode("latin-1"), _decode(raw_text)
@@ -161,7 +161,7 @@ def join_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _decode(text: bytes) -> str:
-    """Returns UTF-8, which clients send, or else Latin-1, in which anything is text."""
+    """Decodes UTF-8, which clients send, or else Latin-1, which can decode any bytes."""
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -169,12 +169,12 @@ def _decode(text: bytes) -> str:
 
 
 def _make_id() -> str:
-    """Returns an id that no other post has: random for this process, then a number."""
+    """Returns a unique id: a random prefix for this process, then a number."""
     return f"{_process}{next(_numbered):016x}"
 
 
 def check_id(text: str, name: str = ID) -> str:
-    """Returns an id that someone named; ``Refusal`` if it is none."""
+    """Returns an id that a sender gave; ``Refusal`` if it is invalid."""
     if _ID.fullmatch(text) is None:
         raise Refusal(400, f"{name} must be 1 to 256 visible ASCII characters")
     return text
@@ -192,7 +192,7 @@ def _split_keys(text: str) -> list[str]:
 
 
 def _announced_size(headers: Mapping[str, str]) -> int:
-    """Returns the announced length, 0 for a body in pieces; ``Refusal`` if it may not be."""
+    """Returns the announced length, 0 for a chunked body; ``Refusal`` if it is missing."""
     if "content-length" in headers:
         return int(headers["content-length"])
     if "transfer-encoding" not in headers:
@@ -200,11 +200,11 @@ def _announced_size(headers: Mapping[str, str]) -> int:
     return 0
 
 
-def _keep_of_the_message(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    left_out: Collection[str] = _NOT_THE_MESSAGES
+def _select_forwarded(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    left_out: Collection[str] = _NOT_FORWARDED
     if "connection" in headers:
         named = {name.strip().lower() for name in headers["connection"].split(",")}
-        left_out = _NOT_THE_MESSAGES | named
+        left_out = _NOT_FORWARDED | named
     return [pair for pair in headers.items() if pair[0] not in left_out]
 
 
@@ -240,10 +240,10 @@ def _split_lines(body: bytes) -> pa.BinaryArray:
 
 
 class Entry(Protocol):
-    """One request that is to be stored, with the messages in it.
+    """One request to store, with its messages.
 
-    ``rows`` are its messages, if it is not one alone. ``named_id`` is the id that its sender named,
-    if copies are to be known by it.
+    ``rows`` holds its messages unless it is a single one. ``named_id`` is the id that its sender
+    gave, if copies are recognised by it.
     """
 
     envelope: Envelope
@@ -254,17 +254,17 @@ class Entry(Protocol):
 
     @property
     def named_id(self) -> str | None:
-        """The id that its sender named."""
+        """The id that its sender gave."""
 
     def settle(self, refusal: Refusal | None) -> None:
-        """Is told that it is stored, or why not. Called once."""
+        """Called once, when the request is stored, or with the reason why it is not."""
 
     def answer(self, refusal: Refusal | None) -> None:
-        """Is told that nothing is certain yet, before it is settled."""
+        """Called before the request is settled, when its outcome stays uncertain too long."""
 
 
 class Group:
-    """Posts that go into one frame. Each is told after ``ack_wait`` that nothing is certain."""
+    """Posts that share a frame. After ``ack_wait`` each is answered that it is uncertain."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ack_wait: float) -> None:
         self.posts: list[Entry] = []
@@ -273,11 +273,11 @@ class Group:
         self._loop = loop
         self._ack_wait = ack_wait
         self._due: list[float] = []
-        self._left_in_doubt = 0
+        self._answered = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, post: Entry) -> None:
-        """Takes a post in."""
+        """Adds a post."""
         self.posts.append(post)
         self.count += post.count
         self.size += post.size
@@ -287,7 +287,7 @@ class Group:
 
     @property
     def ids(self) -> list[str]:
-        """The ids that were named by senders."""
+        """The ids that senders gave."""
         return [name for post in self.posts if (name := post.named_id) is not None]
 
     def rows(self) -> pa.RecordBatch:
@@ -297,22 +297,22 @@ class Group:
         return frames.concat([*([rows_of_posts(singles)] if singles else []), *batches])
 
     def end(self) -> None:
-        """Hears that all its posts are settled."""
+        """Called when all its posts are settled."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _answer_late(self) -> None:
-        """Answers those that are due; others may have come later."""
-        start, stop = self._left_in_doubt, bisect_right(self._due, self._loop.time())
+        """Answers posts that have waited for ``ack_wait``; later posts wait longer."""
+        start, stop = self._answered, bisect_right(self._due, self._loop.time())
         for post in self.posts[start:stop]:
             post.answer(unconfirmed_within(self._ack_wait))
-        self._left_in_doubt = stop
+        self._answered = stop
         rest = self._due[stop : stop + 1]
         self._timer = self._loop.call_at(rest[0], self._answer_late) if rest else None
 
 
 class PostStore:
-    """The posts of one vertex that are on their way into its buffer.
+    """The posts of one vertex that are being stored in its buffer.
 
     Without ``known_ids`` no entry has a named id.
     """
@@ -326,7 +326,7 @@ class PostStore:
         self._group = Group(self._loop, ack_wait)
         self._in_flight: set[Group] = set()
         self._by_id: dict[str, list[Entry]] = {}
-        """Posts that are not settled, by the id that their sender named; the first is stored."""
+        """Unsettled posts by the id that their sender gave. Only the first of each is stored."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -335,7 +335,7 @@ class PostStore:
         return self._ids
 
     def add(self, post: Entry) -> None:
-        """Has a post stored and settled."""
+        """Starts storing a post; it is settled later."""
         message_id = post.named_id
         if message_id is not None and not self._is_first(post, message_id):
             return
@@ -352,7 +352,7 @@ class PostStore:
         return size <= self._most_bytes and group.count + post.count <= frames.MAX_ROWS
 
     def _is_first(self, post: Entry, message_id: str) -> bool:
-        """Returns whether the post is to be stored; a copy is settled with the first."""
+        """Returns whether the post must be stored. A copy is settled with the first post."""
         if message_id in self._known_ids:
             post.settle(None)
             return False
@@ -368,7 +368,7 @@ class PostStore:
         return True
 
     def _send_soon(self) -> None:
-        """Sends when the loop has looked twice for what else has arrived: that goes with it."""
+        """Sends after two turns of the loop, so that posts that have arrived share the frame."""
         self._loop.call_soon(self._loop.call_soon, self._send_unless_in_flight)
 
     def _send_unless_in_flight(self) -> None:
@@ -388,7 +388,7 @@ class PostStore:
 
     async def _store(self, group: Group) -> None:
         ids = group.ids
-        # A partition without a leader keeps its frames waiting, not those of the others.
+        # A partition without a leader must not delay the frames of other partitions.
         late = self._loop.call_later(_LATE, self._let_next_go, group)
         refusal = await self._publish(group, ids)
         late.cancel()
@@ -405,8 +405,8 @@ class PostStore:
             self._send_soon()
 
     async def _publish(self, group: Group, ids: Sequence[str]) -> Refusal | None:
-        """Publishes the frame of a group; returns why it is not stored, if that is so."""
-        # A frame of one post has its id: the buffer itself recognises a copy of that one.
+        """Publishes the frame of a group; returns the refusal if it is not stored."""
+        # The frame of a single post has the post's id, so the buffer itself recognises a copy.
         alone = len(group.posts) == 1
         frame_id = group.posts[0].envelope.id if alone else secrets.token_hex(16)
         if ids and not alone:
@@ -424,7 +424,7 @@ class PostStore:
         return None
 
     async def _write_down(self, posts: Sequence[Entry], ids: Sequence[str]) -> None:
-        """Settles posts that are stored, when their ids are known to the next run as well."""
+        """Writes down the ids of stored posts for the next run, then settles the posts."""
         refusal = None
         try:
             await self._known_ids.add(ids)
@@ -441,7 +441,7 @@ class PostStore:
 
 
 def unconfirmed_within(seconds: float) -> Refusal:
-    """Returns the refusal of a post that may be stored, and may not."""
+    """Returns the refusal of a post that may or may not be stored."""
     return _uncertain(f"JetStream has not confirmed it within {seconds:g} s")
 
 

@@ -1,4 +1,4 @@
-"""The part of a spec that sources with a web server share: where it listens, and to whom."""
+"""The part of a spec that sources with a web server share: where they listen, and who may send."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _HTTPS = 8_443
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 Port = Annotated[StrictInt, Field(ge=0, le=65_535)]
-"""A TCP port; 0 for any that is free, which the run then tells."""
+"""A TCP port; 0 for any free port, which the run then logs."""
 
 
 def check_header_name(value: str) -> str:
-    """Returns the name of a header; an error of validation if it is none."""
+    """Returns the name of a header; raises a validation error if it is invalid."""
     if not _NAME.fullmatch(value):
         raise PydanticCustomError("EB104", "{name} is not a header name", {"name": shown(value)})
     return value
@@ -40,22 +40,22 @@ class BearerToken(Section):
 
 
 class CertificateSpec(Section):
-    """The server's certificate, with those that vouch for it, and its key, in PEM form."""
+    """The server's certificate chain and its key, in PEM form."""
 
     cert_secret: SecretRef = Field(description="the certificate")
     key_secret: SecretRef = Field(description="its key")
 
     def read(self, where: str) -> Certificate:
-        """Returns both, as they are now."""
+        """Reads both now."""
         chain = self.cert_secret.read(f"the certificate of {where}").reveal()
         return Certificate(chain, self.key_secret.read(f"the key of {where}"))
 
 
 class Ports(Section):
-    """The ports to listen on, as Numaflow has them: always ``https``, and ``http`` if it is set."""
+    """The ports to listen on, as in Numaflow: always ``https``, and ``http`` if it is set."""
 
     http: Port | None = Field(
-        default=None, description="a port for posts in the clear; left out, there is none"
+        default=None, description="a port for posts without TLS; left out, there is none"
     )
     https: Port | None = Field(
         default=None,
@@ -83,15 +83,15 @@ class ListeningSection(SourceSection):
         default=10_000, description="how long a request may take to arrive"
     )
     ack_wait: fields.Wait = Field(
-        default=5_000, description="how long to wait for JetStream to confirm that it is stored"
+        default=5_000, description="how long to wait for JetStream to confirm storage"
     )
     max_in_flight: fields.Positive = Field(
         default=1_000, description="the most requests that are read and stored at the same time"
     )
 
     @model_validator(mode="after")
-    def _refuse_strangers(self) -> ListeningSection:
-        """Beyond this machine a token is needed. What a name resolves to is seen at the start."""
+    def _require_token(self) -> ListeningSection:
+        """Requires a token to listen beyond this machine. Host names are checked at the start."""
         if self.auth is None and _is_beyond(self.host):
             raise PydanticCustomError(
                 "EB104",
@@ -101,7 +101,7 @@ class ListeningSection(SourceSection):
         return self
 
     def listening(self, where: str) -> dict[str, Any]:
-        """Returns the settings that are not fields as they are; ``where`` says whose secrets."""
+        """Returns the settings that differ from fields; ``where`` says whose the secrets are."""
         return {
             "endpoints": self.endpoints(where),
             "token": self.auth.token.read(f"the token of {where}") if self.auth else None,
@@ -118,7 +118,7 @@ class ListeningSection(SourceSection):
             _HTTPS if https is None else https,
             certificate,
             self_signed=certificate is None,
-            # Whoever asks for http alone gets https next to it, but not at the price of no start.
+            # A source with only http set also gets https, but a taken port must not stop it.
             optional=http is not None and https is None and certificate is None,
         )
         return (*plain, secured)

@@ -1,4 +1,4 @@
-"""NATS as sources and as sinks: plain subjects, and streams of JetStream.
+"""NATS as sources and sinks: plain subjects, and JetStream streams.
 
 The registry of connectors loads ``spec``; no other package imports this one. Start with ``spec``,
 then ``jetstream_source``.

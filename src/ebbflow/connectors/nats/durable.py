@@ -1,14 +1,14 @@
-"""A durable pull consumer on a stream of the user's, and acknowledgements that have arrived there.
+"""A durable pull consumer on a user's stream, and confirmed acknowledgements.
 
-A consumer is made if it is missing and refused if it is unfit. Unfit is one with which messages
-could get lost or come at the wrong time: that does not want each message acknowledged, that gives
-messages up by itself, or that adds its own waits to a nack. What a spec does not say about a
-consumer stays as it is.
+A missing consumer is created; an unfit one is refused. A consumer is unfit if it could lose
+messages or deliver them at the wrong time: if it does not want each message acknowledged, stops
+redelivering by itself, or adds its own waits to a nack. A setting that the spec leaves out stays as
+the consumer has it.
 
-While a consumer has no leader, an acknowledgement without an answer is lost without a sign. So
-each is sent as a request, many at a time, and again until the server has confirmed it. A copy does
-no harm: an acknowledged message stays acknowledged, and one that is nacked twice is redelivered at
-most once more.
+While a consumer has no leader, a plain acknowledgement is lost silently. So each is sent as a
+request, many at a time, and repeated until the server has confirmed it. A copy does no harm: an
+acknowledged message stays acknowledged, and one that is nacked twice is redelivered at most once
+more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFAULT_ACK_WAIT = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """The consumer that is wanted; what is ``None`` may be as it is, or is JetStream's default.
+    """The wanted consumer. ``None`` accepts an existing consumer's setting, or the default.
 
     ``start`` is a deliver policy, with its number if it has one: ``by_start_sequence 5``.
     """
@@ -46,7 +46,7 @@ class Durable:
     ack_wait: float | None = None
 
     def config(self) -> dict[str, Any]:
-        """Returns the consumer to make. Messages that wait for a delay must not hold up others."""
+        """Returns the consumer to create. Messages waiting for a delay must not block others."""
         return {
             "durable_name": self.name,
             "ack_policy": "explicit",
@@ -69,9 +69,9 @@ class Durable:
         }
 
     async def ensure(self, client: SecuredClient) -> dict[str, Any]:
-        """Returns the configuration of the consumer, which is there from now on and fit.
+        """Creates the consumer if it is missing; returns its configuration.
 
-        ``SetupError`` when there is no such stream, or the consumer is not fit.
+        ``SetupError`` if there is no such stream, or the consumer is unfit.
         """
         try:
             consumer = await self._find(client)
@@ -101,18 +101,18 @@ class Durable:
         try:
             await api.call(client, call, body)
         except api.ApiError as error:
-            if error.code not in _EXISTS:  # another partition was faster
+            if error.code not in _EXISTS:  # another partition has created it
                 raise
 
     async def read_info(
         self, client: SecuredClient, patience: float = api.PATIENCE
     ) -> dict[str, Any]:
-        """Returns what the consumer is and how far it has got, as its leader knows."""
+        """Returns the consumer's configuration and progress, from its leader."""
         call = f"CONSUMER.INFO.{self.stream}.{self.name}"
         return await api.call(client, call, patience=patience)
 
     async def is_gone(self, client: SecuredClient) -> bool:
-        """Returns whether consumer or stream were deleted; ``False`` while that is not known."""
+        """Returns whether consumer or stream were deleted; ``False`` while unknown."""
         try:
             await self.read_info(client, patience=2.0)
         except api.ApiError as error:
@@ -122,7 +122,7 @@ class Durable:
         return False
 
     def _problems(self, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Returns what makes a consumer unfit, and what to do about it."""
+        """Yields each reason why the consumer is unfit, with what to do about it."""
         other = "Name another consumer in the spec, or leave that out to have one made."
         if config.get("deliver_subject"):
             yield "pushes its messages; it has to be a pull consumer", other
@@ -130,7 +130,7 @@ class Durable:
             yield f"has ack policy {config['ack_policy']}; it has to be explicit", other
         if config.get("max_deliver", -1) > 0:
             yield (
-                f"gives a message up after {config['max_deliver']} deliveries, and it is lost then",
+                f"stops redelivering after {config['max_deliver']} deliveries and loses messages",
                 f"Set max_deliver to -1: max_deliveries of a nack does the same. {other}",
             )
         if config.get("backoff"):
@@ -171,26 +171,26 @@ def _format(value: Any) -> str:
     return f"{value / _NANOS:g} s" if isinstance(value, int) and value >= 1_000_000 else str(value)
 
 
-# Long, for an answer may be late: a nack that is sent twice may have its message given twice.
+# Long, because a confirmation may be late, and a nack sent twice may redeliver its message twice.
 _SILENCE = 2.0
 _LEADERLESS = 0.1
 
 
 async def confirm(
-    client: SecuredClient, subjects: Sequence[bytes], words: Sequence[bytes], within: float
+    client: SecuredClient, subjects: Sequence[bytes], payloads: Sequence[bytes], within: float
 ) -> None:
-    """Says words to the reply subjects of deliveries; returns when the server has confirmed all.
+    """Sends acks or nacks to the reply subjects; returns when the server has confirmed all.
 
-    ``JetStreamUnavailable`` when that takes too long.
+    ``JetStreamUnavailable`` if that takes too long.
     """
     deadline = time.monotonic() + within
-    rows = Publishes.plain(subjects, words)
+    rows = Publishes.plain(subjects, payloads)
     while rows:
         if (left := deadline - time.monotonic()) <= 0:
             problem = f"{len(rows)} are not confirmed, so their messages will be redelivered"
             raise JetStreamUnavailable("acknowledgements", within, problem)
         answers: list[Answer] = [None] * len(rows)
-        if client.is_connected:  # while there is no connection, copies would pile up in the client
+        if client.is_connected:  # without a connection, copies would pile up in the client
             async with client.unless_denied(rows.subjects[0].decode()):
                 answers = await _ask(client, rows, min(_SILENCE, left))
         rows = rows.pick([n for n, answer in enumerate(answers) if not isinstance(answer, bytes)])
@@ -199,22 +199,22 @@ async def confirm(
 
 
 async def _ask(client: SecuredClient, rows: Publishes, silence: float) -> list[Answer]:
-    """Sends the words; returns an answer for each that is confirmed."""
+    """Sends acks or nacks; returns the server's answers to those that are confirmed."""
     if not _keeps_order(client, rows.subjects[0]):
         return await client.request_all(rows, silence)
     connections, last = client.stats["reconnects"], len(rows) - 1
     client.send(rows.pick(range(last)).encode_unanswered())
     answers = await client.request_all(rows.pick([last]), silence)
     if not isinstance(answers[0], bytes) or client.stats["reconnects"] != connections:
-        # What was said before the connection was lost may be lost, too.
+        # Everything sent before the connection was lost may be lost, too.
         return [None] * len(rows)
     return answers * len(rows)
 
 
 def _keeps_order(client: SecuredClient, reply: bytes) -> bool:
-    """Returns whether the confirmation of a word shows that those before it have arrived.
+    """Returns whether one confirmation proves that all earlier acks and nacks have arrived.
 
-    So it is where one server takes the words from this very connection, in their order. In a
-    cluster, or behind a leaf node, words may get lost between two servers while later ones arrive.
+    It does if a single server takes them all in order from this connection. In a cluster, or behind
+    a leaf node, one may get lost between two servers while later ones arrive.
     """
     return client.is_on_a_single_server and not has_domain(reply)

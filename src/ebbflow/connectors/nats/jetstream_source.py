@@ -1,13 +1,13 @@
-"""A stream of the user's own as a source, through a durable pull consumer.
+"""A user's own stream as a source, through a durable pull consumer.
 
-The consumer is the one record of what is done: messages are acknowledged, and nacked with exactly
-the delay asked for, by JetStream's own means, so that NATS' tools show what is. Each such word is
-repeated until the server has confirmed it. As long as a message is in flight the server is told so,
-well before it would give it to another process; what is still in flight at the end is given back.
-Several partitions are several processes on the same consumer.
+Only the consumer records which messages are done. Messages are acked, and nacked with exactly the
+requested delay, by JetStream itself, so NATS tools show the true state. Each ack and nack is
+repeated until the server has confirmed it. While a message is in flight, the source extends its ack
+wait in time; at the end it nacks messages still in flight, so they are redelivered at once. The
+processes of several partitions share one consumer.
 
-Messages arrive, are handed on and are acknowledged in bulk. The source asks ahead: while the vertex
-works, the next messages are in flight, and words of acknowledgement go their own.
+Messages are received, passed on and acknowledged in bulk. The source prefetches: while the vertex
+works, the next messages arrive and acks are confirmed in the background.
 """
 
 from __future__ import annotations
@@ -48,25 +48,26 @@ from ebbflow.nats.wire import Publishes
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# An election takes up to ten seconds. A run that is told to stop waits for longer than this.
+# An election takes up to ten seconds. A stopping run waits for longer than this.
 _CONFIRM = 20.0
 _GRACE = 1.0
 _PAUSE = 0.1
 _LOOK = 2.0
-# A request ends after so long without a message, and is made again.
+# A request ends after this time without a message, and is made again.
 _EXPIRES = 5.0
-# Asked for at once, and in flight at once: the read-ahead of a vertex is counted in messages only.
+# Reads of ``_MANY`` messages or more prefetch ``_AHEAD``: a vertex counts its own read-ahead in
+# messages only.
 _MANY, _AHEAD = 100, 4_000
 _MOST_IN_FLIGHT = 40_000
-# Calls of ``ack`` and ``nack`` that may wait for the server before the next one waits for them.
+# Calls of ``ack`` and ``nack`` that may await confirmation before the next call blocks.
 _UNCONFIRMED = 16
 _BOUNDS = {"batch": "max_batch", "expires": "max_expires", "max_bytes": "max_bytes"}
-"""What a request asks for, and what a consumer calls the most that it may ask for."""
+"""Fields of a pull request, each with the consumer's setting that limits it."""
 
 
 @dataclass(frozen=True, slots=True)
 class JetStreamSettings:
-    """Where the stream is, its consumer, and the most bytes in flight and of one answer."""
+    """The server, the consumer, and the most bytes in flight and in one reply."""
 
     server: Addresses
     durable: Durable
@@ -75,7 +76,7 @@ class JetStreamSettings:
 
 
 class JetStreamSource(Source):
-    """Reads a stream. Offsets are the stream's sequences, in all partitions alike."""
+    """Reads a stream. Offsets are the stream's sequences, the same in all partitions."""
 
     def __init__(self, settings: JetStreamSettings) -> None:
         self._settings = settings
@@ -86,16 +87,16 @@ class JetStreamSource(Source):
         self._forget()
 
     def _forget(self) -> None:
-        """Forgets what a lost consumer gave: the next one gives it again."""
+        """Forgets messages of a lost consumer; the next consumer redelivers them."""
         self._in_flight = InFlightMessages()
         self._arrived: deque[Deliveries] = deque()
         self._unconfirmed: deque[concurrent.futures.Future[None]] = deque()
         self._unread = self._wanted = 0
 
-    # --- what a source is asked for ---------------------------------------------------------------
+    # --- the methods of a source ------------------------------------------------------------------
 
     def open(self) -> None:
-        """Connects, and sees to the consumer."""
+        """Connects, and creates or checks the consumer."""
         self._link = outside_link(self._server, "jetstream source")
         self._is_open, self._is_gone, self._connected = True, False, True
         try:
@@ -105,11 +106,11 @@ class JetStreamSource(Source):
             raise
 
     def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
-        """Returns what has arrived, waiting for the first; raises why nothing can."""
+        """Returns messages, waiting for the first; raises an error if none can arrive."""
         self._raise_failure()
         self._renew()
-        self._tell_connection()
-        # A reader that takes a few at a time may want to see what comes back before what is new.
+        self._log_connection()
+        # A reader of few messages at a time may want redeliveries before new messages.
         self._wanted = max(_AHEAD, 2 * limit) if limit >= _MANY else limit
         self._link.call_soon(self._room.set)
         if not self._arrived:
@@ -126,16 +127,16 @@ class JetStreamSource(Source):
         return _to_rows(Deliveries.join(batches) if batches else NO_DELIVERIES)
 
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """Acknowledges messages; the word is repeated until the server has confirmed it."""
-        self._answer(offsets, [b"+ACK"] * len(offsets), at_once=False)
+        """Acks messages; repeated until the server has confirmed it."""
+        self._submit(offsets, [b"+ACK"] * len(offsets), at_once=False)
 
     def nack(self, nacks: Sequence[NackOffset]) -> None:
-        """Nacks messages: the server gives each again when its delay is over."""
-        words = [_format_nak(nack.options.delay) for nack in nacks]
-        self._answer([nack.offset for nack in nacks], words, at_once=True)
+        """Nacks messages: the server redelivers each after its delay."""
+        payloads = [_format_nak(nack.options.delay) for nack in nacks]
+        self._submit([nack.offset for nack in nacks], payloads, at_once=True)
 
     def pending(self) -> int | None:
-        """Returns how many messages are not read yet."""
+        """Returns how many messages are unread."""
         try:
             return int(self._run(self._read_info)["num_pending"]) + self._unread
         except JetStreamUnavailable:
@@ -143,7 +144,7 @@ class JetStreamSource(Source):
 
     @property
     def exhausted(self) -> bool:
-        """``True`` if all that is in the stream is acknowledged, by all partitions."""
+        """``True`` if all messages of the stream are acknowledged, by all partitions."""
         if self._in_flight:
             return False
         try:
@@ -153,14 +154,14 @@ class JetStreamSource(Source):
         return not info["num_pending"] and not info["num_ack_pending"]
 
     def close(self) -> None:
-        """Gives back what is in flight: it is redelivered at once, not after the ack wait."""
+        """Nacks messages in flight: they are redelivered at once, not after the ack wait."""
         with contextlib.suppress(nats.errors.Error, EbbflowError, TimeoutError):
             self._wait_for_confirmations(0)
             self._run(self._end)
         self._shut()
 
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **more: P.kwargs) -> T:
-        """Does something on the link's loop; begins again if connection or consumer are gone."""
+        """Runs ``work`` on the link's loop; first reconnects if connection or consumer are gone."""
         self._renew()
         return self._do(work(*args, **more))
 
@@ -173,12 +174,12 @@ class JetStreamSource(Source):
             self.open()
 
     def _raise_failure(self) -> None:
-        # Before a lost consumer is made again: the vertex has to learn of it.
+        # Before a lost consumer is recreated: the vertex has to report the loss.
         if self._failure is not None and not self._arrived:
             failure, self._failure = self._failure, None
             raise not_allowed(failure) if isinstance(failure, AccessError) else failure
 
-    def _tell_connection(self) -> None:
+    def _log_connection(self) -> None:
         now = self._link.client.is_connected
         if now != self._connected:
             print(f"the connection to NATS at {self._server} is {'back' if now else 'lost'}")
@@ -195,13 +196,15 @@ class JetStreamSource(Source):
             self._is_open = False
             self._link.close()
 
-    def _answer(self, offsets: Sequence[bytes], words: Sequence[bytes], *, at_once: bool) -> None:
+    def _submit(
+        self, offsets: Sequence[bytes], payloads: Sequence[bytes], *, at_once: bool
+    ) -> None:
         self._renew()
         self._wait_for_confirmations(_UNCONFIRMED)
-        self._unconfirmed.append(self._link.submit(self._confirm(offsets, words, at_once)))
+        self._unconfirmed.append(self._link.submit(self._confirm(offsets, payloads, at_once)))
 
     def _wait_for_confirmations(self, most: int) -> None:
-        """Waits for the oldest of them; raises what went wrong with any that is over."""
+        """Waits until at most ``most`` calls are unconfirmed; raises errors of finished calls."""
         while self._unconfirmed and (len(self._unconfirmed) > most or self._unconfirmed[0].done()):
             try:
                 self._unconfirmed.popleft().result(_CONFIRM + _GRACE)
@@ -221,7 +224,7 @@ class JetStreamSource(Source):
         self._answer_bytes = max(self._settings.answer_bytes, 2 * client.max_payload)
         self._bounds = {ours: config.get(theirs) or sys.maxsize for ours, theirs in _BOUNDS.items()}
         stream, name = self._durable.stream, self._durable.name
-        # Other processes are given deliveries in between, so their numbers are not in step.
+        # Other processes get deliveries in between, so the numbers have gaps.
         self._pull = PullConsumer(client, stream, name, self._receive, in_step=False)
         await self._pull.open()
         self._arrival, self._room = asyncio.Event(), asyncio.Event()
@@ -244,17 +247,18 @@ class JetStreamSource(Source):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        # First hear no more: what came after the words below would have to wait for its ack wait.
+        # First stop receiving: a message that arrived after the nacks below would have to wait for
+        # its ack wait.
         await self._pull.close()
         await client.flush(5)
         if client.is_connected:
-            client.send(_say_to_all(self._in_flight.all_replies(), b"-NAK"))
+            client.send(_encode_all(self._in_flight.all_replies(), b"-NAK"))
             await client.flush(5)
 
-    # --- what arrives -----------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     async def _wait_for_arrival(self, timeout: float) -> None:
-        """Returns when something has arrived, nothing can, or the time is over."""
+        """Returns when a message has arrived, none can arrive, or the time is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not self._arrived and self._failure is None:
@@ -262,7 +266,7 @@ class JetStreamSource(Source):
                     await self._arrival.wait()
 
     async def _ask_ahead(self) -> None:
-        """Keeps a request on its way for as long as there is room for what it brings."""
+        """Keeps one request open while there is room for its messages."""
         while True:
             while self._room_for() <= 0:
                 self._room.clear()
@@ -276,13 +280,13 @@ class JetStreamSource(Source):
                 await asyncio.sleep(_PAUSE)
 
     def _room_for(self) -> int:
-        """Returns how many messages may be asked for."""
+        """Returns how many messages may be requested."""
         if self._in_flight.size >= self._settings.most_bytes:
             return 0
         return min(self._wanted - self._unread, _MOST_IN_FLIGHT - len(self._in_flight))
 
     async def _ask(self) -> None:
-        """Sends one request; it ends when there is no more there, or nothing came in time."""
+        """Sends one request; it ends when the stream has no more, or no message came in time."""
         bounds = self._bounds
         request = PullRequest(
             batch=min(self._room_for(), bounds["batch"]),
@@ -292,11 +296,12 @@ class JetStreamSource(Source):
         )
         before = self._pull.heard
         status = await self._pull.fetch(request, within=_EXPIRES + _GRACE)
-        # The word itself is heard, too. If there was more, the next request shows what it means.
+        # The status itself is counted, too. If messages came before it, the next request shows
+        # what the status means.
         await self._judge(status, came_with_messages=self._pull.heard > before + 1)
 
     async def _judge(self, status: PullStatus, came_with_messages: bool) -> None:
-        """Waits for what is over by itself after a while; the rest is why nothing can come."""
+        """Waits out a temporary status; raises for one that means that no message can arrive."""
         match status.word:
             case Word.FULL | Word.DRY | Word.EXPIRED | Word.SILENCE:
                 return
@@ -307,7 +312,7 @@ class JetStreamSource(Source):
                     raise self._explain_loss("it was deleted")
                 await asyncio.sleep(_PAUSE)
             case _:
-                raise SetupError(f"NATS refused to give messages: {status.text}.")
+                raise SetupError(f"NATS refused to deliver messages: {status.text}.")
 
     def _receive(self, deliveries: Deliveries) -> None:
         new = self._in_flight.take(deliveries)
@@ -315,49 +320,49 @@ class JetStreamSource(Source):
         self._arrived.append(new)
         self._arrival.set()
 
-    # --- what is done -----------------------------------------------------------------------------
+    # --- acks and nacks ---------------------------------------------------------------------------
 
     async def _confirm(
-        self, offsets: Sequence[bytes], words: Sequence[bytes], at_once: bool
+        self, offsets: Sequence[bytes], payloads: Sequence[bytes], at_once: bool
     ) -> None:
-        """Says a word about each message that is in flight, which then is so no longer.
+        """Sends an ack or nack for each message in flight, and removes it from those in flight.
 
-        A nacked one goes ``at_once``: it may be here again before the server has confirmed its
-        nack, and would be taken for the delivery that is in flight.
+        A nacked message is removed ``at_once``: its redelivery may arrive before the nack is
+        confirmed, and would be taken for the delivery in flight.
         """
         rows = [row for row, offset in enumerate(offsets) if offset in self._in_flight]
-        held = [offsets[row] for row in rows]
-        replies = self._in_flight.find_replies(held)
+        found = [offsets[row] for row in rows]
+        replies = self._in_flight.find_replies(found)
         if at_once:
-            self._let_go(held)
-        await confirm(self._link.client, replies, [words[row] for row in rows], _CONFIRM)
+            self._remove(found)
+        await confirm(self._link.client, replies, [payloads[row] for row in rows], _CONFIRM)
         if not at_once:
-            self._let_go(held)
+            self._remove(found)
 
-    def _let_go(self, offsets: Sequence[bytes]) -> None:
-        self._in_flight.let_go(offsets)
+    def _remove(self, offsets: Sequence[bytes]) -> None:
+        self._in_flight.remove(offsets)
         self._room.set()
 
     async def _keep(self, ack_wait: float) -> None:
-        """Tells the server again and again what is in flight, in time for a second attempt."""
+        """Extends the ack wait of messages in flight, early enough for a second attempt."""
         client = self._link.client
         while True:
             await asyncio.sleep(ack_wait / 4)
             for replies in self._in_flight.find_silent(ack_wait / 4) if client.is_connected else ():
-                client.send(_say_to_all(replies, b"+WPI"))
+                client.send(_encode_all(replies, b"+WPI"))
 
 
 def _to_rows(deliveries: Deliveries) -> pa.RecordBatch:
     columns = to_source_columns(deliveries.parcel)
     columns["offset"] = pa.array(write_sequences(deliveries), pa.binary())
     columns["event_time"] = deliveries.times()
-    # Whichever process has it, it is the same message.
+    # The same in all processes: the stream has no partitions.
     columns["partition"] = pa.repeat(pa.scalar(0, pa.int32()), len(deliveries))
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _say_to_all(replies: Sequence[bytes], word: bytes) -> bytes:
-    return Publishes.plain(replies, [word] * len(replies)).encode_unanswered()
+def _encode_all(replies: Sequence[bytes], payload: bytes) -> bytes:
+    return Publishes.plain(replies, [payload] * len(replies)).encode_unanswered()
 
 
 def _format_nak(delay: int | None) -> bytes:
@@ -368,8 +373,8 @@ def _format_nak(delay: int | None) -> bytes:
 
 
 @dataclass(slots=True)
-class _HeldBatch:
-    """Messages that arrived together: their bytes, how many are in flight, the last sign."""
+class _DeliveredBatch:
+    """Messages that arrived together. ``since`` is when their ack wait was last extended."""
 
     offsets: list[bytes]
     size: int
@@ -378,58 +383,58 @@ class _HeldBatch:
 
 
 class InFlightMessages:
-    """The messages that the vertex has and that are not settled. Used on the link's loop.
+    """The messages that are unread or unsettled. Used on the link's loop.
 
-    ``size`` is in bytes; a batch counts until all of it is gone.
+    ``size`` is in bytes; a batch counts until all its messages are settled.
     """
 
     def __init__(self) -> None:
         self.size = 0
-        self._held: dict[bytes, tuple[bytes, _HeldBatch]] = {}
-        self._batches: deque[_HeldBatch] = deque()
+        self._messages: dict[bytes, tuple[bytes, _DeliveredBatch]] = {}
+        self._batches: deque[_DeliveredBatch] = deque()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._messages)
 
     def __contains__(self, offset: bytes) -> bool:
-        return offset in self._held
+        return offset in self._messages
 
     def take(self, deliveries: Deliveries) -> Deliveries:
-        """Returns the messages that were not in flight already; they are now."""
+        """Adds messages; returns those that were not in flight already."""
         offsets = write_sequences(deliveries)
-        if not self._held.keys().isdisjoint(offsets):
-            deliveries = self._without_held(deliveries, offsets)
+        if not self._messages.keys().isdisjoint(offsets):
+            deliveries = self._drop_known(deliveries, offsets)
             offsets = write_sequences(deliveries)
         size, replies = sum(deliveries.parcel.sizes()), deliveries.parcel.replies
-        batch = _HeldBatch(offsets, size, len(offsets), time.monotonic())
-        self._held.update(zip(offsets, zip(replies, repeat(batch), strict=False), strict=True))
+        batch = _DeliveredBatch(offsets, size, len(offsets), time.monotonic())
+        self._messages.update(zip(offsets, zip(replies, repeat(batch), strict=False), strict=True))
         self._batches.append(batch)
         self.size += size
         return deliveries
 
-    def _without_held(self, deliveries: Deliveries, offsets: Sequence[bytes]) -> Deliveries:
-        """Returns those that are not in flight; the others were not kept in time, and continue."""
+    def _drop_known(self, deliveries: Deliveries, offsets: Sequence[bytes]) -> Deliveries:
+        """Returns the new messages; the others' ack wait ran out, and only their replies change."""
         rows: list[int] = []
         for row, offset in enumerate(offsets):
-            if held := self._held.get(offset):
-                # From now on the server takes words about the new delivery only.
-                self._held[offset] = deliveries.parcel.replies[row], held[1]
+            if known := self._messages.get(offset):
+                # From now on the server accepts acks and nacks only of the new delivery.
+                self._messages[offset] = deliveries.parcel.replies[row], known[1]
             else:
                 rows.append(row)
         return deliveries.pick(rows)
 
     def find_replies(self, offsets: Sequence[bytes]) -> list[bytes]:
-        """Returns where the answers to messages in flight go."""
-        return [self._held[offset][0] for offset in offsets]
+        """Returns the reply subjects of messages in flight."""
+        return [self._messages[offset][0] for offset in offsets]
 
     def all_replies(self) -> list[bytes]:
-        """Returns where the answers to all messages go."""
-        return [reply for reply, _ in self._held.values()]
+        """Returns the reply subjects of all messages in flight."""
+        return [reply for reply, _ in self._messages.values()]
 
-    def let_go(self, offsets: Sequence[bytes]) -> None:
-        """Forgets messages; some may be gone already, because they were answered twice."""
-        held = [self._held.pop(offset) for offset in offsets if offset in self._held]
-        for _, batch in held:
+    def remove(self, offsets: Sequence[bytes]) -> None:
+        """Removes messages; ignores those removed already, by an earlier ack or nack."""
+        removed = [self._messages.pop(offset) for offset in offsets if offset in self._messages]
+        for _, batch in removed:
             batch.in_flight -= 1
             if not batch.in_flight:
                 self.size -= batch.size
@@ -437,13 +442,14 @@ class InFlightMessages:
             self._batches.popleft()
 
     def find_silent(self, seconds: float) -> Iterator[list[bytes]]:
-        """Yields the replies of each batch of which there was no sign for so long; this is one."""
+        """Yields the reply subjects of each batch not extended for that long, and restarts it."""
         now = time.monotonic()
         for batch in list(self._batches):
             if batch.in_flight and now - batch.since > seconds:
                 batch.since = now
-                held = [self._held[offset] for offset in batch.offsets if offset in self._held]
-                yield [reply for reply, owner in held if owner is batch]
+                known = self._messages
+                found = [known[offset] for offset in batch.offsets if offset in known]
+                yield [reply for reply, owner in found if owner is batch]
 
 
 def write_sequences(deliveries: Deliveries) -> list[bytes]:

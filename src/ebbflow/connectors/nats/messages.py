@@ -1,13 +1,13 @@
-"""Messages that come from NATS and go there: keys, headers, subjects and ids.
+"""Converts messages from and to NATS: keys, headers, subjects and ids.
 
-NATS knows no keys, so they travel in a header: what a sink has written a source reads back.
-Headers that begin with ``Nats-`` tell JetStream what to do with the message that has them, and
-those of a message that came from one stream are not meant for the next.
+NATS has no keys, so a sink writes them into a header and a source reads them back. Headers that
+begin with ``Nats-`` are instructions to JetStream, so those received from one stream are not sent
+to the next.
 
-A message that is sent has an id that is the same however often it is given to the sink, and that no
-other run of a pipeline has which was started over: JetStream stores it once.
+A message keeps its id whenever the sink gets it again, so JetStream stores it once. A pipeline that
+was started from scratch uses different ids.
 
-Below are the connections that carry them, to servers of the user's own.
+This module also opens the connections to users' own servers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEYS = "Ebbflow-Keys"
 """The keys of a message, as a JSON list."""
 
 SUBJECT = "Nats-Subject"
-"""Where a message was published to."""
+"""The header with the subject that a message was published to."""
 
 HEADERS = pa.map_(pa.string(), pa.string())
 _RESERVED = "nats-"
@@ -49,7 +49,7 @@ _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 def read_keys_and_headers(
     subject: str, headers: Mapping[str, str] | None
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns the keys and headers of a message that has come; the subject is a header too."""
+    """Returns the keys and headers of a received message; its subject is a header, too."""
     own = dict(headers or {})
     keys = _keys(own.get(KEYS, ""))
     if keys:
@@ -67,7 +67,7 @@ def _keys(text: str) -> list[str]:
 
 
 def to_source_columns(parcel: Parcel) -> dict[str, pa.Array]:
-    """Returns value, keys and headers of messages that have come, as a source's columns."""
+    """Returns values, keys and headers of received messages, as a source's columns."""
     keys: list[list[str] | None] = [None] * len(parcel)
     subjects = pa.array(parcel.subjects, pa.binary()).cast(pa.string())
     rows = parcel.rows_with_headers()
@@ -87,13 +87,13 @@ def to_source_columns(parcel: Parcel) -> dict[str, pa.Array]:
 
 
 def _only_subjects(subjects: pa.StringArray) -> pa.MapArray:
-    """Returns headers that have nothing but the subject."""
+    """Returns headers with nothing but the subject."""
     names = pa.repeat(pa.scalar(SUBJECT), len(subjects))
     return pa.MapArray.from_arrays(pa.array(range(len(subjects) + 1), pa.int32()), names, subjects)
 
 
 def write_keys_and_headers(keys: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:
-    """Returns the headers that a message takes along."""
+    """Returns the headers to publish with a message."""
     kept = {
         name: value for name, value in headers.items() if not name.lower().startswith(_RESERVED)
     }
@@ -102,9 +102,9 @@ def write_keys_and_headers(keys: Sequence[str], headers: Mapping[str, str]) -> d
 
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """The messages of a sink's rows, and the rows that NATS could never take, with the reason.
+    """The messages of a sink's rows, and the rows that NATS can never take, with the reason.
 
-    ``rows`` says which row each message is of.
+    ``rows`` has the row of each message.
     """
 
     messages: Publishes
@@ -112,14 +112,14 @@ class Outbound:
     refused: Mapping[int, str] = field(default_factory=dict)
 
     def answer(self, failures: Mapping[int, Response]) -> dict[int, Response] | None:
-        """Returns the sink's answers; ``failures`` are those for messages, by their number."""
-        answers = {row: Response.failure(error=why) for row, why in self.refused.items()}
-        answers |= {self.rows[number]: answer for number, answer in failures.items()}
-        return answers or None
+        """Returns the sink's responses; ``failures`` has those for messages, by number."""
+        responses = {row: Response.failure(error=why) for row, why in self.refused.items()}
+        responses |= {self.rows[number]: response for number, response in failures.items()}
+        return responses or None
 
 
 def _carry_nothing(rows: pa.RecordBatch) -> bool:
-    """Returns whether no row has keys, or a header that a message would take along."""
+    """Returns whether no row has keys or a header to publish."""
     keys, headers = rows.column("keys"), rows.column("headers")
     if pc.any(pc.greater(pc.list_value_length(keys), 0)).as_py():
         return False
@@ -137,13 +137,13 @@ class PublishSettings:
     ack_wait: float
 
     def outgoing(self, rows: pa.RecordBatch, largest: int) -> Outbound:
-        """Returns what is sent; rows that NATS could never take are listed with it."""
+        """Returns the messages to send, and the rows that NATS can never take."""
         if self.subject_header is None and _carry_nothing(rows):
             return self._without_headers(rows, largest)
         return self._one_by_one(rows, largest)
 
     def _without_headers(self, rows: pa.RecordBatch, largest: int) -> Outbound:
-        """The usual case: the same subject for all, and no header but the id."""
+        """Handles the usual case: one subject for all, and no header but the id."""
         lineage = os.environ.get(LINEAGE, "").encode()
         ids = rows.column("id").cast(pa.binary()).to_pylist()
         values = rows.column("value").to_pylist()
@@ -177,8 +177,8 @@ class PublishSettings:
         )
 
     def _subject(self, headers: Mapping[str, str]) -> str:
-        said = headers.get(self.subject_header) if self.subject_header else None
-        subject = said or self.subject
+        own = headers.get(self.subject_header) if self.subject_header else None
+        subject = own or self.subject
         if subject is None:
             raise ValueError(f"it has no header {self.subject_header}, and there is no subject")
         return subject
@@ -196,7 +196,7 @@ def outside_link(server: Addresses, what: str) -> Link:
 
 
 def renew_link(link: Link, what: str) -> Link:
-    """Returns the link, or another one in its place if the server has ended it for good."""
+    """Returns the link, or a new one if the server has ended it for good."""
     if link.client.ended is None:
         return link
     link.close()
@@ -204,7 +204,7 @@ def renew_link(link: Link, what: str) -> Link:
 
 
 async def outside_client(server: Addresses, what: str) -> SecuredClient:
-    """Returns a connection on the loop that this is called on."""
+    """Returns a connection on the running loop."""
     try:
         return await connect(server, "ebbflow")
     except SetupError as error:
@@ -212,16 +212,16 @@ async def outside_client(server: Addresses, what: str) -> SecuredClient:
 
 
 async def leave(client: SecuredClient) -> None:
-    """Ends a connection, whatever state it is in."""
+    """Closes a connection in any state."""
     with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
         await asyncio.wait_for(client.close(), _LEAVE)
 
 
 def _unreached(error: SetupError, what: str) -> SetupError:
-    step = f"See that it is up, and whether url, auth and tls of the {what} are right."
+    step = f"Check that it is up, and that url, auth and tls of the {what} are right."
     return SetupError(error.what, step)
 
 
 def not_allowed(error: AccessError) -> SetupError:
-    """Returns the denial of something on such a server."""
+    """Returns the error for a permission that a user's own server denies."""
     return SetupError(error.what, "Allow it there; the guide on NATS lists what is needed.")

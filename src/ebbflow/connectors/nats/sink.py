@@ -1,7 +1,7 @@
 """The sinks that publish to NATS: to a subject, or to the stream that has the subject.
 
-OK of ``NatsSink`` means that the server has the message; whether anybody listens is not known. OK
-of ``JetStreamSink`` means that the stream has stored it, once.
+OK from ``NatsSink`` means that the server has the message; there may be no subscriber. OK from
+``JetStreamSink`` means that the stream has stored it, once.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class _Publishing:
         self._settings = settings
 
     def open(self) -> None:
-        """Connects; ``SetupError`` when that cannot be done."""
+        """Connects; ``SetupError`` if that fails."""
         self._link = outside_link(self._settings.server, self.NAME)
 
     def close(self) -> None:
-        """Ends the connection; the server has seen everything before."""
+        """Closes the connection; the server has received everything by then."""
         self._link.close()
 
     def __call__(self, rows: pa.RecordBatch) -> dict[int, Response] | None:
-        """Publishes all rows; returns when each is confirmed or has its reason why not."""
+        """Publishes all rows; returns when each is confirmed or has failed."""
         try:
             self._link = renew_link(self._link, self.NAME)
         except SetupError as error:
@@ -47,7 +47,7 @@ class _Publishing:
         return outbound.answer(self._link.run(self._publish(outbound.messages)))
 
     async def _publish(self, messages: Publishes) -> dict[int, Response]:
-        """Returns the answers for messages that are not published, by their number."""
+        """Publishes messages; returns the responses for those that failed, by number."""
         raise NotImplementedError
 
 
@@ -60,7 +60,7 @@ class NatsSink(_Publishing):
         try:
             denied = await self._send(messages)
         except (nats.errors.Error, OSError) as error:
-            trouble = f"NATS at {self._settings.server} did not take it: {error or type(error)}"
+            trouble = f"NATS at {self._settings.server} did not accept it: {error or type(error)}"
             return dict.fromkeys(range(len(messages)), Response.unavailable(what=trouble))
         return {
             number: Response.failure(error=f"the login may not publish to {subject.decode()}")
@@ -69,17 +69,17 @@ class NatsSink(_Publishing):
         }
 
     async def _send(self, messages: Publishes) -> set[str]:
-        """Sends them; returned are the subjects that the login may not publish to."""
+        """Sends messages; returns the subjects that the login may not publish to."""
         client, denied = self._link.client, set[str]()
-        if not client.is_connected:  # it would be kept in the client, and come as a copy later
+        if not client.is_connected:  # the client would keep them and send duplicates later
             raise nats.errors.Error("there is no connection")
 
-        def hear(error: AccessError) -> None:
+        def note_denied(error: AccessError) -> None:
             denied.add(error.subject)
 
         with ExitStack() as stack:
             for subject in set(messages.subjects):
-                stack.callback(client.when_denied(subject.decode(), hear))
+                stack.callback(client.when_denied(subject.decode(), note_denied))
             client.send(messages.encode_unanswered())
             await client.flush(math.ceil(self._settings.ack_wait))
         return denied
@@ -92,7 +92,7 @@ class JetStreamSink(_Publishing):
 
     def __init__(self, settings: PublishSettings) -> None:
         super().__init__(settings)
-        # Sent again for as long as there is time: after silence, without a leader, without room.
+        # Retried until the deadline: on silence, a missing leader, or a full stream.
         self._retry = PublishRetry(attempts=-1, ack_wait=settings.ack_wait)
 
     async def _publish(self, messages: Publishes) -> dict[int, Response]:

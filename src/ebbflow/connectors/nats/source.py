@@ -1,9 +1,9 @@
-"""A subject of NATS as a source, without JetStream: what is published there is taken in.
+"""A NATS subject as a source, without JetStream.
 
-Only whoever listens keeps these messages. From the moment one is stored in the vertex's
-buffer nothing is lost; before that it is in the memory of the driver only. That memory is bounded:
-while the buffer takes nothing and the bound is reached, what comes is dropped, counted and told.
-Nothing is answered to a message that asks for an answer.
+Core NATS stores nothing: only subscribers have a message. It is safe once the vertex's buffer has
+stored it; until then only the driver's memory holds it. That memory is bounded: if it is full
+because the buffer takes nothing, new messages are dropped, counted and reported. Messages that are
+requests get no answer.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ebbflow.streams.feed import FeedContext
 MOST_WAITING = 64 * 1024 * 1024
 """The bytes that may wait in memory for room in the buffer."""
 
-# What one message takes next to its value and headers.
+# The memory that a message takes in addition to its value and headers.
 _OVERHEAD = 512
 _ROWS, _BYTES = 1_000, 256 * 1024
 _STORE_WITHIN = 5.0
 _PAUSE = 0.05
 _STOP_WITHIN = 20.0
-_TELL_EVERY = 10.0
+_REPORT_EVERY = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,10 @@ class NatsSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """Messages in memory that arrived together and fit into one frame; ``first`` numbers them."""
+    """Messages in memory that arrived together and fit into one frame.
+
+    ``first`` is the number of the first one.
+    """
 
     first: int
     at: datetime
@@ -61,7 +64,7 @@ class _Received:
 
 
 class NatsFeed:
-    """Listens for as long as the pipeline runs, on the loop of the pipeline's own link."""
+    """Subscribes while the pipeline runs, on the loop of the pipeline's own link."""
 
     on_spark = False
 
@@ -75,13 +78,13 @@ class NatsFeed:
         self._waiting: deque[_Received] = deque()
         self._bytes = 0
         self._dropped = self._too_large = 0
-        self._told_at = -_TELL_EVERY
+        self._reported_at = -_REPORT_EVERY
         self._connections = 0
         self._trouble: str | None = None
 
     @property
     def failure(self) -> str | None:
-        """The reason why messages cannot come, or are dropped; ``None`` while all is well."""
+        """The reason why messages cannot arrive, or are dropped; ``None`` if neither is so."""
         if (why := self._client.ended) is not None:
             return f"NATS at {self._settings.server} ended the connection: {why}; start again"
         if not self._client.is_connected:
@@ -91,11 +94,11 @@ class NatsFeed:
         return f"{self._trouble}; {self._dropped:,} messages were dropped"
 
     def start(self) -> None:
-        """Subscribes; ``SetupError`` when there is no connection or it is not allowed."""
+        """Subscribes; ``SetupError`` if there is no connection or it is not allowed."""
         self._context.link.run(self._begin())
 
     def stop(self) -> None:
-        """Takes in nothing more, and stores what has come."""
+        """Stops receiving, and stores the messages received so far."""
         self._context.link.run(self._end())
 
     async def _begin(self) -> None:
@@ -136,7 +139,9 @@ class NatsFeed:
     def _receive(self, parcel: Parcel) -> None:
         if (connections := self._client.stats["reconnects"]) != self._connections:
             self._connections = connections
-            self._tell("the connection was lost for a while, with what was published meanwhile")
+            self._report(
+                "the connection was lost for a while; messages published meanwhile are lost"
+            )
         sizes = _sizes(parcel)
         if max(sizes) > self._context.largest or self._bytes + sum(sizes) > MOST_WAITING:
             parcel, sizes = self._drop(parcel, sizes)
@@ -153,27 +158,29 @@ class NatsFeed:
         for row, size in enumerate(sizes):
             if size > self._context.largest:
                 self._too_large += 1
-                self._tell(f"{self._too_large:,} messages were too large to store and are dropped")
+                self._report(
+                    f"{self._too_large:,} messages were too large to store and are dropped"
+                )
             elif size > room:
                 self._dropped += 1
                 dropped = f"{self._dropped:,} were dropped"
-                self._tell(f"messages cannot be stored at the moment; {dropped}")
+                self._report(f"messages cannot be stored at the moment; {dropped}")
             else:
                 rows.append(row)
                 room -= size
         return parcel.pick(rows), [sizes[row] for row in rows]
 
-    def _tell(self, text: str) -> None:
-        """At once the first time, then now and then."""
+    def _report(self, text: str) -> None:
+        """Logs a text, unless another one was logged a moment ago."""
         now = time.monotonic()
-        if now - self._told_at >= _TELL_EVERY:
-            self._told_at = now
+        if now - self._reported_at >= _REPORT_EVERY:
+            self._reported_at = now
             self._context.tell(f"{self._context.vertex}: {text}")
 
     # --- storing --------------------------------------------------------------------------------
 
     async def _store(self) -> None:
-        """Stores what waits, frame after frame, until told to stop and all is stored."""
+        """Stores waiting messages, frame after frame, until stopped and all are stored."""
         while not (self._stopping and not self._waiting):
             if not self._waiting:
                 self._arrival.clear()
@@ -186,7 +193,7 @@ class NatsFeed:
                     self._bytes -= part.size
 
     def _chunk(self) -> list[_Received]:
-        """Returns what goes into the next frame: whatever has come, up to the size of a frame."""
+        """Returns the messages of the next frame: all that have arrived, up to a frame's size."""
         chunk = [self._waiting[0]]
         rows, size = len(chunk[0].parcel), chunk[0].size
         for part in islice(self._waiting, 1, _ROWS):
@@ -212,7 +219,7 @@ class NatsFeed:
             else:
                 self._trouble = None
                 return
-            # The same again, which is stored once.
+            # The frame keeps its id when it is sent again, so it is stored once.
             await asyncio.sleep(_PAUSE)
 
     def _name(self, number: int) -> str:
@@ -226,17 +233,17 @@ class NatsFeed:
         return frames.batch_of({**columns, **facts}, len(ids))
 
     def _meet_full(self) -> None:
-        # Only what is lost by it is trouble; otherwise it is back-pressure.
+        # A full buffer is a failure only if messages are lost; otherwise it is back-pressure.
         self._trouble = "the buffer is full" if self._dropped else None
 
 
 def _sizes(parcel: Parcel) -> list[int]:
-    """Returns what each message takes in memory."""
+    """Returns the memory that each message takes."""
     return [size + _OVERHEAD for size in parcel.whole_sizes()]
 
 
 def _cut_frames(parcel: Parcel, sizes: list[int]) -> Iterator[tuple[Parcel, int]]:
-    """Yields the messages in pieces that fit into a frame; one that is larger is alone."""
+    """Yields the messages in pieces that fit into a frame; a larger message is alone."""
     first, size = 0, 0
     for row, own in enumerate(sizes):
         if row > first and (row - first == _ROWS or size + own > _BYTES):

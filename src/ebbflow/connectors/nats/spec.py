@@ -1,4 +1,4 @@
-"""NATS and JetStream in a spec, as sources and as sinks, and how they log in."""
+"""NATS and JetStream in a spec: sources, sinks and logins."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KINDS = ("basic", "token", "nkey", "creds")
 
 
 def _url(value: str) -> str:
-    # Not at the top: reading a spec that has no NATS connector needs no client.
+    # Imported here, so that reading a spec without a NATS connector needs no client.
     from ebbflow.nats.login import Addresses
 
     try:
@@ -60,7 +60,7 @@ def _checked(value: str, names: str, what: str) -> str:
 
 
 Url = Annotated[StrictStr, AfterValidator(_url)]
-"""A NATS URL, or several with commas in between."""
+"""A NATS URL, or several separated by commas."""
 
 Subject = Annotated[StrictStr, AfterValidator(_subject)]
 """A subject that messages can be published to."""
@@ -97,7 +97,7 @@ class NatsAuth(Section):
         return self
 
     def contents(self, where: str) -> dict[str, str]:
-        """Returns the login as ``Login`` takes it, read now."""
+        """Reads the login, as ``Login`` takes it."""
         if self.basic is not None:
             named = {"user": self.basic.user, "password": self.basic.password}
         else:
@@ -110,17 +110,17 @@ class NatsAuth(Section):
 
 
 class NatsAccess(ConnectorSection):
-    """A NATS server of the user's and how to get in; never the pipeline's own unless it says so."""
+    """A user's NATS server and the login; the pipeline's own server only if ``url`` names it."""
 
     url: Url = Field(
-        description="the NATS server, or several with commas in between; never the pipeline's"
-        " own unless it says so"
+        description="the NATS server, or several separated by commas; the pipeline's own server"
+        " is used only if it is named here"
     )
     auth: Annotated[NatsAuth | None, fields.LEFT_OUT_IF_EMPTY] = None
     tls: Tls | None = None
 
     def addresses(self, where: str) -> Addresses:
-        """Returns where to connect, with all secrets read; ``where`` says whose they are."""
+        """Returns the server and login, with all secrets read; ``where`` says whose they are."""
         from ebbflow.nats.login import Addresses, Login, LoginError
 
         secrets: dict[str, Any] = self.auth.contents(where) if self.auth else {}
@@ -137,20 +137,20 @@ class NatsAccess(ConnectorSection):
 
 
 def _with_tls(url: str) -> str:
-    """Returns the URL as one that does not do without TLS."""
+    """Returns the URL with a scheme that requires TLS."""
     return f"tls://{url.strip().removeprefix('nats://').removeprefix('tls://')}"
 
 
 @source("nats", feeds=True)
 class NatsSourceSpec(NatsAccess, SourceSection):
-    """What is published on a subject; of those with the same ``queue`` each message goes to one.
+    """Messages published on a subject; each goes to one of the subscribers with the same ``queue``.
 
-    Core NATS stores nothing: messages published while the source does not listen are lost.
+    Core NATS stores nothing: messages published while the source is not subscribed are lost.
     """
 
-    subject: Pattern = Field(description="what to listen to, perhaps with `*` and `>`")
+    subject: Pattern = Field(description="the subject to read, perhaps with `*` and `>`")
     queue: Annotated[Pattern | None, fields.LEFT_OUT_IF_EMPTY] = Field(
-        default=None, description="the queue group; left out, every message is taken"
+        default=None, description="the queue group; left out, the source gets every message"
     )
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
@@ -164,16 +164,16 @@ class NatsSourceSpec(NatsAccess, SourceSection):
 
 
 class NatsTarget(NatsAccess, SinkSection):
-    """Where a sink publishes to: to the subject that the header ``subjectHeader`` of a message
-    says, if it has that header, and otherwise to ``subject``. ``ackWait`` is how long to wait at
-    most until the server has it.
+    """Publishes to the subject in a message's header ``subjectHeader``, else to ``subject``.
+
+    ``ackWait`` is how long to wait at most until the server has it.
     """
 
     SINK: ClassVar[str]
 
-    subject: Subject | None = Field(default=None, description="where to publish to")
+    subject: Subject | None = Field(default=None, description="the subject to publish to")
     subject_header: HeaderName | None = Field(
-        default=None, description="a header that says the subject, of messages that have it"
+        default=None, description="a header with the subject, for messages that have it"
     )
     ack_wait: fields.Wait = Field(
         default=5_000, description="how long to wait until the server has it"
@@ -186,7 +186,7 @@ class NatsTarget(NatsAccess, SinkSection):
         return self
 
     def settings(self) -> PublishSettings:
-        """Returns where to publish, with all secrets read."""
+        """Returns the target, with all secrets read."""
         from ebbflow.connectors.nats.messages import PublishSettings
 
         where = "a NATS sink"
@@ -202,12 +202,12 @@ class NatsTarget(NatsAccess, SinkSection):
 
 @sink("nats")
 class NatsSinkSpec(NatsTarget):
-    """Publishes each message to whoever listens; whether anybody does is not known."""
+    """Publishes each message to current subscribers; there may be none."""
 
     SINK = "NatsSink"
 
 
-# Numaflow writes these two otherwise than the rest.
+# Numaflow spells these two in snake case, unlike all other fields.
 _SPELLED = {"deliver_policy": "deliverPolicy", "filter_subjects": "filterSubjects"}
 
 
@@ -216,7 +216,7 @@ Name = Annotated[
     fields.matching(
         r"[^\s.*>/\\\x00-\x1f\x7f]+",
         "EB104",
-        "{value} is not a name of JetStream: it has no spaces, dots, slashes, * and >",
+        "{value} is not a JetStream name: it has no spaces, dots, slashes, * and >",
     ),
 ]
 """The name of a stream or a consumer."""
@@ -235,10 +235,10 @@ Policy = Annotated[
 
 @source("jetstream", returns=True)
 class JetStreamSourceSpec(NatsAccess, SourceSection):
-    """A stream, read through a durable consumer that is made if it is not there.
+    """A stream, read through a durable consumer that is created if it is missing.
 
-    What is left out of ``deliverPolicy``, ``filterSubjects`` and ``ackWait`` is as the consumer has
-    it. One that is made begins with the first message, takes all subjects and waits 30 seconds.
+    ``deliverPolicy``, ``filterSubjects`` and ``ackWait``, if left out, are as the consumer has
+    them. A new consumer begins with the first message, takes all subjects and waits 30 seconds.
     """
 
     stream: Name = Field(description="the stream to read")
@@ -249,7 +249,7 @@ class JetStreamSourceSpec(NatsAccess, SourceSection):
     )
     deliver_policy: Annotated[Policy | None, fields.LEFT_OUT_IF_EMPTY] = Field(
         default=None,
-        description="where a consumer begins that is made: `all`, `new`, `last`, "
+        description="where a new consumer begins: `all`, `new`, `last`, "
         "`last_per_subject`, `by_start_sequence NUMBER` or `by_start_time "
         "MILLISECONDS`; left out, `all`, or as the consumer has it",
     )
@@ -258,16 +258,16 @@ class JetStreamSourceSpec(NatsAccess, SourceSection):
     )
     ack_wait: fields.Wait | None = Field(
         default=None,
-        description="after what silence a message is given to another process; left out, 30 "
-        "s, or as the consumer has it",
+        description="the silence after which another process gets a message; left out, 30 s, or "
+        "as the consumer has it",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _as_numaflow_spells_it(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return {_SPELLED.get(name, name): value for name, value in given.items()}
+    def _as_numaflow_spells_it(cls, section: Any) -> Any:
+        if not isinstance(section, Mapping):
+            return section
+        return {_SPELLED.get(name, name): value for name, value in section.items()}
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
         """Returns the source, with all secrets read; its consumer is named after the vertex."""

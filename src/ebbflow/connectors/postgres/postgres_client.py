@@ -1,8 +1,8 @@
-"""Connections to Postgres: how they are made, what their errors mean, and what a table looks like.
+"""Postgres connections, the meaning of their errors, and table definitions.
 
-An error of the database is the message's own affair when its data is (a wrong type, a violated
-constraint, an exception of a trigger). Every other error is the system's: the vertex waits for it,
-and no message is penalised. Passwords are in no text.
+A database error counts against a message if the message's data caused it (a wrong type, a violated
+constraint, an exception of a trigger). Every other error is a system failure: the vertex waits, and
+no message is penalised. No text contains a password.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SESSION = (
 )
 
 
-# A peer that vanishes without a word is found in half a minute; the url may say otherwise.
+# A peer that vanishes silently is detected within half a minute; the url can override this.
 _DEFAULTS = {
     "application_name": "ebbflow",
     "connect_timeout": "10",
@@ -40,7 +40,7 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-# A login that fails has no SQLSTATE, only a text.
+# A failed login has no SQLSTATE, only a text.
 _MISTAKES = (
     "authentication failed",
     "no password supplied",
@@ -53,13 +53,13 @@ _MISTAKES = (
 
 @dataclass(frozen=True, slots=True)
 class PostgresAccess:
-    """A database and how to log in there: a URL without a password, and the password."""
+    """A database and its login: a URL without a password, and the password."""
 
     url: str
     password: Secret | None = None
 
     def check(self) -> None:
-        """Raises ``SetupError`` if the URL is not one that libpq takes."""
+        """Raises ``SetupError`` if libpq cannot read the URL."""
         try:
             self._read_url()
         except psycopg.ProgrammingError as error:
@@ -69,11 +69,13 @@ class PostgresAccess:
             ) from None
 
     def connect(self) -> psycopg.Connection[Any]:
-        """Returns a connection. ``Unavailable`` while the server is down; ``SetupError`` says why
-        it does not let us in."""
+        """Returns a connection; ``Unavailable`` while the server is down.
+
+        ``SetupError`` says why the server refuses the connection.
+        """
         known = self._read_url()
         options: dict[str, Any] = {k: v for k, v in _DEFAULTS.items() if k not in known}
-        # As a parameter of libpq, so that it is in no text that an error repeats.
+        # A separate parameter, so that errors that quote the URL do not show it.
         password = None if self.password is None else self.password.reveal()
         try:
             connection = psycopg.connect(self.url, autocommit=True, password=password, **options)
@@ -96,14 +98,14 @@ class PostgresAccess:
         return Unavailable(f"Postgres at {self.place}: {why}")
 
     def describe(self, error: Exception) -> str:
-        """Returns what is wrong, with the server's place."""
+        """Returns the error's text, with the server's address."""
         if isinstance(error, psycopg.Error):
             return f"Postgres at {self.place}: {first_line(error)}"
         return str(error)
 
     @property
     def place(self) -> str:
-        """The server and the database, for people."""
+        """The server and the database, for display."""
         known = self._read_url()
         host, port = known.get("host") or "this machine", known.get("port") or 5432
         return f"{host}:{port}/{known.get('dbname') or ''}".rstrip("/")
@@ -113,18 +115,18 @@ class PostgresAccess:
 
 
 def first_line(error: psycopg.Error) -> str:
-    """Returns what the database or its client says, on one line."""
+    """Returns the message of the database or its client, on one line."""
     text = error.diag.message_primary or str(error)
     return " ".join(text.split()).rstrip(".") or type(error).__name__
 
 
 def is_about_the_row(error: psycopg.Error) -> bool:
-    """Returns whether the data is wrong, and not the system."""
+    """Returns whether the row's data caused the error, not the system."""
     return (error.sqlstate or "")[:2] in _ABOUT_THE_ROW
 
 
 def describe_database_error(error: psycopg.Error) -> str:
-    """Returns the database's reason for not taking a row, with the column if it names one."""
+    """Returns why the database refuses a row, with the column if it names one."""
     reason, detail = first_line(error), error.diag.message_detail
     column = error.diag.column_name
     if column is None and (found := _COLUMN.search(error.diag.context or "")):
@@ -156,7 +158,7 @@ class Column:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it may hold numbers with more digits than a float has."""
+        """Whether it may hold numbers with more digits than a float."""
         return self.category in ("N", "A") and self.type not in _INEXACT
 
     @property
@@ -169,7 +171,7 @@ class Column:
 class CatalogueTable:
     """A table: its columns by name, its primary key, and all sets of columns that are unique.
 
-    ``is_plain`` if all of its rows are its own: it has no partitions, and is not a view.
+    ``is_plain`` is true if it has no partitions and is not a view.
     """
 
     name: str
@@ -185,7 +187,7 @@ class CatalogueTable:
 
 
 def identifier_of(table: str) -> sql.Identifier:
-    """Returns the quoted name of a table, with its schema if there is one before a dot."""
+    """Returns the quoted name of a table; a part before a dot is its schema."""
     return sql.Identifier(*table.split(".", 1))
 
 
@@ -248,11 +250,10 @@ def require_columns(table: CatalogueTable, names: Sequence[str]) -> None:
 
 
 @contextmanager
-def looking(access: PostgresAccess) -> Iterator[psycopg.Connection[Any] | None]:
-    """A connection to look at the catalogue when a run begins; ``None`` while there is no server.
+def connect_for_checks(access: PostgresAccess) -> Iterator[psycopg.Connection[Any] | None]:
+    """Connects to check the catalogue when a run begins; yields ``None`` while the server is down.
 
-    The vertex waits for a server that is down. What is wrong with the login or the table ends the
-    run: ``SetupError``.
+    The vertex waits for a server that is down. A wrong login or table ends the run: ``SetupError``.
     """
     try:
         connection = access.connect()

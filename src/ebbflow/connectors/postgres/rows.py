@@ -1,12 +1,12 @@
-r"""Messages as rows of a table: JSON objects as lines of COPY's text format, and their way in.
+r"""Messages as rows of a table: JSON objects are written as lines of COPY's text format.
 
-A field that a message does not have is left to the column's default; ``null`` is NULL. Messages
-with the same columns have one ``RowShape``, so no line needs a look at the catalogue. A column may
-also have a fact of the message, such as its id. With facts alone a value need not be JSON.
+A field that a message lacks gets the column's default; ``null`` is NULL. Messages with the same
+columns share one ``RowShape``, so no line needs a catalogue lookup. A column may also hold a fact
+of the message, such as its id. If all columns hold facts, values need not be JSON.
 
-RowWriter that must be new are copied into the table itself. Where conflicts are resolved, rows are
-copied into a temporary table and inserted from there, in the order of their keys, so that two
-processes that update the same rows do not lock each other out.
+Rows that must be new are copied into the table itself. If conflicts are resolved, rows are copied
+into a temporary table and inserted from there in key order, so two processes that update the same
+rows do not deadlock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FACTS = {
     "$headers": "headers",
     "$eventTime": "event_time",
 }
-"""What a column can have in place of a field, and the column of a batch that holds it."""
+"""Facts that a column can hold in place of a field, each with its column in a batch."""
 
 _NULL = r"\N"
 _ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
@@ -50,9 +50,9 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class PostgresSinkSettings:
-    """A table, the fields of its columns, and what happens to rows that are there already.
+    """A table, the fields of its columns, and how to treat rows that exist already.
 
-    ``marks`` is the table of the marks, ``None`` without them.
+    ``marks`` is the table of the marks; ``None`` writes no marks.
     """
 
     access: PostgresAccess
@@ -91,7 +91,7 @@ def _write_plain(value: Any) -> str:
 
 
 def _write_value(value: bytes) -> str:
-    # What is not UTF-8 stays so, for the database to refuse.
+    # Invalid UTF-8 is kept, so that the database refuses it.
     return _escape(value.decode("utf-8", "surrogateescape"))
 
 
@@ -125,32 +125,32 @@ def _element(value: Any) -> str:
 
 
 class JsonObjects:
-    """Reads JSON objects, many at once: that takes half the time of reading each alone.
+    """Parses JSON objects many at once, which takes half the time of parsing each alone.
 
     ``exact`` keeps all digits of numbers with a fraction.
     """
 
     def __init__(self, exact: bool) -> None:
         self._decode = json.JSONDecoder(parse_float=Decimal if exact else None).decode
-        # No one can guess it: two broken values cannot pass for one whole one between two of it.
-        self._between = secrets.token_hex(16)
+        # Random, so that two broken values around a forged separator cannot pass for valid ones.
+        self._separator = secrets.token_hex(16)
 
     def read(self, values: Sequence[bytes]) -> Iterator[dict[str, Any] | NotARow]:
-        """Yields each object, or why a value is not one."""
+        """Yields each object, or why a value is not an object."""
         for start in range(0, len(values), _AT_ONCE):
             some = values[start : start + _AT_ONCE]
             together = self._read_together(some)
             yield from together if together is not None else map(self._read_alone, some)
 
     def _read_together(self, values: Sequence[bytes]) -> list[dict[str, Any]] | None:
-        """Returns the objects; ``None`` if one of the values may not be one."""
-        separator = f',"{self._between}",'.encode()
+        """Returns the objects; ``None`` if one of the values may not be an object."""
+        separator = f',"{self._separator}",'.encode()
         try:
             found = self._decode(f"[{separator.join(values).decode()}]")
         except (ValueError, RecursionError):
             return None
-        objects, between = found[::2], found[1::2]
-        whole = len(objects) == len(values) and between.count(self._between) == len(between)
+        objects, separators = found[::2], found[1::2]
+        whole = len(objects) == len(values) and separators.count(self._separator) == len(separators)
         return objects if whole and all(type(one) is dict for one in objects) else None
 
     def _read_alone(self, value: bytes) -> dict[str, Any] | NotARow:
@@ -163,7 +163,7 @@ class JsonObjects:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowShape:
-    """The columns that some messages have. A line has a cell for each of these, or for all."""
+    """The columns that some messages have. A line has a cell for these, or for all columns."""
 
     columns: tuple[str, ...]
     cells: tuple[tuple[str, Callable[[Any], str]], ...]
@@ -175,7 +175,7 @@ class RowShape:
 
 
 class Row(NamedTuple):
-    """The line of a message, with the message's place in its batch and what is marked of its id."""
+    """The line of a message, with the message's number in its batch and the hash of its id."""
 
     number: int
     id_hash: bytes
@@ -184,7 +184,7 @@ class Row(NamedTuple):
 
 
 class RowWriter:
-    """Writes messages as lines, as ``target`` takes them."""
+    """Writes messages as lines for ``target``."""
 
     def __init__(self, target: Target) -> None:
         self._table = target.table
@@ -210,7 +210,7 @@ class RowWriter:
             yield message
 
     def write(self, message: Mapping[str, Any]) -> tuple[RowShape, str]:
-        """Returns the shape and the line of a message; ``NotARow`` if it has no column."""
+        """Returns the shape and the line of a message; ``NotARow`` if it fills no column."""
         fields = tuple(message)
         shape = self._by_fields.get(fields) or self._find_shape(fields)
         return shape, shape.write(message)
@@ -252,7 +252,7 @@ _ORDER, _SHAPE = "ebbflow_row", "ebbflow_shape"
 
 
 class Target:
-    """The table as the catalogue has it, checked against the settings; writes rows into it."""
+    """The table in the catalogue, checked against the settings; writes rows into it."""
 
     def __init__(self, connection: Connection, settings: PostgresSinkSettings) -> None:
         self._on_conflict = settings.on_conflict
@@ -273,7 +273,7 @@ class Target:
         return self._on_conflict != "fail"
 
     def prepare(self, connection: Connection) -> None:
-        """Makes the temporary table, outside of any transaction: a rollback would take it along."""
+        """Creates the temporary table outside of any transaction: a rollback would drop it."""
         if self.is_staged:
             make = (
                 "CREATE TEMPORARY TABLE {} ON COMMIT DELETE ROWS "
@@ -284,7 +284,7 @@ class Target:
             connection.execute(sql.SQL(make).format(_STAGING, *places, _list(self.fields), table))
 
     def write(self, connection: Connection, rows: Sequence[Row]) -> None:
-        """Writes rows in a transaction that the caller has begun."""
+        """Writes rows in the caller's transaction."""
         if self.is_staged:
             self._write_staged(connection, rows)
             return
@@ -301,7 +301,7 @@ class Target:
         connection.execute(sql.SQL("DELETE FROM {}").format(_STAGING))
         lines = (f"{number}\t{shapes[row.shape]}\t{row.line}" for number, row in enumerate(rows))
         _copy(connection, _STAGING, _list((_ORDER, _SHAPE, *self.fields)), lines)
-        if len(shapes) > 1 and self._meet(connection):
+        if len(shapes) > 1 and self._have_common_keys(connection):
             half = len(rows) // 2
             self._write_staged(connection, rows[:half])
             self._write_staged(connection, rows[half:])
@@ -309,8 +309,8 @@ class Target:
         for shape, number in shapes.items():
             connection.execute(self._insert(shape), (number,))
 
-    def _meet(self, connection: Connection) -> bool:
-        """Returns whether rows of several shapes have one key: their order has to be kept."""
+    def _have_common_keys(self, connection: Connection) -> bool:
+        """Returns whether rows of different shapes share a key, so that their order matters."""
         query = sql.SQL(
             "SELECT EXISTS (SELECT FROM {} WHERE ({keys}) IS NOT NULL GROUP BY {keys} "
             "HAVING min({shape}) < max({shape}))"
@@ -318,7 +318,7 @@ class Target:
         return bool((connection.execute(query).fetchone() or (False,))[0])
 
     def _insert(self, shape: RowShape) -> sql.Composed:
-        """Returns the statement for staged rows of one shape; the parameter is its number."""
+        """Returns the statement for staged rows of one shape, whose number is the parameter."""
         return sql.SQL("INSERT INTO {} ({}) {} ON CONFLICT ({}) {}").format(
             self.table.identifier,
             _list(shape.columns),
@@ -328,7 +328,7 @@ class Target:
         )
 
     def _select(self, shape: RowShape) -> sql.Composed:
-        """Returns the rows to insert: of those with the same key the last, or the first."""
+        """Returns the query for the rows to insert: the last, or the first, row of each key."""
         columns, order, wanted = _list(shape.columns), sql.Identifier(_ORDER), _list((_SHAPE,))
         if not set(self._keys) <= set(shape.columns):
             return sql.SQL("SELECT {} FROM {} WHERE {} = %s ORDER BY {}").format(
@@ -360,14 +360,14 @@ def _copy(
     connection: Connection, into: sql.Identifier, columns: sql.Composed, lines: Iterable[str]
 ) -> None:
     command = sql.SQL("COPY {} ({}) FROM STDIN").format(into, columns)
-    # What is not a character is for the database to refuse, with its row.
+    # Invalid characters are kept, so that the database refuses their row.
     text = "\n".join(lines).encode("utf-8", "surrogatepass")
     with connection.cursor() as cursor, cursor.copy(command) as copy:
         copy.write(text)
         copy.write(b"\n")
 
 
-# --- what the catalogue says --------------------------------------------------------------------
+# --- checks against the catalogue ---------------------------------------------------------------
 
 _FIT = {"$id": "S", "$keys": "AS", "$headers": "S", "$eventTime": "DS"}
 """The categories of types that can hold a fact: arrays, texts, times."""

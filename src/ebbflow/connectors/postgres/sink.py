@@ -1,8 +1,8 @@
 """The Postgres sink: each message is a row, written once; a call is one transaction.
 
-COPY writes the rows (``rows``). ``Marks`` of the messages are stored in the same transaction, so
-that a message that is delivered again is known. When the database refuses rows, the call is
-repeated in halves until each bad row is alone: it fails with the database's reason, and all others
+COPY writes the rows (``rows``). The same transaction stores ``Marks`` of the messages, so that a
+message that is delivered again is recognised. If the database refuses rows, the call is repeated in
+halves until each bad row is alone: a bad row fails with the database's reason, and all other rows
 are committed together. While the database is unavailable nothing is written, and the vertex waits.
 """
 
@@ -40,7 +40,7 @@ from ebbflow.engine.position import LINEAGE
 Answers = dict[int, Response]
 
 REMEMBERED = 100_000
-"""How many of the last messages of a partition are known, at least."""
+"""The marks of at least this many last messages of a partition are kept."""
 
 _SIZE = 16
 _MAKE = (
@@ -48,7 +48,7 @@ _MAKE = (
     "ids bytea NOT NULL, written_at timestamptz NOT NULL DEFAULT now(), "
     "PRIMARY KEY (writer, lineage, partition, number))"
 )
-# Partitions are numbered from 0 without gaps: looking a few ahead finds those that were added.
+# Partitions are numbered from 0 without gaps, so reading a few further finds those that were added.
 _AHEAD = 16
 
 
@@ -60,14 +60,14 @@ class Overtaken(Exception):
 
 
 def hash_ids(ids: pa.Array) -> list[bytes]:
-    """Returns what is stored of ids."""
+    """Returns the hashes to store for ids."""
     texts = ids.cast(pa.binary()).to_pylist()
     return [blake2b(text, digest_size=_SIZE).digest() for text in texts]
 
 
 @dataclass(slots=True)
-class _Share:
-    """The marks of one partition: those of each transaction, and the number of the last one."""
+class _PartitionMarks:
+    """The marks of one partition by transaction, and the number of the last transaction."""
 
     number: int = 0
     count: int = 0
@@ -79,7 +79,7 @@ class _Share:
         self.marks.append((number, hashes))
 
     def drop_old(self) -> Iterable[tuple[int, Sequence[bytes]]]:
-        """Yields what is older than the messages that have to be remembered."""
+        """Removes and yields marks older than the messages to remember."""
         while self.marks and self.count - len(self.marks[0][1]) >= REMEMBERED:
             oldest = self.marks.popleft()
             self.count -= len(oldest[1])
@@ -87,19 +87,18 @@ class _Share:
 
 
 class Marks:
-    """The ids of what one vertex has written, stored with the rows themselves.
+    """The ids of the messages that one vertex has written, stored in the same database.
 
     Each transaction that writes messages also stores hashes of their ids, as one row of a small
     table. A message that is delivered again, because its chunk is replayed after a crash or because
-    the answer to its commit was lost, is known and not written twice. A replay may cut its chunk
-    differently, and a call may get a part of it: ids hold for all of that.
+    the reply to its commit was lost, is recognised and not written twice. This holds even if a
+    replay splits its chunk differently or a call gets a part of it.
 
-    The rows of the table are numbered, for each partition. A process that was replaced and still
-    writes meets the number of its successor, or its successor meets its: the second one waits for
-    the first, reads the marks again, and then knows what the first has written. The marks of the
-    other partitions are read as they are added, for messages that a source delivers again to
-    another partition. The last ``REMEMBERED`` messages of each partition are known at least; older
-    marks are deleted.
+    The rows of the table are numbered per partition. If a replaced process still writes, it and its
+    successor insert the same number: the second waits for the first, reads the marks again, and
+    then knows what the first has written. New marks of other partitions are read, too, because a
+    source may redeliver a message to another partition. At least the last ``REMEMBERED`` messages
+    of each partition are known; older marks are deleted.
     """
 
     def __init__(self, table: str, written_to: str) -> None:
@@ -111,11 +110,11 @@ class Marks:
         self._writer = f"{pipeline}/{vertex}/{written_to}"
         self._lineage = environment(LINEAGE, "")
         self._partition: int | None = None
-        self._shares: defaultdict[int, _Share] = defaultdict(_Share)
+        self._by_partition: defaultdict[int, _PartitionMarks] = defaultdict(_PartitionMarks)
         self._known: set[bytes] = set()
 
     def open(self, connection: Connection) -> None:
-        """Makes the table if it is missing; ``SetupError`` says what to do if that is refused."""
+        """Creates the table if it is missing; ``SetupError`` says what to do if that is refused."""
         make = sql.SQL(_MAKE).format(self._table)
         found = connection.execute("SELECT to_regclass(%s)", (self._table.as_string(connection),))
         if (found.fetchone() or (None,))[0] is not None:
@@ -123,7 +122,7 @@ class Marks:
         try:
             connection.execute(make)
         except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
-            return  # another partition has made it meanwhile
+            return  # another partition has created it meanwhile
         except psycopg.ProgrammingError as error:
             raise SetupError(
                 f"The table {self._name} for the marks of the Postgres sink cannot be made: "
@@ -131,15 +130,15 @@ class Marks:
                 f"Have it made with: {make.as_string(connection)}; or set exactlyOnce: false.",
             ) from None
 
-    def read(self, connection: Connection, anew: bool = False) -> None:
-        """Reads the marks that this process does not know; all of them for another partition."""
+    def read(self, connection: Connection, again: bool = False) -> None:
+        """Reads marks that this process does not know yet; all of them if its partition changed."""
         partition = int(os.environ.get("NUMAFLOW_REPLICA") or 0)
-        if partition != self._partition or anew:
+        if partition != self._partition or again:
             self._partition = partition
-            self._shares.clear()
+            self._by_partition.clear()
             self._known.clear()
             self._delete_abandoned(connection)
-        reach = max([partition, *self._shares]) + _AHEAD
+        reach = max([partition, *self._by_partition]) + _AHEAD
         new = sql.SQL(
             "SELECT m.partition, m.number, m.ids FROM generate_series(0, %s) AS p(partition) "
             "LEFT JOIN unnest(%s::integer[], %s::bigint[]) AS k(partition, number) "
@@ -147,7 +146,7 @@ class Marks:
             "AND m.lineage = %s AND m.partition = p.partition "
             "AND m.number > coalesce(k.number, 0)) AS m ORDER BY m.partition, m.number"
         ).format(self._table)
-        known = {owner: share.number for owner, share in self._shares.items()}
+        known = {owner: marks.number for owner, marks in self._by_partition.items()}
         values = (reach, [*known], [*known.values()], self._writer, self._lineage)
         for owner, number, ids in connection.execute(new, values):
             self._remember(
@@ -163,9 +162,9 @@ class Marks:
         return self._known.isdisjoint(hashes)
 
     def claim(self, connection: Connection, hashes: Sequence[bytes]) -> None:
-        """Stores marks, first of all in a transaction; raises ``Overtaken``."""
+        """Stores marks as the first step of a transaction; may raise ``Overtaken``."""
         self._forget(connection)
-        # A successor may have written so much that it has deleted the number that follows ours.
+        # A successor may have written so much that it has deleted the row with our next number.
         insert = sql.SQL(
             "INSERT INTO {0} (writer, lineage, partition, number, ids) SELECT %s, %s, %s, %s, %s "
             "WHERE NOT EXISTS (SELECT FROM {0} WHERE writer = %s AND lineage = %s "
@@ -177,7 +176,7 @@ class Marks:
             raise Overtaken
 
     def correct(self, connection: Connection, hashes: Sequence[bytes]) -> None:
-        """Replaces the marks that this transaction has stored by those of what it has written."""
+        """Replaces the marks of this transaction by those of the rows that it has written."""
         update = sql.SQL(
             "UPDATE {} SET ids = %s "
             "WHERE writer = %s AND lineage = %s AND partition = %s AND number = %s"
@@ -185,7 +184,7 @@ class Marks:
         connection.execute(update, (b"".join(hashes), *self._whose, self._own.number + 1))
 
     def committed(self, hashes: Sequence[bytes]) -> None:
-        """Remembers the marks of a transaction that is committed."""
+        """Remembers the marks of a committed transaction."""
         assert self._partition is not None
         self._remember(self._partition, self._own.number + 1, hashes)
 
@@ -194,20 +193,20 @@ class Marks:
         return self._writer, self._lineage, self._partition
 
     @property
-    def _own(self) -> _Share:
+    def _own(self) -> _PartitionMarks:
         assert self._partition is not None
-        return self._shares[self._partition]
+        return self._by_partition[self._partition]
 
     def _remember(self, partition: int, number: int, hashes: Sequence[bytes]) -> None:
-        share = self._shares[partition]
-        share.add(number, hashes)
+        marks = self._by_partition[partition]
+        marks.add(number, hashes)
         self._known.update(hashes)
         if partition != self._partition:
-            for _, old in share.drop_old():
+            for _, old in marks.drop_old():
                 self._known.difference_update(old)
 
     def _forget(self, connection: Connection) -> None:
-        """Deletes marks of messages that no replay can bring any more."""
+        """Deletes marks of messages that no replay can contain any more."""
         old = [*self._own.drop_old()]
         for _, hashes in old:
             self._known.difference_update(hashes)
@@ -219,9 +218,9 @@ class Marks:
             connection.execute(delete, (*self._whose, old[-1][0]))
 
     def _delete_abandoned(self, connection: Connection) -> None:
-        """Deletes marks of earlier lives of the pipeline, which are about other messages.
+        """Deletes marks of earlier lineages of the pipeline, whose messages are different ones.
 
-        Not at once: a pipeline of the same name may run elsewhere.
+        Only after a week: a pipeline of the same name may run elsewhere.
         """
         delete = sql.SQL(
             "DELETE FROM {} WHERE writer = %s AND lineage <> %s "
@@ -234,14 +233,14 @@ class Marks:
 
 
 class PostgresSink:
-    """Writes messages to one table, on one connection for as long as its worker serves."""
+    """Writes messages to one table, on one connection per worker."""
 
     def __init__(self, settings: PostgresSinkSettings) -> None:
         self._settings = settings
         self._connection: Connection | None = None
 
     def open(self) -> None:
-        """Connects and looks at the table; ``SetupError`` if it cannot be written as asked.
+        """Connects and checks the table; ``SetupError`` if it cannot be written as configured.
 
         ``Unavailable`` while the server is down.
         """
@@ -260,16 +259,16 @@ class PostgresSink:
         self._connection = connection
 
     def close(self) -> None:
-        """Ends the connection; nothing is in flight."""
+        """Closes the connection; nothing is in flight."""
         if self._connection is not None:
             with contextlib.suppress(psycopg.Error):
                 self._connection.close()
             self._connection = None
 
     def __call__(self, messages: pa.RecordBatch) -> Mapping[int, Response] | None:
-        """Writes all; returns an answer for each message that the database does not have."""
+        """Writes all messages; returns a response for each that is not written."""
         try:
-            if self._connection is None:  # after an error, when a retry strategy decides
+            if self._connection is None:  # a retry after an error that closed the connection
                 self.open()
             assert self._connection is not None
             return self._write(self._connection, messages)
@@ -279,19 +278,19 @@ class PostgresSink:
             return dict.fromkeys(range(messages.num_rows), Response.unavailable(what=why))
 
     def _write(self, connection: Connection, messages: pa.RecordBatch) -> Answers:
-        anew = False
+        again = False
         while True:
             if self._marks is not None:
-                self._marks.read(connection, anew)
+                self._marks.read(connection, again)
             answers: Answers = {}
             rows = self._read(messages, answers)
             try:
                 return answers | self._commit(connection, rows)
             except Overtaken:
-                anew = True
+                again = True
 
     def _read(self, messages: pa.RecordBatch, answers: Answers) -> list[Row]:
-        """Returns the rows to write: not those that are written, nor those that cannot be."""
+        """Returns the rows to write, without known messages and those that cannot be rows."""
         rows: list[Row] = []
         hashes, known = self._find_known(messages)
         for number, message in enumerate(self._rows.messages(messages)):
@@ -309,7 +308,7 @@ class PostgresSink:
         return rows
 
     def _find_known(self, messages: pa.RecordBatch) -> tuple[Sequence[bytes], Collection[int]]:
-        """Returns what is marked of each message, and which are written or here a second time."""
+        """Returns the hash of each message, and which messages are written or duplicates."""
         if self._marks is None:
             return [b""] * messages.num_rows, ()
         hashes = hash_ids(messages.column("id"))
@@ -321,7 +320,7 @@ class PostgresSink:
         return hashes, set(known)
 
     def _commit(self, connection: Connection, rows: Sequence[Row]) -> Answers:
-        """Writes the rows in one transaction, all at once or else without the bad ones."""
+        """Writes the rows in one transaction, all at once, or else without the bad ones."""
         if not rows:
             return {}
         try:
@@ -339,7 +338,7 @@ class PostgresSink:
         refused: Answers = {}
         with connection.transaction():
             self._claim(connection, ())
-            # What is only checked at the end could not be told apart any more then.
+            # A deferred check would fail at commit, without telling which row is bad.
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
             self._write_in_halves(connection, rows, refused)
             written = [row for row in rows if row.number not in refused]
@@ -351,7 +350,7 @@ class PostgresSink:
     def _write_in_halves(
         self, connection: Connection, rows: Sequence[Row], refused: Answers
     ) -> None:
-        """Writes rows within a transaction; each that the database refuses is alone in the end."""
+        """Writes rows within a transaction, in halves until each refused row is alone."""
         try:
             with connection.transaction():
                 self._target.write(connection, rows)

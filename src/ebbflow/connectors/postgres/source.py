@@ -1,9 +1,9 @@
 """A Postgres table as a queue: each row is a message, deleted or marked when it is settled.
 
-A row is free when its due time is over. To read it is to move its due time ahead by a lease, with
-``FOR UPDATE SKIP LOCKED``, so no two processes get the same row. The lease is renewed for as long
-as the message is in flight. A process that is killed lets it run out: the row is free again then,
-so none is lost. A nack sets the due time to the end of its delay, by Postgres' clock.
+A row is free once its due time has passed. Reading it moves its due time ahead by a lease, with
+``FOR UPDATE SKIP LOCKED``, so no two processes get the same row. The lease is renewed while the
+message is in flight. If the process is killed, the lease expires and the row is free again, so none
+is lost. A nack sets the due time to the end of its delay, by Postgres' clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ebbflow.domain.user_source import NackOffset, Source
 from ebbflow.engine import frames
 
 _POLL = 0.05
-# To count more rows than this takes the database too long to be done every second.
+# Counting more rows than this every second would take the database too long.
 _MANY = 100_000
 _SCHEMA = pa.schema(
     [
@@ -47,7 +47,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class PostgresSourceSettings:
-    """A table and what its columns are for; ``lease`` is in seconds."""
+    """A table and the roles of its columns; ``lease`` is in seconds."""
 
     access: PostgresAccess
     table: str
@@ -61,17 +61,17 @@ class PostgresSourceSettings:
 
 
 class QueueTable:
-    """The statements for one table, made when it has been looked at."""
+    """Checks one table and builds the statements for it."""
 
     def __init__(self, connection: psycopg.Connection[Any], settings: PostgresSourceSettings):
         self._settings = settings
         take_off = "UPDATE" if settings.done else "DELETE"
         privileges = dict.fromkeys(("SELECT", "UPDATE", take_off))
         table = self._table = read_catalogue(connection, settings.table, *privileges)
-        if not table.is_plain:  # a place would be that of a row in each of its partitions
+        if not table.is_plain:  # a ctid would mean a different row in each partition
             raise SetupError(
                 f"{table.name} has partitions or is a view, and cannot be a queue.",
-                "Use a table without partitions, such as one of them.",
+                "Use a table without partitions, such as a single partition.",
             )
         self._key = _find_key(table, settings.key)
         require_columns(table, [settings.value] if settings.value else [])
@@ -97,7 +97,7 @@ class QueueTable:
 
     @cached_property
     def take(self) -> sql.Composed:
-        """Leases rows; parameters are for how long, and how many."""
+        """Leases rows; parameters are the seconds of the lease and the most rows."""
         settings = self._settings
         value: sql.Composable = sql.SQL("convert_to(row_to_json(t)::text, 'UTF8')")
         if settings.value is not None:
@@ -108,7 +108,7 @@ class QueueTable:
         if settings.event_time is not None:
             event_time = sql.SQL("t.{}::timestamptz").format(sql.Identifier(settings.event_time))
         return self._format(
-            # By their places, which are locked: no index has to be searched a second time.
+            # By ctid, which is stable for locked rows: no second index lookup is needed.
             "UPDATE {table} t SET {due} = now() + make_interval(secs => %s) WHERE t.ctid = ANY "
             "(ARRAY(SELECT t.ctid FROM {table} t WHERE {open} AND (t.{due} IS NULL OR t.{due} <= "
             "now()) ORDER BY t.{due} NULLS FIRST LIMIT %s FOR UPDATE SKIP LOCKED)) "
@@ -119,7 +119,7 @@ class QueueTable:
 
     @cached_property
     def keep(self) -> sql.Composed:
-        """Sets the due time of rows that are in flight; parameters are seconds and the keys."""
+        """Sets the due time of rows in flight; parameters are seconds and the keys."""
         return self._format(
             "UPDATE {table} t SET {due} = now() + make_interval(secs => %s) "
             "WHERE t.{key} = ANY ({keys}) AND {open}"
@@ -153,9 +153,9 @@ class QueueTable:
 def _require_type(
     table: CatalogueTable, name: str | None, field: str, category: str, wanted: str
 ) -> None:
-    """Raises ``SetupError`` if a column that the settings name is missing or of another type.
+    """Raises ``SetupError`` if a configured column is missing or has another type.
 
-    The category is Postgres' own, or ``T`` for times that have a zone.
+    The category is Postgres' own, or ``T`` for times with a time zone.
     """
     if name is None:
         return
@@ -171,7 +171,7 @@ def _require_type(
 
 
 def _type_of(table: CatalogueTable, column: str) -> sql.SQL:
-    return sql.SQL(table.columns[column].type)  # the catalogue's own word
+    return sql.SQL(table.columns[column].type)  # safe: it comes from the catalogue
 
 
 def _find_key(table: CatalogueTable, named: str | None) -> str:
@@ -200,7 +200,7 @@ class PostgresSource(Source):
         self._leases: Leases[str] = Leases("postgres", settings.lease, self._renew)
 
     def open(self) -> None:
-        """Connects and looks at the table; ``SetupError`` if it cannot be a queue.
+        """Connects and checks the table; ``SetupError`` if it cannot be a queue.
 
         ``Unavailable`` while the server is down.
         """
@@ -219,7 +219,7 @@ class PostgresSource(Source):
 
     @override
     def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
-        """Leases up to ``limit`` rows; looks again and again while there are none."""
+        """Leases up to ``limit`` rows; polls while there are none."""
         deadline = time.monotonic() + timeout.total_seconds()
         while True:
             leased = self._run(self._queue.take, (self._settings.lease, limit), binary=True)
@@ -230,29 +230,29 @@ class PostgresSource(Source):
         offsets = [key.encode() for key, _, _ in rows]
         self._leases.take(dict(zip(offsets, _texts(offsets), strict=True)))
         columns = [offsets, [row[1] or b"" for row in rows], [row[2] for row in rows]]
-        # Whichever process has it, it is the same message.
+        # The same in all processes: a queue has no partitions.
         return pa.RecordBatch.from_pydict(
             dict(zip(_SCHEMA.names, [*columns, [0] * len(rows)], strict=True)), _SCHEMA
         )
 
     @override
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """Deletes rows, or sets when they were done."""
+        """Deletes rows, or marks them as done."""
         self._run(self._queue.settle, (_texts(offsets),))
-        self._leases.let_go(offsets)
+        self._leases.remove(offsets)
 
     @override
     def nack(self, nacks: Sequence[NackOffset]) -> None:
         """Frees rows when their delays are over."""
         offsets = [nack.offset for nack in nacks]
         delays = [(nack.options.delay or 0) / 1000 for nack in nacks]
-        # Before that: a renewed lease must not replace the delay.
-        self._leases.let_go(offsets, at_rest=True)
+        # First, so that a renewed lease does not replace the delay.
+        self._leases.remove(offsets, after_renewal=True)
         self._run(self._queue.give_back, (_texts(offsets), delays))
 
     @override
     def pending(self) -> int | None:
-        """Returns how many rows are not settled and not in flight here, or that they are many."""
+        """Returns how many rows are neither settled nor in flight here, counting up to a limit."""
         return max(0, self._count(_MANY) - len(self._leases))
 
     @property
@@ -263,10 +263,10 @@ class PostgresSource(Source):
 
     def close(self) -> None:
         """Frees the rows in flight at once."""
-        held = self._leases.stop()
+        in_flight = self._leases.stop()
         if self._connection is not None:
             with contextlib.suppress(psycopg.Error, Unavailable):
-                self._run(self._queue.keep, (0.0, list(held.values())))
+                self._run(self._queue.keep, (0.0, list(in_flight.values())))
             self._disconnect()
 
     def _count(self, most: int) -> int:

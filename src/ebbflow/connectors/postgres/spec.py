@@ -34,7 +34,7 @@ def _check_url(url: str) -> str:
 
 
 Url = Annotated[StrictStr, AfterValidator(_check_url)]
-"""A database as libpq writes it, without a password."""
+"""A database as a libpq URL, without a password."""
 
 _FACTS = ("$id", "$value", "$keys", "$headers", "$eventTime")
 
@@ -43,7 +43,7 @@ def _check_field(name: str) -> str:
     if name.startswith("$") and name not in _FACTS:
         raise PydanticCustomError(
             "EB104",
-            "{name} is not a fact of a message; there are {known}",
+            "{name} is not a fact of a message; the facts are {known}",
             {"name": name, "known": ", ".join(_FACTS)},
         )
     return name
@@ -55,7 +55,7 @@ FieldName = Annotated[StrictStr, AfterValidator(_check_field)]
 Name = Annotated[
     StrictStr, fields.matching(r"[^\x00]{1,127}", "EB104", "{value} is not the name of a table")
 ]
-"""The name of a table or a column; that of a table may have its schema before a dot."""
+"""The name of a table or a column; a table's name may begin with its schema and a dot."""
 
 
 class PostgresSection(Section):
@@ -73,7 +73,7 @@ class PostgresSection(Section):
     table: Name = Field(description="the table, with its schema before a dot if need be")
 
     def access(self) -> PostgresAccess:
-        """Returns the database and the login, with the password as it is now."""
+        """Returns the database and the login, and reads the password now."""
         require_extra("Postgres", "postgres", "psycopg")
         from ebbflow.connectors.postgres.postgres_client import PostgresAccess
 
@@ -95,18 +95,19 @@ class PostgresSinkSpec(PostgresSection, SinkSection):
     )
     on_conflict: Literal["fail", "ignore", "update"] = Field(
         default="fail",
-        description="what happens to a message whose row is there already: it fails, it is left "
-        "out, or it replaces the columns that it has",
+        description="what happens to a message whose row exists already: it fails, it is "
+        "skipped, or it replaces the columns that it has",
     )
     conflict_columns: tuple[Name, ...] = Field(
         default=(), description="the columns to find conflicts by; left out, the primary key"
     )
     exactly_once: StrictBool = Field(
         default=True,
-        description="store a mark of each message with its row, so that none is written twice",
+        description="store a mark of each message with its row, so that no message is written "
+        "twice",
     )
     marks_table: Name = Field(
-        default="ebbflow_marks", description="the table of the marks, made if it is missing"
+        default="ebbflow_marks", description="the table of the marks, created if it is missing"
     )
 
     @model_validator(mode="after")
@@ -118,15 +119,15 @@ class PostgresSinkSpec(PostgresSection, SinkSection):
         return self
 
     def plan(self) -> UserSink:
-        """Returns the sink; ``SetupError`` if the table is there and cannot be written as asked."""
+        """Returns the sink; ``SetupError`` if the table cannot be written as configured."""
         access = self.access()
-        from ebbflow.connectors.postgres.postgres_client import looking
+        from ebbflow.connectors.postgres.postgres_client import connect_for_checks
         from ebbflow.connectors.postgres.rows import PostgresSinkSettings, Target
         from ebbflow.connectors.postgres.sink import PostgresSink
 
         marks = self.marks_table if self.exactly_once else None
         settings = self.freeze("Postgres", PostgresSinkSettings, access=access, marks=marks)
-        with looking(access) as connection:
+        with connect_for_checks(access) as connection:
             if connection is not None:
                 Target(connection, settings)
         return UserSink(partial(PostgresSink, settings), "columnar", WHOLE_CHUNK)
@@ -134,7 +135,7 @@ class PostgresSinkSpec(PostgresSection, SinkSection):
 
 @source("postgres", returns=True)
 class PostgresSourceSpec(PostgresSection, SourceSection):
-    """Rows of a table that is a queue: each is a message, and is taken off when it is settled."""
+    """Rows of a table that is a queue: each is a message, removed when it is settled."""
 
     key: Name | None = Field(default=None, description="a unique column; left out, the primary key")
     value: Name | None = Field(
@@ -143,24 +144,24 @@ class PostgresSourceSpec(PostgresSection, SourceSection):
     event_time: Name | None = Field(default=None, description="the column with the event time")
     due: Name = Field(
         default="due_at",
-        description="the column, `timestamptz`, that says from when on a row may be read; the "
+        description="the column, `timestamptz`, with the time from which a row may be read; the "
         "source sets it for leases and nacks",
     )
     nacks: Name | None = Field(default=None, description="a column that counts nacks, if any")
     done: Name | None = Field(
         default=None,
-        description="the column, `timestamptz`, that says when a row was settled; left out, "
+        description="the column, `timestamptz`, with the time when a row was settled; left out, "
         "settled rows are deleted",
     )
     lease: fields.Millis = Field(
         default=30_000,
-        description="how long rows of a killed process stay taken; renewed while it lives",
+        description="how long rows of a killed process stay leased; renewed while it lives",
     )
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
-        """Returns the source; ``SetupError`` if the table is there and cannot be a queue."""
+        """Returns the source; ``SetupError`` if the table cannot be a queue."""
         access = self.access()
-        from ebbflow.connectors.postgres.postgres_client import looking
+        from ebbflow.connectors.postgres.postgres_client import connect_for_checks
         from ebbflow.connectors.postgres.source import (
             PostgresSource,
             PostgresSourceSettings,
@@ -168,7 +169,7 @@ class PostgresSourceSpec(PostgresSection, SourceSection):
         )
 
         settings: Any = self.freeze("Postgres", PostgresSourceSettings, access=access)
-        with looking(access) as connection:
+        with connect_for_checks(access) as connection:
             if connection is not None:
                 QueueTable(connection, settings)
         return Pulled(partial(PostgresSource, settings))

@@ -1,8 +1,7 @@
-"""Clients of Pub/Sub: how they log in, and what their errors mean.
+"""Pub/Sub clients: their login, and the meaning of their errors.
 
-Calls are single requests without the client's own retries. An error that may pass by itself is
-``Unavailable``, and every other one a mistake in the spec or the project: ``SetupError``. Secrets
-are in no text.
+Calls are single requests without the client's own retries. A temporary error is ``Unavailable``,
+and every other one is a mistake in the spec or the project: ``SetupError``. No text shows secrets.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from ebbflow.domain.errors import SetupError, Unavailable
 from ebbflow.domain.secrets import Secret
 
 WITHIN = 10.0
-"""Seconds that a call may take."""
+"""The most seconds that a call may take."""
 
 ENCODED_KEYS, EMPTY = "ebbflow.keys", "ebbflow.empty"
-"""Attributes: the keys of a message as a JSON list, and the sign that its value is empty."""
+"""Attributes: the keys of a message as a JSON list, and a flag for an empty value."""
 
 _LARGEST = 64 * 1024 * 1024
 _OPTIONS = [
     ("grpc.max_receive_message_length", _LARGEST),
     ("grpc.max_send_message_length", _LARGEST),
-    # After an outage a client connects soon, and does not share the waits of others.
+    # A client reconnects soon after an outage, and shares no back-off with other clients.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
@@ -52,10 +51,10 @@ _PASSING = (
 
 @dataclass(frozen=True, slots=True)
 class PubsubAccess:
-    """A topic or a subscription of a project, and how to log in there.
+    """A topic or a subscription of a project, and the login.
 
-    ``endpoint`` is another address of the service; with ``http://`` it is an emulator's, without
-    TLS and login, as is the one in ``PUBSUB_EMULATOR_HOST``. ``credentials`` is the key of a
+    ``endpoint`` is another address of the service. With ``http://`` it is an emulator, without TLS
+    and login, and so is the address in ``PUBSUB_EMULATOR_HOST``. ``credentials`` is the key of a
     service account, as JSON.
     """
 
@@ -70,15 +69,15 @@ class PubsubAccess:
 
     @property
     def path(self) -> str:
-        """Its name, as Pub/Sub writes it."""
+        """Its full resource name."""
         return f"projects/{self.project}/{self.kind}s/{self.name}"
 
     def subscriber(self) -> Any:
-        """Returns a client that receives; it connects when it is first used."""
+        """Returns a client for receiving, which connects when it is first used."""
         return self._connect(SubscriberClient, SubscriberGrpcTransport)
 
     def publisher(self) -> Any:
-        """Returns a client that publishes; it connects when it is first used."""
+        """Returns a client for publishing, which connects when it is first used."""
         return self._connect(PublisherClient, PublisherGrpcTransport)
 
     def _connect(self, client: Any, transport: Any) -> Any:
@@ -103,7 +102,7 @@ class PubsubAccess:
 
     def _read_credentials(self, scopes: tuple[str, ...]) -> Any:
         if self.credentials is None:
-            return None  # those that the client finds
+            return None  # the client finds its own
         try:
             key = json.loads(self.credentials.reveal())
             made: Any = service_account.Credentials
@@ -111,12 +110,12 @@ class PubsubAccess:
         except (ValueError, TypeError, AttributeError, GoogleAuthError):
             raise SetupError(
                 "The credentials for Pub/Sub are not the key of a service account.",
-                "Let credentialsSecret hold the JSON that Google Cloud gives for such a key.",
+                "Let credentialsSecret hold the JSON that Google Cloud provides for such a key.",
             ) from None
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Raises ``Unavailable`` or ``SetupError`` for what a client raises."""
+        """Converts the client's errors to ``Unavailable`` or ``SetupError``."""
         try:
             yield
         except (*_PASSING, TransportError) as error:
@@ -129,11 +128,11 @@ class PubsubAccess:
         except (exceptions.GoogleAPICallError, GoogleAuthError) as error:
             raise SetupError(
                 f"{self} refuses: {describe_pubsub_error(error)}.",
-                "Correct the login or what it may do.",
+                "Correct the login or its permissions.",
             ) from None
 
 
 def describe_pubsub_error(error: Exception) -> str:
-    """Returns what the service or its client says, on one line."""
+    """Returns the message of the service or its client, on one line."""
     text = str(getattr(error, "message", None) or error)
     return " ".join(text.split()).rstrip(".") or type(error).__name__

@@ -1,10 +1,10 @@
-"""The Pub/Sub sink: it publishes batches, and each message has an outcome of its own.
+"""The Pub/Sub sink: it publishes batches, and each message has its own outcome.
 
-Pub/Sub takes a batch or refuses it. A batch that is refused because of a message is sent again in
-halves, until each bad message is alone and fails with Pub/Sub's reason. What it only cannot take
-now is unavailable: the vertex waits, and no message is penalised. With ordering keys batches are
-published one after another, and after one that is not taken no more, so that no key gets out of
-order.
+Pub/Sub accepts or refuses a batch as a whole. A batch that is refused because of a message is sent
+again in halves, until each bad message is alone and fails with Pub/Sub's reason. If Pub/Sub only
+cannot take messages now, the response is UNAVAILABLE: the vertex waits, and no message is
+penalised. With ordering keys, batches are published one after another, and none after a batch that
+fails, so every key stays in order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PubsubSink:
         self._client: Any = None
 
     def open(self) -> None:
-        """Connects; the first message shows whether the topic is there."""
+        """Creates the client; the first message shows whether the topic exists."""
         self._client = self._access.publisher()
         self._calls = ThreadPoolExecutor(_AT_ONCE, "pubsub-sink")
 
@@ -60,7 +60,7 @@ class PubsubSink:
             self._client.transport.close()
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Publishes all, and answers for each."""
+        """Publishes all messages, and returns a response for each."""
         batches = list(self._batches(data))
         sent = self._publish_in_order(batches) if self._is_ordered else self._publish_all(batches)
         return [
@@ -84,9 +84,9 @@ class PubsubSink:
 
     def _write(self, datum: Datum) -> dict[str, Any]:
         keys = list(datum.keys)
-        told_by_order = self._is_ordered and len(keys) == 1 and bool(keys[0])
+        is_ordering_key = self._is_ordered and len(keys) == 1 and bool(keys[0])
         attributes = attributes_of(
-            datum.headers, [] if told_by_order else keys, empty=not datum.value
+            datum.headers, [] if is_ordering_key else keys, empty=not datum.value
         )
         message: dict[str, Any] = {"data": datum.value, "attributes": attributes}
         if self._is_ordered and keys:
@@ -108,7 +108,7 @@ class PubsubSink:
             yield responses
 
     def _publish(self, batch: Batch) -> list[Response]:
-        """Returns a response for each message."""
+        """Publishes a batch; returns a response for each message."""
         try:
             with self._access.explaining():
                 return self._publish_at_once(batch)
@@ -130,5 +130,5 @@ class PubsubSink:
 
 
 def _is_refusal(error: exceptions.GoogleAPICallError) -> bool:
-    """Returns whether the error is about messages: one is wrong, or the batch is too large."""
+    """Returns whether the error is about messages: one is invalid, or the batch is too large."""
     return isinstance(error, _REFUSED) or _TOO_LARGE in str(error)

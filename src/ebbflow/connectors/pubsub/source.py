@@ -1,9 +1,8 @@
 """The Pub/Sub source: messages are leased by their ack deadline, and acknowledged when settled.
 
-The deadline is renewed for as long as a message is in flight. Several partitions, and several
-pipelines, can read one subscription: each message goes to one of them. A subscription with message
-ordering is received by one call at a time in each partition, so the messages of an ordering key
-keep their order.
+The deadline is renewed while a message is in flight. Several partitions, and several pipelines, can
+read one subscription: each message goes to one of them. From a subscription with message ordering,
+each partition receives with one call at a time, so the messages of an ordering key stay in order.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any
 from google.api_core import exceptions
 from typing_extensions import override
 
-from ebbflow.connectors.leases import LeasedSource, LendingQueue, Lent
+from ebbflow.connectors.leases import LeasedMessage, LeasedSource, QueueService
 from ebbflow.connectors.pubsub.pubsub_client import EMPTY, ENCODED_KEYS, WITHIN, PubsubAccess
 from ebbflow.domain.errors import Unavailable
 from ebbflow.domain.user_source import SourceMessage
 
-# What comes when a call has ended waits for its deadline: few calls end so.
+# A message that arrives just when a call times out waits for its ack deadline, so calls are long.
 _PULL = 5.0
 _ANSWERED_WITHIN = 1.0
 _AT_ONCE = 1_000
@@ -42,7 +41,7 @@ class PubsubSource(LeasedSource):
         super().__init__(PubsubSubscription(settings), settings.lease)
 
 
-class PubsubSubscription(LendingQueue):
+class PubsubSubscription(QueueService):
     """One subscription; calls are for up to a thousand messages."""
 
     most = _AT_ONCE
@@ -56,13 +55,13 @@ class PubsubSubscription(LendingQueue):
 
     @override
     def open(self) -> None:
-        """Connects; ``SetupError`` if the subscription is not there."""
+        """Connects; ``SetupError`` if the subscription does not exist."""
         self._client = self._access.subscriber()
         with self._access.explaining():
             try:
                 found = self._client.get_subscription(self._target, retry=None, timeout=WITHIN)
             except exceptions.PermissionDenied:
-                return  # to consume needs no right to look: then it may well be ordered
+                return  # a login may consume without the right to see whether it is ordered
         self.keeps_order = bool(found.enable_message_ordering)
 
     @override
@@ -72,24 +71,24 @@ class PubsubSubscription(LendingQueue):
             self._client.transport.close()
 
     @override
-    def receive(self, limit: int) -> list[Lent]:
-        """Pulls messages, and leases those that came."""
+    def receive(self, limit: int) -> list[LeasedMessage]:
+        """Pulls messages, and leases them."""
         with self._access.explaining():
             try:
-                lent = self._pull(limit, _PULL)
+                leased = self._pull(limit, _PULL)
             except exceptions.DeadlineExceeded:
-                lent = self._look(limit)
-        if lent:  # the subscription's own deadline may be shorter than the lease
-            self.hide([each.handle for each in lent], self._lease)
-        return lent
+                leased = self._pull_now(limit)
+        if leased:  # the subscription's own deadline may be shorter than the lease
+            self.hide([each.handle for each in leased], self._lease)
+        return leased
 
-    def _pull(self, limit: int, timeout: float, **more: bool) -> list[Lent]:
+    def _pull(self, limit: int, timeout: float, **more: bool) -> list[LeasedMessage]:
         request = {**self._target, "max_messages": limit, **more}
         answer = self._client.pull(request, retry=None, timeout=timeout)
         return [read_received(received) for received in answer.received_messages]
 
-    def _look(self, limit: int) -> list[Lent]:
-        """Returns what is there now: no message came in time, or no server is there."""
+    def _pull_now(self, limit: int) -> list[LeasedMessage]:
+        """Pulls without waiting, to find out whether there were no messages or no server."""
         try:
             return self._pull(limit, _ANSWERED_WITHIN, return_immediately=True)
         except exceptions.DeadlineExceeded:
@@ -110,8 +109,8 @@ class PubsubSubscription(LendingQueue):
             self._client.modify_ack_deadline(request, retry=None, timeout=WITHIN)
 
 
-def read_received(received: Any) -> Lent:
-    """Returns a message that Pub/Sub has lent."""
+def read_received(received: Any) -> LeasedMessage:
+    """Returns a leased message."""
     raw = received.message
     headers = dict(raw.attributes)
     keys = _read_keys(headers.pop(ENCODED_KEYS, None)) or [raw.ordering_key or ""]
@@ -122,14 +121,14 @@ def read_received(received: Any) -> Lent:
         raw.publish_time,
         [] if keys == [""] else keys,
         headers,
-        # Whichever process has it, it is the same message.
+        # The same in all processes: a subscription has no partitions.
         partition=0,
     )
-    return Lent(received.ack_id, message)
+    return LeasedMessage(received.ack_id, message)
 
 
 def _read_keys(text: str | None) -> list[str]:
-    """Returns keys that a sink has written; none for what others have written there."""
+    """Returns the keys that a sink has written; none if the text is something else."""
     try:
         found = json.loads(text) if text else []
     except ValueError:
@@ -143,6 +142,6 @@ def attributes_of(headers: Mapping[str, str], keys: Sequence[str], empty: bool) 
     attributes = dict(headers)
     if keys:
         attributes[ENCODED_KEYS] = json.dumps(list(keys))
-    if empty:  # Pub/Sub takes no message with neither a value nor an attribute
+    if empty:  # Pub/Sub refuses a message with neither a value nor an attribute
         attributes[EMPTY] = "true"
     return attributes

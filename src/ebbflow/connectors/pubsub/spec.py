@@ -44,7 +44,7 @@ class PubsubSection(Section):
     project: fields.Text = Field(description="the project's id")
     endpoint: Annotated[StrictStr | None, fields.LEFT_OUT_IF_EMPTY] = Field(
         default=None,
-        description="another address of the service, as `host:port`; an emulator's as "
+        description="another address of the service, as `host:port`; an emulator, as "
         "`http://host:port`; left out, `PUBSUB_EMULATOR_HOST` or Google's",
     )
     credentials_secret: SecretRef | None = Field(
@@ -54,7 +54,7 @@ class PubsubSection(Section):
     )
 
     def access(self, kind: str, name: str) -> PubsubAccess:
-        """Returns the topic or subscription and the login, with all secrets as they are now."""
+        """Returns the topic or subscription and the login, with all secrets read now."""
         require_extra("Pub/Sub", "pubsub", "google.pubsub_v1")
         from ebbflow.connectors.pubsub.pubsub_client import PubsubAccess
 
@@ -67,15 +67,15 @@ class PubsubSection(Section):
 class PubsubSourceSpec(PubsubSection, SourceSection):
     """Messages of a subscription; each is acknowledged when it is settled."""
 
-    subscription: ResourceId = Field(description="the subscription, which has to be there")
+    subscription: ResourceId = Field(description="the subscription, which must exist")
     lease: AckDeadline = Field(
         default=60_000,
-        description="how long messages of a killed process stay taken, as their ack deadline; "
+        description="how long messages of a killed process stay leased, as their ack deadline; "
         "renewed while it lives",
     )
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
-        """Returns the source, with all secrets read; workers make its client."""
+        """Returns the source, with all secrets read; workers create its client."""
         access = self.access("subscription", self.subscription)
         from ebbflow.connectors.pubsub.source import PubsubSource, PubsubSourceSettings
 
@@ -87,14 +87,14 @@ class PubsubSourceSpec(PubsubSection, SourceSection):
 class PubsubSinkSpec(PubsubSection, SinkSection):
     """Publishes each message to a topic."""
 
-    topic: ResourceId = Field(description="the topic, which has to be there")
+    topic: ResourceId = Field(description="the topic, which must exist")
     set_ordering_key: StrictBool = Field(
         default=False,
-        description="a message's keys are its ordering key, with `:` in between",
+        description="use a message's keys, joined with `:`, as its ordering key",
     )
 
     def plan(self) -> UserSink:
-        """Returns the sink, with all secrets read; workers make its client."""
+        """Returns the sink, with all secrets read; workers create its client."""
         access = self.access("topic", self.topic)
         from ebbflow.connectors.pubsub.sink import PubsubSink, PubsubSinkSettings
 

@@ -1,10 +1,10 @@
-"""Connections and producers of Pulsar: how they are made, and what the client's errors mean.
+"""Pulsar connections and producers, and the meaning of the client's errors.
 
-Settings are plain data that the driver makes for workers. They hold the secrets themselves, none of
-which shows in any text. The client starts threads, so workers make it, and the driver never does.
+The driver creates settings as plain data for workers. They hold the secrets themselves, which no
+text shows. The client starts threads, so only workers create it, never the driver.
 
-An error is a mistake in the spec (``SetupError``), or it is passing: the client or the vertex then
-tries again, and no message is penalised.
+An error is either a mistake in the spec (``SetupError``) or temporary: the client or the vertex
+then retries, and no message is penalised.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _MISTAKES = {
     "InvalidUrl": "Correct serverAddr:.",
     "InvalidConfiguration": "Correct the fields of pulsar: in the spec.",
     "IncompatibleSchema": "Use a topic without a schema, or with the schema BYTES.",
-    "NotAllowedError": "See whether the topic and the subscription allow it.",
+    "NotAllowedError": "Check that the topic and the subscription allow it.",
     "TopicTerminated": "The topic takes no more messages; use another one.",
 }
-"""The errors that no further attempt gets over, and what to do."""
+"""Errors that a retry cannot solve, and what to do."""
 
 _SILENT = frozenset({"Timeout", "ConnectError", "NotConnected"})
 
 
 @dataclass(frozen=True, slots=True)
 class PulsarAccess:
-    """The brokers, and what protects the connection.
+    """The brokers, and the security of the connection.
 
-    ``tls`` holds certificates in PEM form by what they are: ``ca``, ``cert``, ``key``.
+    ``tls`` holds PEM files by their role: ``ca``, ``cert``, ``key``.
     """
 
     url: str
@@ -66,28 +66,28 @@ class PulsarAccess:
         return f"Pulsar at {self.url}"
 
     def explain(self, error: Exception, what: str) -> SetupError | Unavailable:
-        """Returns what an error of the client means; ``what`` was to be used, as in "topic 'a'"."""
+        """Converts an error of the client; ``what`` names the resource, as in "topic 'a'"."""
         name, why = type(error).__name__, describe_pulsar_error(error)
         if name in _MISTAKES:
-            return SetupError(f"{self} does not let us use {what}: {why}.", _MISTAKES[name])
+            return SetupError(f"{self} does not allow using {what}: {why}.", _MISTAKES[name])
         if name in _SILENT:
-            # The client does not tell a broker that is down from one that refuses us.
+            # The client reports a broker that is down and one that refuses the login alike.
             return Unavailable(f"{self}: {why}; it is down, or serverAddr, auth or tls is wrong")
-        return Unavailable(f"{self} does not let us use {what} now: {why}")
+        return Unavailable(f"{self} does not allow using {what} now: {why}")
 
 
 def describe_pulsar_error(error: Exception) -> str:
-    """Returns the name of an error, which is all that the client says."""
+    """Returns the name of an error, which is all that the client reports."""
     return str(error).removeprefix("Pulsar error: ") or type(error).__name__
 
 
 def describe_result(result: Any) -> str:
-    """Returns the name of a result that the client gives to a callback."""
+    """Returns the name of a result that the client passes to a callback."""
     return str(result).removeprefix("Result.")
 
 
 class PulsarConnection:
-    """A client, and the files with certificates that it reads. Made in the process that uses it."""
+    """A client, and the certificate files that it reads. Created in the process that uses it."""
 
     def __init__(self, access: PulsarAccess) -> None:
         self._files = tempfile.TemporaryDirectory(prefix="ebbflow-pulsar-")
@@ -97,7 +97,7 @@ class PulsarConnection:
                 operation_timeout_seconds=ANSWER_WITHIN,
                 connection_timeout_ms=ANSWER_WITHIN * 1_000,
                 stats_interval_in_seconds=0,
-                # What goes wrong is told by errors as well, where a person sees them.
+                # Whatever the client would log is also in its errors, which Ebbflow shows.
                 logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
                 **self._protection(access),
             )
@@ -129,7 +129,7 @@ class PulsarConnection:
         return str(path)
 
     def close(self) -> None:
-        """Ends the connection, whatever state it is in."""
+        """Closes the connection in any state."""
         with contextlib.suppress(pulsar.PulsarException):
             self.client.close()
         self._files.cleanup()
@@ -141,7 +141,7 @@ class PulsarConnection:
 class PulsarProducer:
     """Sends messages to one topic. Used by one thread.
 
-    The client calls back for each message from any thread, also from within ``send``.
+    The client may call back for each message on any thread, even within ``send``.
     """
 
     def __init__(
@@ -159,16 +159,16 @@ class PulsarProducer:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection now; the client takes up to a minute for the next."""
+        """Whether it is connected; reconnecting may take the client up to a minute."""
         return bool(self._producer.is_connected())
 
     def send(self, content: bytes | None, **facts: Any) -> None:
-        """Hands a message to the client; ``wait`` says what became of it."""
+        """Passes a message to the client; ``wait`` returns its outcome."""
         number, self._sent = self._sent, self._sent + 1
         self._producer.send_async(content, partial(self._note, number), **facts)
 
     def _note(self, number: int, result: Any, _message_id: Any) -> None:
-        # An exception here would end the process. Each statement is one step for other threads.
+        # An exception here would end the process. Each statement is atomic for other threads.
         if result != _OK:
             self._failed[number] = result
         self._answered.append(number)
@@ -176,18 +176,19 @@ class PulsarProducer:
             self._all_answered.set()
 
     def wait(self) -> dict[int, Any]:
-        """Returns the results of the messages that were not stored, by their number since the last
-        call; ``Unavailable`` if that is not known of all, and then none counts as stored.
+        """Waits for all messages since the last call; returns the failed results by number.
+
+        ``Unavailable`` if some results stay unknown: then no message counts as stored.
         """
-        with contextlib.suppress(pulsar.PulsarException):  # the callbacks say so of each
+        with contextlib.suppress(pulsar.PulsarException):  # callbacks report each failure
             self._producer.flush()
         deadline = time.monotonic() + _MARGIN
         while len(self._answered) < self._sent:
-            # Set also whenever all that had been sent until then was answered.
+            # Also set whenever all messages sent up to then were answered.
             self._all_answered.wait(0.1)
             self._all_answered.clear()
             if time.monotonic() > deadline:
-                raise Unavailable("Pulsar's client does not say what is stored")
+                raise Unavailable("Pulsar's client does not report which messages are stored")
         failed, self._failed = self._failed, {}
         self._sent, self._answered = 0, []
         return failed
@@ -196,7 +197,7 @@ class PulsarProducer:
 def _make_producer(
     connection: PulsarConnection, access: PulsarAccess, topic: str, name: str | None
 ) -> pulsar.Producer:
-    """Returns a producer; ``SetupError`` or ``Unavailable`` says why there is none."""
+    """Returns a producer; ``SetupError`` or ``Unavailable`` if that fails."""
     try:
         return connection.client.create_producer(
             topic,
@@ -207,7 +208,7 @@ def _make_producer(
             batching_enabled=True,
             batching_max_allowed_size_in_bytes=_BATCH_BYTES,
             batching_max_publish_delay_ms=_LINGER,
-            # Consumers of a key-shared subscription get a batch as a whole, so it has one key.
+            # Consumers of a key-shared subscription get whole batches, so each has a single key.
             batching_type=pulsar.BatchingType.KeyBased,
         )
     except pulsar.PulsarException as error:

@@ -1,9 +1,9 @@
 """Pulsar's messages as columns of messages and back: ids, keys, properties, times.
 
-A message of Pulsar has one key, a message here has any number. As in Numaflow they are carried in
-properties, ``__key_len`` and ``__key_0`` and so on, and read back from there. A message without a
-value, which deletes its key from a compacted topic, is an empty one with the header
-``__tombstone``: all as the Kafka connectors have it.
+A Pulsar message has one key, but a message here can have several. As in Numaflow, properties carry
+them (``__key_len``, ``__key_0`` and so on). A message without a value, which deletes its key from a
+compacted topic, becomes an empty message with the header ``__tombstone``. The Kafka connectors do
+the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNREADABLE = {"__properties": "not UTF-8"}
 
 
 def pulsar_offset(found: Any) -> bytes:
-    """Returns an id of the client as text: ledger, entry, place in its batch and partition."""
+    """Returns a message id as text: ledger, entry, index in its batch, and partition."""
     partition = max(found.partition(), 0)
     return b"%d:%d:%d:%d" % (found.ledger_id(), found.entry_id(), found.batch_index(), partition)
 
@@ -30,7 +30,7 @@ def pulsar_offset(found: Any) -> bytes:
 def columns_of_messages(
     messages: Sequence[pulsar.Message], offsets: Sequence[bytes]
 ) -> pa.RecordBatch:
-    """Returns messages as those of the pipeline; an offset is the same whoever reads it."""
+    """Returns Pulsar's messages as columns. A message has the same offset in every process."""
     headers = [list(properties_of(message).items()) for message in messages]
     deleted = [row for row, message in enumerate(messages) if message.has_null_value()]
     columns: dict[str, pa.Array] = {
@@ -57,20 +57,20 @@ def _partition_of(offset: bytes) -> int:
 
 
 def _time_of(message: pulsar.Message) -> int | None:
-    """Returns the event time, or else the time at which it was sent, if a calendar has it."""
+    """Returns the event time, else the publish time; ``None`` outside the range of a datetime."""
     milliseconds: int = message.event_timestamp() or message.publish_timestamp()
     return milliseconds if 0 < milliseconds < _YEAR_10000 else None
 
 
 class PulsarContent(NamedTuple):
-    """What a producer is given for a message: its content and its other facts."""
+    """The arguments of a producer for a message: its content and its other facts."""
 
     content: bytes | None
     facts: dict[str, Any]
 
 
 def write_messages(messages: pa.RecordBatch) -> Iterator[PulsarContent]:
-    """Yields what to send for each message, in their order."""
+    """Yields the content to send for each message, in order."""
     records = write_records(messages, set_key=True, set_timestamp=True)
     rows = zip(records.values, records.headers, records.keys, records.timestamps, strict=False)
     for value, headers, key, milliseconds in rows:
@@ -79,6 +79,6 @@ def write_messages(messages: pa.RecordBatch) -> Iterator[PulsarContent]:
         }
         if key:
             facts["partition_key"] = key.decode()
-        if milliseconds > 0:  # Pulsar knows no time before 1970
+        if milliseconds > 0:  # Pulsar has no times before 1970
             facts["event_timestamp"] = milliseconds
         yield PulsarContent(value, facts)

@@ -1,8 +1,8 @@
-"""The Pulsar sink: it sends a chunk at a time, and answers when brokers have stored it.
+"""The Pulsar sink: it sends a chunk at a time and responds when brokers have stored it.
 
-A message is done when the brokers have confirmed it. What they refuse about a message itself, such
-as its size, is a failure. What they only cannot take now is redelivered, so that an outage sends
-nothing to the dead letters. What a broker stored without saying so is there twice then.
+A message is done when the brokers have confirmed it. One that they refuse for what it is, such as
+its size, fails. One that they only cannot take now is redelivered, so an outage dead-letters
+nothing; if a broker had stored it without confirming, it is stored twice.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _OVER = frozenset(
         pulsar.Result.TopicTerminated,
     }
 )
-"""Results after which the producer is of no more use."""
+"""Results after which the producer cannot be used any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PulsarSinkSettings:
-    """The topic to write to, and the name of the producer, if it is to have one."""
+    """The topic to write to, and the name of the producer, if any."""
 
     access: PulsarAccess
     topic: str
@@ -59,7 +59,7 @@ class PulsarSink:
         self._name: str | None = None
 
     def open(self) -> None:
-        """Connects; ``SetupError`` says what is wrong, ``Unavailable`` if no broker answers."""
+        """Connects; ``SetupError`` for a mistake, ``Unavailable`` if no broker answers."""
         settings, self._name = self._settings, self._choose_name()
         connection = PulsarConnection(settings.access)
         try:
@@ -70,23 +70,23 @@ class PulsarSink:
         self._connection = connection
 
     def _choose_name(self) -> str | None:
-        """Returns a name that no other partition has: a topic takes each name once."""
+        """Returns a name unique to the partition: a topic accepts each name only once."""
         name, partition = self._settings.producer_name, os.environ.get("NUMAFLOW_REPLICA") or "0"
         return name if name is None or partition == "0" else f"{name}-{partition}"
 
     def close(self) -> None:
-        """Ends the connection. Nothing is in flight any more: every call waits for its answers."""
+        """Closes the connection. Nothing is in flight: every call waits for its confirmations."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
 
     def __call__(self, messages: pa.RecordBatch) -> Mapping[int, Response]:
-        """Sends all, waits for all, and returns an answer for each that is not stored."""
+        """Sends all messages, waits, and returns a response for each that is not stored."""
         if self._name != self._choose_name():  # the worker serves another partition now
             self.close()
         try:
             failed = self._send(messages)
-        except (Unavailable, SetupError) as error:  # what worked at the start may work again
+        except (Unavailable, SetupError) as error:  # it worked at the start, so it may work again
             self.close()
             return {row: Response.unavailable(what=str(error)) for row in range(messages.num_rows)}
         if failed and not (self._sender.is_connected and _OVER.isdisjoint(failed.values())):
@@ -94,7 +94,7 @@ class PulsarSink:
         return {row: self._respond(result) for row, result in failed.items()}
 
     def _send(self, messages: pa.RecordBatch) -> dict[int, Any]:
-        if self._connection is None:  # after an error that the last one does not get over soon
+        if self._connection is None:  # closed after an error from which it would not recover soon
             self.open()
         for outgoing in write_messages(messages):
             self._sender.send(outgoing.content, **outgoing.facts)

@@ -1,12 +1,13 @@
 """The Pulsar source: messages of a subscription, each acknowledged when it is settled.
 
-It has no ``nack`` as a rule: what is nacked is kept by Ebbflow and acknowledged. Pulsar's own
-negative acknowledgement knows one delay for all, forgets its counts with the broker, and redelivers
-a whole batch for one message of it. With a dead letter policy the source keeps nacked messages
-itself until their delays are over, and sends those to the topic of the policy that were nacked too
-often.
+Usually it has no ``nack``: Ebbflow keeps nacked messages and acknowledges them to Pulsar. Pulsar's
+own negative acknowledgement has one delay for all messages, loses its counts with the broker, and
+redelivers a whole batch for one message. With a dead letter policy the source keeps nacked messages
+itself until their delays are over, and sends messages that were nacked too often to the policy's
+topic.
 
-What a process held when it ended, Pulsar redelivers to another consumer of the subscription.
+When a process ends, Pulsar redelivers its unacknowledged messages to another consumer of the
+subscription.
 """
 
 from __future__ import annotations
@@ -54,14 +55,15 @@ POSITIONS = {
     "earliest": pulsar.InitialPosition.Earliest,
     "latest": pulsar.InitialPosition.Latest,
 }
-"""Where a new subscription begins, by the names in a spec."""
+"""The initial positions of a new subscription, by their names in a spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class PulsarSourceSettings:
-    """The topic, the subscription, and when messages go to the topic for dead letters.
+    """The topic, the subscription, and the dead letter policy.
 
-    ``dead_letters`` are that topic and how often a message is redelivered before that.
+    ``dead_letters`` has the topic for dead letters, and how often a message is redelivered before
+    it is sent there.
     """
 
     access: PulsarAccess
@@ -75,10 +77,10 @@ class PulsarSourceSettings:
 
 
 class SettledOffsets:
-    """The messages that were settled last: at least so many, and at most twice as many.
+    """The offsets that were settled last: at least ``most``, and at most twice as many.
 
-    Pulsar redelivers some of them when a connection was lost: those whose acknowledgements it did
-    not get, and those that share a batch with a message that is not acknowledged.
+    After a lost connection Pulsar redelivers some of these messages: those whose acknowledgements
+    it did not get, and those that share a batch with an unacknowledged message.
     """
 
     def __init__(self, most: int = _REMEMBERED) -> None:
@@ -90,15 +92,15 @@ class SettledOffsets:
         return offset in self._new or offset in self._old
 
     def add(self, offset: bytes) -> None:
-        """Notes one."""
+        """Adds an offset."""
         if len(self._new) == self._most:
             self._new, self._old = set(), self._new
         self._new.add(offset)
 
 
 @dataclass(slots=True)
-class _Held:
-    """A message that is not settled; several of Pulsar's ids if it was redelivered meanwhile."""
+class _Unsettled:
+    """A message in flight, with several Pulsar ids if it was redelivered meanwhile."""
 
     message: pulsar.Message
     ids: list[Any]
@@ -106,12 +108,12 @@ class _Held:
 
 
 class PulsarSource(Source):
-    """One consumer of the subscription; a vertex with several partitions is several consumers."""
+    """One consumer of the subscription. A vertex with several partitions has several consumers."""
 
     def __init__(self, settings: PulsarSourceSettings) -> None:
         self._settings = settings
         self._most = min(settings.max_unack or _MOST_IN_FLIGHT, _MOST_IN_FLIGHT)
-        self._held: dict[bytes, _Held] = {}
+        self._in_flight: dict[bytes, _Unsettled] = {}
         self._waiting: list[tuple[float, bytes]] = []
         self._settled = SettledOffsets()
         self._connected_at = self._arrived_at = 0.0
@@ -119,7 +121,7 @@ class PulsarSource(Source):
             self.nack = self._nack  # type: ignore[method-assign]
 
     def open(self) -> None:
-        """Subscribes; ``SetupError`` says what is wrong, ``Unavailable`` if no broker answers."""
+        """Subscribes; ``SetupError`` for a mistake, ``Unavailable`` if no broker answers."""
         settings, access = self._settings, self._settings.access
         self._connection = PulsarConnection(access)
         try:
@@ -145,43 +147,43 @@ class PulsarSource(Source):
             initial_position=POSITIONS[settings.initial_position],
             consumer_name=settings.consumer_name,
             receiver_queue_size=min(_PREFETCHED, self._most),
-            # Where brokers allow it, of a batch only what is not acknowledged is redelivered.
+            # If brokers allow it, only the unacknowledged messages of a batch are redelivered.
             batch_index_ack_enabled=True,
         )
 
     def close(self) -> None:
-        """Leaves the subscription: Pulsar redelivers at once what is not acknowledged."""
+        """Leaves the subscription: Pulsar redelivers unacknowledged messages at once."""
         self._connection.close()
 
     # --- reading --------------------------------------------------------------------------------
 
     def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
-        """Returns nacked messages whose delay is over, or else what has arrived."""
+        """Returns nacked messages whose delay is over, or else new messages."""
         offsets = self._take_due(limit) or self._receive(limit, timeout.total_seconds())
-        return columns_of_messages([self._held[offset].message for offset in offsets], offsets)
+        return columns_of_messages([self._in_flight[offset].message for offset in offsets], offsets)
 
     def _take_due(self, limit: int) -> list[bytes]:
         due: list[bytes] = []
         while self._waiting and len(due) < limit and self._waiting[0][0] <= time.monotonic():
             _, offset = heapq.heappop(self._waiting)
-            if offset in self._held:
+            if offset in self._in_flight:
                 due.append(offset)
         return due
 
     def _receive(self, limit: int, timeout: float) -> list[bytes]:
         if self._waiting:
             timeout = min(timeout, max(0.0, self._waiting[0][0] - time.monotonic()))
-        room = min(limit, self._most - len(self._held))
+        room = min(limit, self._most - len(self._in_flight))
         if room <= 0:
             time.sleep(min(timeout, _MOST_WAIT))
             self._arrived_at = time.monotonic()  # there may be more
             return []
         messages = self._receive_messages(room, timeout)
         self._watch_connection(bool(messages))
-        return [offset for message in messages if (offset := self._hold(message)) is not None]
+        return [offset for message in messages if (offset := self._take_in(message)) is not None]
 
     def _receive_messages(self, room: int, timeout: float) -> list[pulsar.Message]:
-        """Waits for the first message only; the others have come with it."""
+        """Waits only for the first message; returns others that are there already."""
         messages: list[pulsar.Message] = []
         wait, size = max(1, round(timeout * 1_000)), 0
         try:
@@ -195,21 +197,21 @@ class PulsarSource(Source):
             raise self._settings.access.explain(error, what) from None
         return messages
 
-    def _hold(self, message: pulsar.Message) -> bytes | None:
-        """Returns the offset of a message; ``None`` if the pipeline has it, or is done with it."""
+    def _take_in(self, message: pulsar.Message) -> bytes | None:
+        """Returns the offset of a new message; ``None`` if it is in flight or settled already."""
         message_id = message.message_id()
         offset = pulsar_offset(message_id)
         if offset in self._settled:
             self._acknowledge(message_id)
             return None
-        if (held := self._held.get(offset)) is not None:
-            held.ids.append(message_id)
+        if (known := self._in_flight.get(offset)) is not None:
+            known.ids.append(message_id)
             return None
-        self._held[offset] = _Held(message, [message_id])
+        self._in_flight[offset] = _Unsettled(message, [message_id])
         return offset
 
     def _watch_connection(self, has_arrived: bool) -> None:
-        """Raises ``Unavailable`` when the client has not come back for a while."""
+        """Raises ``Unavailable`` if the client has been disconnected for a while."""
         now = time.monotonic()
         if has_arrived:
             self._arrived_at = now
@@ -218,42 +220,42 @@ class PulsarSource(Source):
         elif now - self._connected_at > _RECONNECT_WITHIN:
             raise Unavailable(f"{self._settings.access}: the connection is lost")
         else:
-            self._arrived_at = now  # what a broker has for us it says when it is back
+            self._arrived_at = now  # the broker may have messages once it is back
 
     @property
     def exhausted(self) -> bool:
         """``True`` if nothing is in flight and nothing has arrived for a second."""
         quiet = time.monotonic() - self._arrived_at
-        return not self._held and quiet > _QUIET and bool(self._consumer.is_connected())
+        return not self._in_flight and quiet > _QUIET and bool(self._consumer.is_connected())
 
     # --- settling -------------------------------------------------------------------------------
 
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """Acknowledges messages one by one; the client sends its words in groups."""
+        """Acknowledges messages; the client groups its acknowledgements."""
         for offset in offsets:
-            # Also what an earlier consumer gave: Pulsar redelivers it.
+            # Also for messages of an earlier consumer, which Pulsar redelivers.
             self._settled.add(offset)
-            held = self._held.pop(offset, None)
-            for message_id in held.ids if held else ():
+            known = self._in_flight.pop(offset, None)
+            for message_id in known.ids if known else ():
                 self._acknowledge(message_id)
 
     def _acknowledge(self, message_id: Any) -> None:
-        # A message that cannot be acknowledged is redelivered, and acknowledged then.
+        # If this fails, the message is redelivered and then acknowledged.
         with contextlib.suppress(pulsar.PulsarException):
             self._consumer.acknowledge(message_id)
 
     def _nack(self, nacks: Sequence[NackOffset]) -> None:
-        """Keeps messages until their delays are over; too many nacks end in the other topic."""
+        """Keeps messages until their delays are over; sends those nacked too often to the topic."""
         assert self._settings.dead_letters is not None
         _, most = self._settings.dead_letters
         now = time.monotonic()
         dead: list[NackOffset] = []
         for nack in nacks:
-            held = self._held.get(nack.offset)
-            if held is None:  # given by an earlier consumer: Pulsar redelivers it
+            known = self._in_flight.get(nack.offset)
+            if known is None:  # received by an earlier consumer: Pulsar redelivers it
                 continue
-            held.nacks += 1
-            if held.nacks > most:
+            known.nacks += 1
+            if known.nacks > most:
                 dead.append(nack)
             else:
                 due = now + (nack.options.delay or 0) / 1000
@@ -263,9 +265,9 @@ class PulsarSource(Source):
             self.ack([nack.offset for nack in dead])
 
     def _send_dead(self, nacks: Sequence[NackOffset]) -> None:
-        """Returns when the topic has them; ``Unavailable`` if it does not take one."""
+        """Sends messages to the dead letter topic; ``Unavailable`` if one is not stored."""
         for nack in nacks:
-            message = self._held[nack.offset].message
+            message = self._in_flight[nack.offset].message
             reason = {"NACK_REASON": nack.options.reason} if nack.options.reason else {}
             self._dead_letters.send(
                 None if message.has_null_value() else message.data(),
@@ -279,7 +281,7 @@ class PulsarSource(Source):
 
 
 def _origin(message: pulsar.Message, settings: PulsarSourceSettings) -> dict[str, str]:
-    """Returns where a dead letter comes from, as Pulsar's own clients say it."""
+    """Returns the origin of a dead letter, in the properties that Pulsar's own clients use."""
     return {
         "REAL_TOPIC": message.topic_name(),
         "REAL_SUBSCRIPTION": settings.subscription_name,

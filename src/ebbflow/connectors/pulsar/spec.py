@@ -28,7 +28,7 @@ Address = Annotated[
         "must be pulsar://HOST:PORT or pulsar+ssl://HOST:PORT, without a login, not {value}",
     ),
 ]
-"""Brokers, as Pulsar's clients write them."""
+"""Brokers, as a Pulsar service URL."""
 
 Topic = Annotated[
     StrictStr,
@@ -38,7 +38,7 @@ Topic = Annotated[
         "{value} is not a topic: write NAME, TENANT/NAMESPACE/NAME or persistent://…",
     ),
 ]
-"""The name of a topic; alone, it is in ``public/default``."""
+"""The name of a topic; a bare name is in ``public/default``."""
 
 Name = Annotated[
     StrictStr, fields.matching(r"[^\x00-\x1f\x7f]{1,255}", "EB104", "{value} is not a name")
@@ -53,13 +53,13 @@ class PulsarUser(Section):
     password: SecretRef
 
     def read(self) -> tuple[Secret, Secret]:
-        """Returns both as they are now."""
+        """Reads both now."""
         user = self.username.read("the user for Pulsar")
         return user, self.password.read("the password for Pulsar")
 
 
 class PulsarAuth(Section):
-    """A login, in one of two ways."""
+    """A login: exactly one of the two."""
 
     token: SecretRef | None = Field(default=None, description="a JSON web token")
     basic_auth: PulsarUser | None = None
@@ -71,15 +71,15 @@ class PulsarAuth(Section):
         return self
 
     def read(self) -> tuple[Secret | None, tuple[Secret, Secret] | None]:
-        """Returns both ways as they are now, one of them ``None``."""
+        """Reads both now; one of them is ``None``."""
         token = None if self.token is None else self.token.read("the token for Pulsar")
         return token, None if self.basic_auth is None else self.basic_auth.read()
 
 
 class PulsarDeadLetterPolicy(Section):
-    """What becomes of a message that is nacked again and again."""
+    """Where a message is sent that is nacked too often."""
 
-    topic: Topic = Field(description="where it is sent to")
+    topic: Topic = Field(description="the topic for such messages")
     max_redelivery: fields.Count = Field(description="how often it is redelivered before that")
 
 
@@ -88,7 +88,7 @@ class PulsarSection(Section):
 
     server_addr: Address = Field(
         description="brokers, as `pulsar://host:6650` or `pulsar+ssl://host:6651`; several "
-        "hosts have commas in between"
+        "hosts are separated by commas"
     )
     topic: Topic = Field(
         description="the topic, as `name`, `tenant/namespace/name` or `persistent://…`; it may "
@@ -106,7 +106,7 @@ class PulsarSection(Section):
         return self
 
     def access(self) -> PulsarAccess:
-        """Returns the brokers and the login, with all secrets as they are now."""
+        """Returns the brokers and the login, with all secrets read now."""
         require_extra("Pulsar", "pulsar", "pulsar")
         from ebbflow.connectors.pulsar.pulsar_client import PulsarAccess
 
@@ -125,10 +125,10 @@ class PulsarSourceSpec(PulsarSection, SourceSection):
     )
     subscription_type: Literal["shared", "keyShared"] = Field(
         default="shared",
-        description="`keyShared` gives all messages of a key to one consumer, in their order",
+        description="`keyShared` delivers all messages of a key to one consumer, in order",
     )
     initial_position: Literal["earliest", "latest"] = Field(
-        default="earliest", description="where a subscription begins that is made"
+        default="earliest", description="where a new subscription begins"
     )
     consumer_name: Annotated[Name | None, fields.LEFT_OUT_IF_EMPTY] = Field(
         default=None, description="what Pulsar's tools call the consumers"
@@ -140,7 +140,7 @@ class PulsarSourceSpec(PulsarSection, SourceSection):
     )
     dead_letter_policy: PulsarDeadLetterPolicy | None = Field(
         default=None,
-        description="send messages that are nacked too often to a topic of Pulsar",
+        description="send messages that are nacked too often to a Pulsar topic",
     )
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
@@ -164,8 +164,7 @@ class PulsarSinkSpec(PulsarSection, SinkSection):
 
     producer_name: Annotated[Name | None, fields.LEFT_OUT_IF_EMPTY] = Field(
         default=None,
-        description="what Pulsar's tools call the producer; further partitions have their number "
-        "behind it",
+        description="what Pulsar's tools call the producer; further partitions append their number",
     )
 
     def plan(self) -> UserSink:

@@ -1,8 +1,8 @@
 """Containers in a spec: the program in them, its arguments and the variables of its environment.
 
-They read as in Kubernetes. ``command`` is the program and its first arguments, ``args`` are those
-behind it, and ``$(NAME)`` in either, or in a variable's value, is another variable. Values of
-Secrets and ConfigMaps are read on the driver when a run begins.
+They mean the same as in Kubernetes. ``command`` is the program and its first arguments, ``args``
+has the arguments after those, and ``$(NAME)`` in either, or in a variable's value, refers to
+another variable. Values of Secrets and ConfigMaps are read on the driver when a run begins.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ POD_FIELDS = {
     "metadata.labels['numaflow.numaproj.io/pipeline-name']": "$(NUMAFLOW_PIPELINE_NAME)",
     "metadata.labels['numaflow.numaproj.io/vertex-name']": "$(NUMAFLOW_VERTEX_NAME)",
 }
-"""The fields of a pod that a run knows: those that variables of Numaflow hold as well."""
+"""The fields of a pod that a run knows, with the Numaflow variables of the same values."""
 
 
 def _pod_field(path: str) -> str:
     if path not in POD_FIELDS:
         raise PydanticCustomError(
             "EB104",
-            "{path} of a pod is not known here; known are {known}; write a value: in its place",
+            "{path} of a pod is not known here; the known fields are {known}; "
+            "write a value: instead",
             {"path": shown(path), "known": ", ".join(POD_FIELDS)},
         )
     return path
@@ -73,7 +74,7 @@ class FieldRef(Section):
 
 
 class ValueFrom(Section):
-    """Where the value of a variable is: exactly one of these."""
+    """The place of a variable's value: exactly one of these."""
 
     secret_key_ref: SecretKeyRef | None = None
     config_map_key_ref: ConfigMapKeyRef | None = None
@@ -96,16 +97,16 @@ class ValueFrom(Section):
 
 
 class Variable(Section):
-    """A variable of the environment: its value, or where that is."""
+    """A variable of the environment: its value, or the place of its value."""
 
     name: VariableName
     value: StrictStr = ""
     value_from: ValueFrom | None = None
 
     def read(self, whose: str) -> str | None:
-        """Returns the value, with references to others; ``None`` if it is optional and not there.
+        """Returns the value, with its references; ``None`` if it is optional and missing.
 
-        ``SetupError`` says where it was looked for.
+        ``SetupError`` says where it was searched for.
         """
         source = self.value_from
         if source is None:
@@ -169,7 +170,7 @@ Quantity = Annotated[
 
 
 class Resources(Section):
-    """How much of the machine a container gets; only told to the function."""
+    """How much of the machine a container gets. Only passed to the function, not enforced."""
 
     limits: dict[str, Quantity] = Field(default_factory=dict)
     requests: dict[str, Quantity] = Field(default_factory=dict)
@@ -177,7 +178,7 @@ class Resources(Section):
 
     @property
     def variables(self) -> Variables:
-        """Numaflow's variables about them, whole cores and bytes."""
+        """Numaflow's variables for them, in whole cores and bytes."""
         amounts = {
             f"NUMAFLOW_{resource.upper()}_{kind}": _amount(values[resource])
             for kind, values in (("LIMIT", self.limits), ("REQUEST", self.requests))
@@ -197,18 +198,18 @@ def _amount(quantity: str | int | float) -> str:
 
 
 class Program(Section):
-    """A program that is started as a function, or the folder of one that is running."""
+    """A program to start as a function, or the socket folder of a running one."""
 
     command: tuple[StrictStr, ...] = Field(
         default=(), description="the program and its arguments; started next to each task"
     )
-    args: tuple[StrictStr, ...] = Field(default=(), description="arguments behind those")
+    args: tuple[StrictStr, ...] = Field(default=(), description="further arguments")
     env: tuple[Variable, ...] = Field(default=(), description="variables of its environment")
     env_from: tuple[VariablesFrom, ...] = Field(
         default=(), description="variables for all keys of a Secret or ConfigMap"
     )
     working_dir: fields.Text | None = Field(
-        default=None, description="the folder it starts in; left out, that of this file"
+        default=None, description="the folder it starts in; left out, the folder of this file"
     )
     sockets: fields.Text | None = Field(
         default=None, description="the folder of its sockets, if it is running already"
@@ -222,7 +223,7 @@ class Program(Section):
 
 
 class Container(Program):
-    """The container of a function: what runs in it, as Kubernetes writes it."""
+    """The container of a function, as in Kubernetes."""
 
     image: fields.Text | None = Field(
         default=None, description="its image: bound to code, a command or a folder of sockets"
@@ -238,5 +239,5 @@ class Container(Program):
     ports: Any = Field(default=None, description="without effect")
 
     def read_variables(self, whose: str) -> Variables:
-        """Returns the variables, what the function is told of its resources included."""
+        """Returns the variables, including those about its resources."""
         return self.resources.variables + super().read_variables(whose)

@@ -1,7 +1,7 @@
-"""The kinds of value a field can have: durations, base64, user code, numbers.
+"""The types of field values: durations, base64, user code, numbers.
 
-Types are strict, as Numaflow's are: ``"5"`` is not a number and ``yes`` is not a text. An error
-type that is one of our codes (``EB105``) is reported under that code.
+Types are strict, as in Numaflow: ``"5"`` is not a number and ``yes`` is not a text. An error whose
+type is one of Ebbflow's codes (``EB105``) is reported under that code.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from ebbflow.domain.durations import milliseconds
 from ebbflow.usercode.targets import is_code
 
 MOST_PARTITIONS = 1_000
-"""Each partition is a Spark task, a Python process and a set of streams."""
+"""The most partitions: each is a Spark task, a Python process and a set of streams."""
 
 
 class Section(BaseModel):
-    """A mapping of the spec: unknown fields are refused, nothing changes after reading.
+    """A mapping of the spec: unknown fields are refused, and it is immutable.
 
-    A field that may be left out counts as left out when nothing is written behind its name.
+    An optional field without a value counts as left out.
     """
 
     model_config = ConfigDict(
@@ -65,11 +65,11 @@ class Section(BaseModel):
 
 
 WITHOUT_EFFECT = "without effect"
-"""The description of a field that is accepted and changes nothing begins with this."""
+"""The beginning of the description of a field that is accepted but has no effect."""
 
 
 def shown(value: Any) -> str:
-    """Returns the value as an error message quotes it: in YAML's words, and never long."""
+    """Returns the value as an error message quotes it: in YAML's terms, and shortened."""
     if value is None or value is True or value is False:
         return {None: "nothing", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
@@ -81,7 +81,7 @@ def shown(value: Any) -> str:
 
 
 def matching(pattern: str, code: LiteralString, why: LiteralString) -> AfterValidator:
-    """Returns a check that a whole text fits a pattern; ``why`` it does not quotes ``{value}``."""
+    """Returns a check that a whole text matches; ``why`` is the error and may quote ``{value}``."""
     fits = re.compile(pattern).fullmatch
 
     def check(value: Any) -> Any:
@@ -94,7 +94,7 @@ def matching(pattern: str, code: LiteralString, why: LiteralString) -> AfterVali
 
 def _duration(value: Any, info: ValidationInfo) -> int:
     if info.context is not None and not isinstance(value, str | timedelta):
-        # Read from YAML, where there is only one way to write it.
+        # Read from YAML, where only text is a duration.
         raise PydanticCustomError(
             "EB105", "{value} has no unit; write for example 1s", {"value": shown(value)}
         )
@@ -148,7 +148,7 @@ def _code(value: Any) -> words.Code:
 Millis = Annotated[
     int,
     PlainValidator(_duration, json_schema_input_type=str),
-    # Written as it is read, so that a dumped spec can be read again.
+    # Written in a form that can be read, so that a dumped spec can be read again.
     PlainSerializer(lambda value: f"{value}ms", return_type=str, when_used="unless-none"),
 ]
 """A duration such as ``"5s"``, kept as whole milliseconds."""
@@ -173,7 +173,7 @@ Base64 = Annotated[StrictStr, AfterValidator(_base64)]
 """Bytes written as base64."""
 
 LEFT_OUT_IF_EMPTY = BeforeValidator(_leave_out_empty)
-"""For a field where Numaflow takes an empty text, list or mapping as if the field were left out."""
+"""For fields that, as in Numaflow, count as left out if the text, list or mapping is empty."""
 
 Bucket = Annotated[
     StrictStr,
@@ -199,19 +199,19 @@ ErrorClass = Annotated[
 """The name of an exception, as ``module:Class``; it is never imported."""
 
 Text = Annotated[StrictStr, AfterValidator(_some_text)]
-"""A text that says something."""
+"""A text that is not blank."""
 
 Positive = Annotated[StrictInt, Field(ge=1)]
 """A whole number from 1 up."""
 
 Partitions = Annotated[StrictInt, Field(ge=0, le=MOST_PARTITIONS), AfterValidator(_one_at_least)]
-"""How many tasks read a vertex's messages side by side; 0 counts as 1, as in Numaflow."""
+"""How many tasks read a vertex's messages in parallel; 0 counts as 1, as in Numaflow."""
 
 Count = Annotated[StrictInt, Field(ge=0)]
 """A whole number from 0 up."""
 
 Attempts = Annotated[StrictInt, Field(ge=-1)]
-"""How often to try again; -1 for as long as it takes."""
+"""How often to retry; -1 for no limit."""
 
 Replicas = Annotated[StrictInt, Field(ge=1, le=5)]
 """The number of servers that keep a stream; JetStream's limit is 5."""
@@ -223,7 +223,7 @@ Share = Annotated[StrictFloat, Field(gt=0, le=1)]
 """A part of a whole: above 0, at most 1."""
 
 Factor = Annotated[StrictFloat, Field(ge=1, allow_inf_nan=False)]
-"""How much longer each wait is than the one before."""
+"""The factor by which each wait is longer than the one before."""
 
 Jitter = Annotated[StrictFloat, Field(ge=0, lt=1)]
 """The share by which a wait may be longer or shorter."""

@@ -1,13 +1,13 @@
-"""Secrets in a spec, and the values that a cluster keeps next to pipelines in its resources.
+"""Secrets in a spec, and values that a Kubernetes cluster keeps in Secrets and ConfigMaps.
 
-A spec says where a secret is, never what it is: in a variable of the environment, in a file, or
-under a key of a Kubernetes Secret. The certificates for TLS are among them.
+A spec says where a secret is, never what it is: in an environment variable, in a file, or under a
+key of a Kubernetes Secret. Certificates for TLS are secrets, too.
 
-Numaflow's specs name keys of Secrets and ConfigMaps as ``{name, key}``. Here such a value comes
-from a variable of the environment, from a folder that is laid out as Kubernetes mounts one, or from
-a document of that kind in the pipeline's own file: the first of these that has it.
+Numaflow's specs refer to keys of Secrets and ConfigMaps as ``{name, key}``. Here such a value comes
+from the first place that has it: an environment variable, a folder with the layout of a Kubernetes
+mount, or a document of that kind in the pipeline's own file.
 
-The driver reads all of it when a run begins, and it is carried as a ``Secret``, which shows in no
+The driver reads all values when a run begins and passes them on as ``Secret``, which shows in no
 text.
 """
 
@@ -28,21 +28,21 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 
 FOLDER_VARIABLE = "EBBFLOW_SECRETS"
-"""Names the folder when no option does."""
+"""The variable that names the folder if no option does."""
 
 ValueKind = Literal["Secret", "ConfigMap"]
-"""A kind of resource that holds values under keys."""
+"""A kind of resource with values under keys."""
 
 _KEY = r"(?!\.\.)[-._a-zA-Z0-9]{1,253}"
 _NO_LETTER = re.compile(r"[^A-Z0-9]")
-_WAYS = "write env: NAME, file: PATH, or name: SECRET with key: KEY"
+_FORMS = "write env: NAME, file: PATH, or name: SECRET with key: KEY"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterValues:
-    """The places where values are looked for: variables, ``folder`` and ``documents``.
+    """The places to search for values: variables, ``folder`` and ``documents``.
 
-    ``documents`` has the values of the pipeline's own file, by kind and name.
+    ``documents`` has the values in the pipeline's own file, by kind and name.
     """
 
     folder: Path | None = None
@@ -54,14 +54,14 @@ class ClusterValues:
         folder: Path | None = None,
         documents: Mapping[tuple[ValueKind, str], Mapping[str, Secret]] | None = None,
     ) -> ClusterValues:
-        """Returns these places; without a folder that of the environment, if it names one."""
+        """Returns these places; the default folder is the one in the environment, if any."""
         named = os.environ.get(FOLDER_VARIABLE)
         return cls(Path(named) if folder is None and named else folder, documents or {})
 
     def find(self, kind: ValueKind, name: str, key: str) -> Secret | None:
-        """Returns the value as it is now, without a line end behind it; ``None`` if it is nowhere.
+        """Returns the current value, without a trailing line end; ``None`` if there is none.
 
-        Raises ``SetupError`` if its file is there and cannot be read.
+        Raises ``SetupError`` if its file exists but cannot be read.
         """
         text = os.environ.get(variable_of(kind, name, key))
         if text is None:
@@ -73,8 +73,8 @@ class ClusterValues:
     def find_all(self, kind: ValueKind, name: str) -> dict[str, Secret] | None:
         """Returns all values of one resource by their keys; ``None`` if there is no such resource.
 
-        Its keys are those in the folder, else those of the document; a variable may replace the
-        value of a key but brings no new one.
+        Its keys are those in the folder, else those of the document. A variable may replace the
+        value of a key, but adds no new key.
         """
         inside = None if self.folder is None else self.folder / name
         if inside is not None and inside.is_dir():
@@ -89,12 +89,12 @@ class ClusterValues:
         return {key: value for key, value in values.items() if value is not None}
 
     def read(self, kind: ValueKind, name: str, key: str, what: str) -> Secret:
-        """Returns the value; ``SetupError`` names all places that were tried if there is none."""
+        """Returns the value; ``SetupError`` names all places tried if there is none."""
         value = self.find(kind, name, key)
         if value is None or not value.reveal():
             state = "is not here" if value is None else "is empty"
             raise SetupError(
-                f"The {kind} {name} with the key {key} {state}; it is to hold {what}.",
+                f"The {kind} {name} with the key {key} {state}; it must hold {what}.",
                 f"Looked at {self._tried(kind, name, key)}.",
             )
         return value
@@ -132,7 +132,7 @@ def _text(file: Path | str, step: str = "Correct the file.") -> str:
 # --- references in a spec -----------------------------------------------------------------------
 
 
-# What is not a name must not become a path that leads out of the folder.
+# Checked, so that a name cannot become a path out of the folder.
 ResourceName = Annotated[
     StrictStr,
     matching(
@@ -149,7 +149,7 @@ ResourceKey = Annotated[
 
 
 class ClusterSection(Section):
-    """A section that refers to values of a cluster, and knows where they are looked for."""
+    """A section that refers to values of a cluster, and knows the places to search."""
 
     _values: ClusterValues | None = PrivateAttr(default=None)
 
@@ -161,7 +161,7 @@ class ClusterSection(Section):
 
     @property
     def values(self) -> ClusterValues:
-        """The places to look at: those that the spec was read with, else the environment's."""
+        """The places to search: those that the spec was read with, else the environment's."""
         return self._values or ClusterValues.of()
 
 
@@ -175,11 +175,11 @@ class KeyRef(ClusterSection):
     optional: StrictBool = False
 
     def read(self, what: str) -> Secret:
-        """Returns the value, as it is now; ``what`` it is for. ``SetupError`` if there is none."""
+        """Returns the current value; ``what`` describes it. ``SetupError`` if there is none."""
         return self.values.read(self.KIND, self.name, self.key, what)
 
     def find(self, what: str) -> Secret | None:
-        """Returns the value as ``read`` does, but ``None`` if it is optional and nowhere."""
+        """Returns the value as ``read`` does, but ``None`` if it is optional and missing."""
         value = self.values.find(self.KIND, self.name, self.key)
         return value if value is not None or self.optional else self.read(what)
 
@@ -200,9 +200,9 @@ class ConfigMapKeyRef(KeyRef):
 
 
 class SecretRef(ClusterSection):
-    """Where a secret is: in a variable, in a file, or under a key of a Secret; exactly one of them.
+    """The place of a secret: exactly one of a variable, a file, or a key of a Secret.
 
-    A path that is not absolute begins where the run is started.
+    A relative path is relative to the folder where the run starts.
     """
 
     env: StrictStr | None = Field(
@@ -217,23 +217,23 @@ class SecretRef(ClusterSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_no_secret(cls, ref: Any) -> Any:
+    def _refuse_secret_itself(cls, ref: Any) -> Any:
         if isinstance(ref, str):
-            raise PydanticCustomError("EB109", f"the secret itself does not belong here; {_WAYS}")
+            raise PydanticCustomError("EB109", f"the secret itself does not belong here; {_FORMS}")
         return ref
 
     @model_validator(mode="after")
     def _says_one(self) -> SecretRef:
         parts = (self.env, self.file, self.name, self.key)
-        ways = tuple(part is not None for part in parts)
-        if ways not in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 1)):
-            raise PydanticCustomError("EB109", f"one secret is in one place; {_WAYS}")
+        are_set = tuple(part is not None for part in parts)
+        if are_set not in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 1)):
+            raise PydanticCustomError("EB109", f"one secret is in one place; {_FORMS}")
         return self
 
     def read(self, what: str) -> Secret:
-        """Returns the secret, as it is now; ``what`` it is for, as in "the password of kafka".
+        """Returns the current secret; ``what`` describes it, as in "the password of kafka".
 
-        ``SetupError`` names the variable or the file if there is nothing in it.
+        ``SetupError`` names the variable or the file if it is missing or empty.
         """
         if self.name is not None and self.key is not None:
             return self.values.read("Secret", self.name, self.key, what)
@@ -243,27 +243,27 @@ class SecretRef(ClusterSection):
         assert self.env is not None
         value = os.environ.get(self.env, "")
         if not value:
-            raise SetupError(f"The variable {self.env} is not set.", f"It is to hold {what}.")
+            raise SetupError(f"The variable {self.env} is not set.", f"It must hold {what}.")
         return value
 
 
 def _in_file(path: str, what: str) -> str:
-    """Returns the text of a file, without the line end that editors put behind it."""
-    text = _text(path, f"It is to hold {what}.").rstrip("\r\n")
+    """Returns the text of a file, without the trailing line end that editors add."""
+    text = _text(path, f"It must hold {what}.").rstrip("\r\n")
     if not text:
-        raise SetupError(f"{path} is empty.", f"It is to hold {what}.")
+        raise SetupError(f"{path} is empty.", f"It must hold {what}.")
     return text
 
 
 class Tls(Section):
-    """All in PEM form. Without ``caCertSecret`` those are trusted that this machine trusts."""
+    """Certificates in PEM form. Without ``caCertSecret`` this machine's authorities are trusted."""
 
     insecure_skip_verify: StrictBool = Field(
         default=False, description="only `false`: certificates are always checked"
     )
     ca_cert_secret: SecretRef | None = Field(
         default=None,
-        description="the authorities to trust; left out, those that this machine trusts",
+        description="the authorities to trust; left out, those of this machine",
     )
     cert_secret: SecretRef | None = Field(default=None, description="the certificate")
     key_secret: SecretRef | None = Field(default=None, description="its key")
@@ -273,8 +273,8 @@ class Tls(Section):
         if self.insecure_skip_verify:
             raise PydanticCustomError(
                 "EB104",
-                "certificates are always checked; name that of the authority as caCertSecret "
-                "in place of insecureSkipVerify",
+                "certificates are always checked; name the authority's certificate as "
+                "caCertSecret in place of insecureSkipVerify",
             )
         if (self.cert_secret is None) != (self.key_secret is None):
             raise PydanticCustomError(
@@ -283,7 +283,7 @@ class Tls(Section):
         return self
 
     def contents(self, where: str) -> dict[str, str]:
-        """Returns what the files hold, of those that are given: ``ca``, ``cert``, ``key``."""
+        """Returns the contents of the configured files: ``ca``, ``cert``, ``key``."""
         named = {"ca": self.ca_cert_secret, "cert": self.cert_secret, "key": self.key_secret}
         return {
             name: secret.read(f"the {name} for TLS of {where}").reveal()

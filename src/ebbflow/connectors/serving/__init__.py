@@ -1,5 +1,5 @@
 """The serving source and its sink: requests over HTTP, and their answers.
 
-The registry of connectors loads ``spec``; what shows people requests and answers imports the rest.
+The registry of connectors loads ``spec``; code that shows requests and answers imports the rest.
 Start with ``book``, which knows every open request.
 """

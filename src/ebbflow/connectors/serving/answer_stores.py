@@ -1,7 +1,7 @@
-"""The store as a serving source reads it: answers as they are stored, and all of a request.
+"""How a serving source reads the answer store: new answers, and all answers to a request.
 
-A bucket in NATS can be followed. A store of the user's own cannot: it is asked, in its own thread,
-when a request has ended.
+A bucket in NATS can be followed. A user's own store cannot: it is queried, in its own thread, when
+a request has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ebbflow.usercode.calling import Handler, in_environment
 from ebbflow.usercode.targets import resolve
 
 TakeAnswers = Callable[[Sequence[Answer]], None]
-"""Gets the answers that have come together, each with the ``token`` of its request."""
+"""Called with answers that have arrived together, each with the ``token`` of its request."""
 
 
 class AnswerSource(Protocol):
@@ -31,14 +31,14 @@ class AnswerSource(Protocol):
     async def follow(self, take: TakeAnswers, fail: Callable[[EbbflowError], None]) -> None:
         """Calls ``take`` with answers that are stored from now on, until it is closed.
 
-        An answer may come twice, after a crash. ``fail`` gets the error after which none come.
+        An answer may come twice, after a crash. ``fail`` gets the error that ends following.
         """
 
     async def get(self, request: str) -> list[Answer]:
         """Returns the answers to a request so far, in the order of its results."""
 
     async def close(self) -> None:
-        """Follows no more, and closes the store."""
+        """Stops following and closes the store."""
 
 
 class BucketAnswers:
@@ -57,16 +57,16 @@ class BucketAnswers:
         return await self._bucket.get(request)
 
     async def close(self) -> None:
-        """Follows the bucket no more."""
+        """Stops following the bucket."""
         if self._follower is not None:
             await self._follower.close()
 
 
 class OwnStoreAnswers:
-    """Answers in a store of the user's own, opened when it is first asked. ``AnswerSource``.
+    """Answers in a user's own store, opened at the first query. ``AnswerSource``.
 
-    One thread makes it, asks it and closes it. What the user's code raises is raised by ``get``,
-    and the next call opens the store again.
+    One thread creates, queries and closes it. ``get`` raises whatever the user's code raises, and
+    the next call opens the store again.
     """
 
     def __init__(self, code: Code, search: str | None, env: Variables = ()) -> None:
@@ -77,10 +77,10 @@ class OwnStoreAnswers:
         self._thread = ThreadPoolExecutor(1, "serving-store")
 
     async def follow(self, take: TakeAnswers, fail: Callable[[EbbflowError], None]) -> None:
-        """Does nothing: no one tells when a store of the user's is given an answer."""
+        """Does nothing: a user's own store does not notify of new answers."""
 
     async def get(self, request: str) -> list[Answer]:
-        """Asks the store, in its thread."""
+        """Queries the store, in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, request)
 
     async def close(self) -> None:
@@ -104,10 +104,10 @@ class OwnStoreAnswers:
 
 
 class OwnStore:
-    """A store of the user's that is open for reading. Used by one thread at a time.
+    """A user's own store, open for reading. Used by one thread at a time.
 
-    ``search`` is the folder that has its code, ``variables`` are those of its container. Opening it
-    and asking it raise what the user's code raises.
+    ``search`` is the folder with its code, ``variables`` are those of its container. Opening and
+    querying it raise whatever the user's code raises.
     """
 
     def __init__(self, code: Code, search: str | None, variables: Variables = ()) -> None:

@@ -1,12 +1,12 @@
-"""The book of requests: which are open, how they end, and what becomes known of them meanwhile.
+"""The book of requests: which are open, how far they are, and how they end.
 
-A request is accepted when its row is stored in the source's buffer. From then on the trail tells
-its outcome and that of all that comes of it, and the book says when it is complete. Everything
-that it knows follows from what is stored: after a crash it reads the rows that wait in the buffer
-and the trail from its last checkpoint on, so that no request is forgotten and none ends twice.
+A request is accepted when its row is stored in the source's buffer. From then on the trail has the
+outcomes of the request and of every message derived from it, and the book determines when it is
+complete. The book can be rebuilt from stored data: after a crash it reads the rows that wait in the
+buffer and the trail from its last checkpoint on, so no request is forgotten and none ends twice.
 
-One book at a time keeps the requests of a source, because one run at a time has the pipeline. So
-it knows every request that is open, and an id that is neither open nor written down is new.
+A source has one book at a time, because only one run at a time has the pipeline. So the book knows
+every open request, and an id that is neither open nor written down is new.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from ebbflow.connectors.listening.posts import (
     rows_of_posts,
 )
 from ebbflow.connectors.serving.answer_stores import AnswerSource
-from ebbflow.connectors.serving.requests import AnswersSoFar, OpenRequest, RequestRegister
+from ebbflow.connectors.serving.requests import OpenRequest, ReceivedAnswers, RequestRegister
 from ebbflow.connectors.serving.store import (
     Checkpoint,
     RequestRecords,
     ServedRequest,
     read_life,
     read_unsettled_requests,
-    tell_again,
+    rewrite_rows,
 )
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.domain.message import make_request_id
@@ -55,7 +55,7 @@ from ebbflow.web.app import check_body_size
 from ebbflow.web.exchange import Refusal, too_many, unavailable
 
 MOST_OPEN = 100_000
-"""The most requests that may be open; others are refused until some have ended."""
+"""The most requests that may be open; more are refused until some have ended."""
 
 _CHECKPOINT_EVERY = 2.0
 _CLOSE_WITHIN = 5.0
@@ -66,13 +66,13 @@ STOPPING = "the run is stopping"
 class RequestBook:
     """The requests of one serving source. Everything happens on the link's loop.
 
-    ``ack_wait`` is how many seconds a caller waits to be told that its request is stored.
+    ``ack_wait`` is how many seconds a caller waits for confirmation that its request is stored.
     """
 
     answers_within = 1.0
-    """Answers that are stored when the trail says so are followed for this many seconds."""
+    """How many seconds to wait for stored answers that arrive after the trail's last row."""
     far_behind = 20_000
-    """This many frames are read within seconds after a crash."""
+    """Requests this many trail frames back are rewritten, so that recovery takes only seconds."""
 
     def __init__(
         self, link: Link, context: FeedContext, answers: AnswerSource, ack_wait: float
@@ -83,7 +83,7 @@ class RequestBook:
         self._names = Names(context.pipeline)
         self._answers = answers
         self._ack_wait = ack_wait
-        # A store of the user's own tells no one when it is given an answer.
+        # A user's own store does not notify anyone of new answers.
         self._is_followed = context.store.code is None
         self._records = RequestRecords(link.client, context.store.bucket, context.pipeline)
         self._register = RequestRegister(context.vertex, self._records)
@@ -95,17 +95,17 @@ class RequestBook:
 
     @property
     def failure(self) -> str | None:
-        """The reason why it accepts nothing at the moment; ``None`` while it does."""
+        """The reason why no request is accepted at the moment; ``None`` while they are."""
         return self._failure
 
     async def open(self) -> None:
-        """Reads what is open from earlier runs, and follows the outcomes of requests."""
+        """Reads the open requests of earlier runs, and follows the outcomes of requests."""
         link, vertex = self._link, self._context.vertex
         self._store = PostStore(replace(self._context, link=link).buffers, None, self._ack_wait)
         await self._answers.follow(self._take_answers, self._fail)
         self._life = await read_life(link.client, self._names.trail)
         checkpoint = await self._records.read_checkpoint(vertex, self._life)
-        # Before the trail's end is looked for: a row that leaves the buffer is in the trail.
+        # Before the trail is read to its end: a row that leaves the buffer is in the trail.
         waiting = await read_unsettled_requests(link, self._names, vertex, self._context.partitions)
         self._register.begin_recovery(checkpoint, waiting)
         trail = self._trail = await follow_trail(
@@ -114,7 +114,7 @@ class RequestBook:
         await trail.catch_up()
         await self._register.end_recovery(waiting)
         self._checkpoints = asyncio.get_running_loop().create_task(self._write_checkpoints(trail))
-        # The first column that Arrow makes has it import pandas: not while someone waits.
+        # Arrow imports pandas when it makes its first column, which must not delay a caller.
         rows_of_posts([])
         self._failure = None
 
@@ -123,12 +123,12 @@ class RequestBook:
 
     async def _write_checkpoints(self, trail: Follower) -> None:
         while True:
-            # The next one makes up for one that fails.
+            # If one fails, the next one replaces it.
             with contextlib.suppress(EbbflowError, api.ApiError, nats.errors.Error):
-                # One at once, so that others know which vertex keeps a book.
+                # The first without delay, so that other processes know which vertex has a book.
                 await self._write_checkpoint()
                 await asyncio.sleep(_CHECKPOINT_EVERY)
-                await self._tell_again(trail)
+                await self._rewrite_old_rows(trail)
 
     async def _write_checkpoint(self) -> None:
         checkpoint = replace(self._register.checkpoint, life=self._life)
@@ -136,22 +136,23 @@ class RequestBook:
             await self._records.write_checkpoint(self._context.vertex, checkpoint)
             self._written = checkpoint
 
-    async def _tell_again(self, trail: Follower) -> None:
-        """Moves open requests that are far back in the trail to its end."""
+    async def _rewrite_old_rows(self, trail: Follower) -> None:
+        """Writes the rows of open requests that are far back in the trail to its end again."""
         assert self._context.store is not None
         now = datetime.now(UTC)
-        # Long before the trail forgets what is too old.
+        # Long before the trail drops these rows for their age.
         before = now - timedelta(milliseconds=self._context.store.ttl / 2)
         if behind := self._register.list_behind(self.far_behind, before):
-            told = (row for retelling in behind for row in retelling.rows)
-            seq = await tell_again(self._link.client, self._names, told)
+            rows = (row for old in behind for row in old.rows)
+            seq = await rewrite_rows(self._link.client, self._names, rows)
             await trail.catch_up()
-            self._register.note_told_again(behind, seq, now)
+            self._register.note_rewritten(behind, seq, now)
 
     async def close(self) -> None:
-        """Writes down how far it is and follows no more; open requests stay open.
+        """Writes a last checkpoint and stops following; open requests stay open.
 
-        Whoever waits for one hears that the run stops, and may fetch it from the next.
+        Waiting callers get an error that the run is stopping, and can fetch results from the next
+        run.
         """
         self._failure = STOPPING
         for request in [*self._register.open.values(), *self._awaited.values()]:
@@ -172,15 +173,15 @@ class RequestBook:
     async def submit(self, envelope: Envelope, body: bytes) -> None:
         """Accepts a request: it is durable when this returns.
 
-        ``Refusal`` with 409 for an id that is known, 429, 503 or 413 when it is not accepted.
+        ``Refusal`` with 409 for a known id; with 429, 503 or 413 if it is not accepted.
         """
         await self._accept(self._make_request(envelope, body), envelope, body)
 
     async def ask(self, envelope: Envelope, body: bytes, seconds: float) -> ServedRequest:
         """Accepts a request and returns it when it has ended: ``submit`` and ``wait`` in one.
 
-        It is the cheaper way, because answers are kept as they come. ``TimeoutError`` when it was
-        accepted and has not ended in time; ``Refusal`` when it was not accepted.
+        This is cheaper, because answers are collected as they arrive. ``TimeoutError`` if it was
+        accepted but has not ended in time; ``Refusal`` if it was not accepted.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         request = self._make_request(envelope, body)
@@ -212,8 +213,8 @@ class RequestBook:
         except BaseException:
             self._register.remove(request)
             raise
-        # From here on it may be stored, whoever stops waiting.
-        refusal = await submission.told
+        # From here on it may be stored, even if the caller stops waiting.
+        refusal = await submission.outcome
         if refusal is not None:
             raise _in_doubt(request.id) if refusal.status == _UNCERTAIN else refusal
 
@@ -222,17 +223,17 @@ class RequestBook:
         if refusal is not None and refusal.status != _UNCERTAIN:
             self._register.remove(request)
 
-    # --- looking --------------------------------------------------------------------------------
+    # --- looking up -----------------------------------------------------------------------------
 
     async def status(self, id: str) -> ServedRequest | None:
-        """Returns a request without its answers; none if no one knows it."""
+        """Returns a request without its answers; ``None`` if it is unknown."""
         request = self._register.open.get(id)
         if request is not None:
             return request.describe()
         return self._register.get_ended(id) or await self._records.read(id)
 
     async def find(self, id: str) -> ServedRequest | None:
-        """Returns a request, with its answers if it is completed; none if no one knows it."""
+        """Returns a request, with its answers if it is completed; ``None`` if it is unknown."""
         request = await self.status(id)
         return request if request is None else await self._with_answers(request)
 
@@ -241,7 +242,7 @@ class RequestBook:
             return request
         try:
             answers = await self._answers.get(request.id)
-        except Exception as error:  # whatever a store of the user's raises
+        except Exception as error:  # anything that a user's own store may raise
             why = f"{type(error).__name__}: {error}"
             raise unavailable(
                 f"request {request.id} is completed, but its answers cannot be read at the moment; "
@@ -252,9 +253,9 @@ class RequestBook:
     # --- waiting --------------------------------------------------------------------------------
 
     async def wait(self, id: str, seconds: float) -> ServedRequest:
-        """Returns a request with its answers when it has ended; ``TimeoutError`` after a while.
+        """Returns a request with its answers when it has ended; ``TimeoutError`` after ``seconds``.
 
-        ``KeyError`` for an id that no one knows.
+        ``KeyError`` for an unknown id.
         """
         request = self._register.open.get(id)
         if request is None:
@@ -264,9 +265,9 @@ class RequestBook:
                 return await self._wait_for_end(request)
 
     async def watch(self, id: str) -> AsyncIterator[Answer | ServedRequest]:
-        """Yields answers as they come, those that are there first, and last the ended request.
+        """Yields stored answers, then answers as they arrive, and finally the ended request.
 
-        ``KeyError``, at the first step, for an id that no one knows.
+        ``KeyError``, at the first step, for an unknown id.
         """
         request = self._register.open.get(id)
         known: set[str] = set()
@@ -289,10 +290,10 @@ class RequestBook:
         return request
 
     @contextmanager
-    def _awaiting(self, request: OpenRequest, is_whole: bool = False) -> Iterator[AnswersSoFar]:
-        """Keeps the answers to a request for as long as someone waits for them."""
+    def _awaiting(self, request: OpenRequest, is_whole: bool = False) -> Iterator[ReceivedAnswers]:
+        """Collects the answers to a request while a caller waits for them."""
         if request.answers is None:
-            request.answers = AnswersSoFar(is_whole)
+            request.answers = ReceivedAnswers(is_whole)
             self._awaited[request.token] = request
         answers = request.answers
         answers.waiting += 1
@@ -311,7 +312,7 @@ class RequestBook:
                 request.take(answer)
 
     async def _list_until_end(
-        self, request: OpenRequest, coming: AnswersSoFar, known: set[str]
+        self, request: OpenRequest, coming: ReceivedAnswers, known: set[str]
     ) -> AsyncIterator[Answer]:
         coming.is_watched = True
         if self._is_followed and not coming.is_whole:
@@ -323,7 +324,7 @@ class RequestBook:
                 known.add(answer.name)
                 yield answer
             if new:
-                continue  # others may have come meanwhile
+                continue  # more may have arrived meanwhile
             if request.end is not None:
                 return
             await _wait_for_change(request)
@@ -333,7 +334,7 @@ class RequestBook:
         while request.end is None:
             await _wait_for_change(request)
         if request.answers is not None and request.answers.is_whole and not request.has_everything:
-            # They are stored when the trail says so, but come by another way.
+            # They are stored by now, but arrive through another subscription than the trail.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.answers_within):
                     while not request.has_everything:
@@ -350,41 +351,41 @@ async def _wait_for_change(request: OpenRequest) -> None:
 
 
 def _known(request: str) -> Refusal:
-    return Refusal(409, f"there is a request with the id {request} already")
+    return Refusal(409, f"there is already a request with the id {request}")
 
 
 def _in_doubt(request: str) -> Refusal:
     return unavailable(
-        f"JetStream has not confirmed request {request}, which may be accepted all the same: "
+        f"JetStream has not confirmed request {request}, which may still be accepted: "
         "ask for its status"
     )
 
 
-# --- requests in flight into the buffer --------------------------------------------------------
+# --- storing requests in the buffer -------------------------------------------------------------
 
 
 class RequestEnvelope(Envelope):
-    """The envelope of one request. ``id_header``, in lower case, is where callers name an id."""
+    """The envelope of one request. ``id_header``, in lower case, is the header with its id."""
 
     __slots__ = ()
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]], now: int, id_header: str) -> None:
-        """Reads the headers, in lower case and in their order; ``Refusal`` if they are wrong."""
+        """Reads the lower-case headers in order; ``Refusal`` if one is invalid."""
         headers = join_headers(raw)
         own_id = headers.get(id_header)
         self.id = make_request_id() if own_id is None else check_request_id(own_id, id_header)
         self.has_own_id = own_id is not None
         self.is_batch = False
         self.announced = int(headers.get("content-length", "0"))
-        # Answers are stored under this one: no one may name the id of another request here.
+        # Answers are stored under this id, so a caller must not pass another request's id here.
         headers[ID] = self.id
         self._read(headers, now)
 
 
 def check_request_id(text: str, name: str) -> str:
-    """Returns an id that a caller named; ``Refusal`` if it cannot be one."""
-    # The ids of all messages that come of a request begin with its own and a slash: user code that
-    # replaces the headers leaves nothing else to know the request by.
+    """Returns an id that a caller gave; ``Refusal`` if it is invalid."""
+    # The ids of all messages derived from a request begin with its id and a slash. If user code
+    # replaces the headers, nothing else identifies the request.
     if "/" in text:
         raise Refusal(400, f"{name} must not have a slash in it")
     return check_id(text, name)
@@ -393,11 +394,11 @@ def check_request_id(text: str, name: str) -> str:
 class Submission:
     """One request, as ``PostStore`` stores it: a single message.
 
-    ``told`` has the first that is known: stored, refused, or nothing certain. ``settled`` is called
-    once, when it is known for good. Copies are known by the book, so it has no named id.
+    ``outcome`` gets the first outcome: stored, refused, or uncertain. ``settled`` is called once,
+    with the final outcome. The book recognises copies, so it has no named id.
     """
 
-    __slots__ = ("count", "envelope", "rows", "settled", "size", "told", "value")
+    __slots__ = ("count", "envelope", "outcome", "rows", "settled", "size", "value")
 
     named_id = None
 
@@ -410,21 +411,21 @@ class Submission:
         self.count = 1
         self.size = len(body) + envelope.size + ROW_BYTES
         self.settled = settled
-        self.told: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
         _name_request(envelope)
 
     def settle(self, refusal: Refusal | None) -> None:
-        """Hears that it is stored, or why not."""
+        """Called when it is stored, or with the reason why it is not."""
         self.settled(refusal)
         self.answer(refusal)
 
     def answer(self, refusal: Refusal | None) -> None:
-        """Tells whoever waits, who may have gone."""
-        if not self.told.done():
-            self.told.set_result(refusal)
+        """Sets the outcome for the caller, which may no longer wait."""
+        if not self.outcome.done():
+            self.outcome.set_result(refusal)
 
 
 def _name_request(envelope: Envelope) -> None:
-    """Has every message that comes of the request name it: answers are stored under that id."""
+    """Puts the id into a header of all derived messages: answers are stored under that id."""
     others = [pair for pair in envelope.headers if pair[0].lower() != ID]
     envelope.headers = [*others, (ID, envelope.id)]

@@ -1,28 +1,28 @@
-"""The endpoints of a serving source: what callers may ask, and how each is answered.
+"""The endpoints of a serving source and their answers.
 
 | path | what it does |
 | --- | --- |
-| ``POST /v1/process/sync`` | takes a request and answers with its results |
-| ``POST /v1/process/async`` | takes a request and answers with its id, as soon as it is stored |
+| ``POST /v1/process/sync`` | accepts a request and answers with its results |
+| ``POST /v1/process/async`` | accepts a request and answers with its id, once it is stored |
 | ``GET /v1/process/fetch?id=`` | answers with the results of a request, if it has ended |
-| ``GET /v1/process/status?id=`` | tells how far a request is, and its history |
-| ``POST /v1/process/sse`` | takes a request and sends its results as they come |
-| ``GET /v1/process/sse?id=`` | sends the results of a request that was taken before |
+| ``GET /v1/process/status?id=`` | answers with the progress and history of a request |
+| ``POST /v1/process/sse`` | accepts a request and streams its results |
+| ``GET /v1/process/sse?id=`` | streams the results of an earlier request |
 
-A request is stored before anybody is told that it was taken, and it continues whatever becomes of
-its caller: one that has gone, or waited for too long, can fetch the results later. So nothing
-here is waited for when the client has gone. All of it is on the listeners' loop.
+A request is stored before its caller is told that it is accepted, and it continues without its
+caller: one that has disconnected, or waited too long, can fetch the results later. So if a client
+disconnects, its handler stops waiting. Everything runs on the listeners' loop.
 
-The body of an answer is the results, one behind the other, in their order. Two headers tell them
-apart: their number and the length of each in bytes. Results are bytes, and their type is seen by
-looking. One result that begins and ends as a JSON object or array does is ``application/json``,
-other text in UTF-8 is ``text/plain``, and anything else ``application/octet-stream``. Browsers are
-told not to guess further.
+The body of an answer is the concatenated results, in order. Two headers separate them: their number
+and the length of each in bytes. The type of results is derived from their bytes. A single result
+that begins and ends like a JSON object or array is ``application/json``, other UTF-8 text is
+``text/plain``, and anything else ``application/octet-stream``. A header tells browsers not to guess
+further.
 
-Results as they come are Server-Sent Events. An answer that is text is an event of the usual kind.
-One that is not, or that has carriage returns, which the format would change, is an event
-``base64``. The last event is ``done`` or ``error``, with JSON. The id of an event counts up as
-answers are stored, so a client that connects again with the last id that it has seen gets the rest.
+Streams are Server-Sent Events. A text answer is an event of the default type. An answer that is not
+text, or has carriage returns, which the format would change, is a ``base64`` event. The last event
+is ``done`` or ``error``, with JSON. Event ids increase as answers are stored, so a client that
+reconnects with the last id it has seen gets the rest.
 """
 
 from __future__ import annotations
@@ -64,21 +64,22 @@ _BRACKETS = {b"{": b"}", b"[": b"]"}
 _NUMBER = re.compile(r"\d{1,18}")
 _MOST_BYTES = 64 * 1024 * 1024
 
-AskedWork = Callable[[RequestEnvelope, bytes, Exchange], Coroutine[Any, Any, None]]
-"""Does what a request with a body asks for."""
+BodyHandler = Callable[[RequestEnvelope, bytes, Exchange], Coroutine[Any, Any, None]]
+"""Handles a request with a body."""
 
 LookUp = Callable[[str, Exchange], Coroutine[Any, Any, None]]
-"""Does what is asked for about the request of an id."""
+"""Handles a query about the request with an id."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """How requests are taken in and answered. Times are in seconds.
+    """How requests are accepted and answered. Times are in seconds.
 
     ``id_header`` is the header with the id of a request, as the spec writes it. A caller waits for
-    ``request_timeout`` at most. ``cors`` are the origins whose pages may ask, ``*`` for all.
-    ``read_timeout`` is for one request to arrive as a whole, ``ack_wait`` for JetStream to confirm
-    it; ``in_flight`` requests at most are served at the same time, waiting callers included.
+    ``request_timeout`` at most. ``cors`` has the origins whose pages may send requests, ``*`` for
+    all. ``read_timeout`` limits how long a whole request takes to arrive, ``ack_wait`` how long
+    JetStream takes to confirm it. At most ``in_flight`` requests are served at the same time,
+    waiting callers included.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -92,7 +93,7 @@ class ServingSettings:
 
 
 class Endpoints:
-    """What the paths of one serving source do. ``largest`` is the largest body there may be."""
+    """The handlers of one serving source. ``largest`` is the largest body allowed."""
 
     def __init__(self, book: RequestBook, settings: ServingSettings, largest: int) -> None:
         self._book = book
@@ -106,7 +107,7 @@ class Endpoints:
 
     @property
     def routes(self) -> list[Route]:
-        """The paths, and who takes requests there."""
+        """The paths and their handlers."""
         return [
             Route((b"POST",), "/v1/process/sync", self._open_sync),
             Route((b"POST",), "/v1/process/async", partial(self._take, self._answer_async)),
@@ -117,7 +118,7 @@ class Endpoints:
         ]
 
     async def end(self, grace: float) -> None:
-        """Waits for the answers that are due within that many seconds; other callers get a 503."""
+        """Waits up to ``grace`` seconds for open answers; callers that still wait get a 503."""
         await self._tasks.end(grace)
 
     # --- requests with a body -------------------------------------------------------------------
@@ -151,8 +152,8 @@ class Endpoints:
         await self._book.submit(envelope, body)
         await self._stream(envelope.id, exchange, -1, wait)
 
-    def _take(self, work: AskedWork, asked: HttpRequest, exchange: Exchange) -> Receiver:
-        """Returns who takes the body, if there is room for it."""
+    def _take(self, work: BodyHandler, asked: HttpRequest, exchange: Exchange) -> Receiver:
+        """Returns the receiver of the body, if there is room for it."""
         envelope = RequestEnvelope(asked.headers, time.time_ns() // 1000, self._id_name)
         self._name(exchange, envelope.id)
         reservation = self._asked.reserve(envelope.announced, self._largest)
@@ -174,7 +175,7 @@ class Endpoints:
         HttpReply.json(request.describe()).send(exchange)
 
     def _open_following(self, asked: HttpRequest, exchange: Exchange) -> Receiver:
-        """Follows a request; a GET that names none and has a body is one itself, as Numaflow's."""
+        """Follows a request. As in Numaflow, a GET without an id but with a body is a request."""
         if "id" not in asked.query and _has_body(asked):
             return self._open_stream(asked, exchange)
         after, wait = read_last_event(asked), read_timeout(asked)
@@ -203,13 +204,13 @@ class Endpoints:
         return self._tasks.take(self._looked_up, exchange, partial(work, request_id, exchange))
 
     def _name(self, exchange: Exchange, request_id: str) -> None:
-        """Has every answer name the request."""
+        """Puts the request's id into every answer."""
         exchange.extra_headers += f"{self._id_header}: {request_id}\r\n".encode()
         exchange.error_body = partial(describe_problem, id=request_id)
 
 
 def _explain_failure(error: BaseException) -> Refusal:
-    """Returns what a caller is told when there is no answer."""
+    """Returns the refusal for a caller that gets no answer because of an error."""
     if isinstance(error, asyncio.CancelledError):
         return unavailable("the run is stopping; fetch the results when it continues")
     if isinstance(error, EbbflowError | TimeoutError):
@@ -235,18 +236,18 @@ def _has_body(asked: HttpRequest) -> bool:
     )
 
 
-# --- what callers say ---------------------------------------------------------------------------
+# --- reading parameters -------------------------------------------------------------------------
 
 
 def read_id(asked: HttpRequest) -> str:
-    """Returns the id that the address asks for; ``Refusal`` if it names none."""
+    """Returns the id in the query; ``Refusal`` if there is none."""
     if "id" not in asked.query:
         raise Refusal(400, "name the request with ?id=")
     return check_request_id(asked.query["id"], "id")
 
 
 def read_timeout(asked: HttpRequest) -> float | None:
-    """Returns the seconds that a caller wants to wait, if it says so."""
+    """Returns the seconds that a caller wants to wait, if it sends a timeout."""
     text = asked.query.get("timeout")
     if text is None:
         return None
@@ -260,7 +261,7 @@ def read_timeout(asked: HttpRequest) -> float | None:
 
 
 def read_last_event(asked: HttpRequest) -> int:
-    """Returns the id of the last event that a client has seen, less than any other if none."""
+    """Returns the id of the last event that a client has seen, or -1."""
     text = asked.header(b"last-event-id")
     if not text:
         return -1
@@ -294,7 +295,7 @@ def reply_accepted(request: str) -> HttpReply:
 
 
 def choose_type(results: Sequence[bytes]) -> str:
-    """Returns the content type of results, of which there is one at least."""
+    """Returns the content type of one or more results."""
     if not all(map(is_text, results)):
         return BINARY
     if len(results) == 1:
@@ -305,7 +306,7 @@ def choose_type(results: Sequence[bytes]) -> str:
 
 
 def is_text(result: bytes) -> bool:
-    """Returns whether it is UTF-8."""
+    """Returns whether a result is UTF-8."""
     if result.isascii():
         return True
     try:
@@ -316,12 +317,12 @@ def is_text(result: bytes) -> bool:
 
 
 def describe_problem(refusal: Refusal, **facts: Any) -> bytes:
-    """Returns the body of a refusal, in the words of Numaflow; ``facts`` stand next to them."""
+    """Returns the body of a refusal, with Numaflow's fields and ``facts``."""
     return encode_json(_problem(refusal.reason, refusal.status, facts))
 
 
 def describe_failed_request(request: ServedRequest) -> bytes:
-    """Returns the body of the answer to a request that has failed."""
+    """Returns the body of the answer to a failed request."""
     failure = request.failure
     facts: dict[str, Any] = {"id": request.id}
     if failure is None:
@@ -342,7 +343,7 @@ def _problem(message: str, code: int, facts: Mapping[str, Any]) -> dict[str, Any
 async def stream_answers(
     exchange: Exchange, events: AsyncIterator[Answer | ServedRequest], after: int
 ) -> None:
-    """Sends what comes until the request has ended, without answers that came until ``after``."""
+    """Sends events until the request has ended, without answers up to the number ``after``."""
     answers = 0
     async for event in events:
         if isinstance(event, ServedRequest):

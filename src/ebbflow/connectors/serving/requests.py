@@ -1,17 +1,18 @@
-"""The requests of a source: those that are open, who waits for them, and those that ended lately.
+"""The requests of a source: open ones, the callers that wait for them, and recently ended ones.
 
-Answers are kept only while someone waits for them: of a request that no one waits for they are
-read from the store when they are fetched. Everything happens on one loop.
+Answers are kept in memory only while a caller waits for them; otherwise they are read from the
+store when they are fetched. Everything happens on one loop.
 
-The register takes in the trail and says which requests end by it. How a request ended is written
-down before the checkpoint passes it, and an ended request is forgotten only when it is written
-down. So what a crash takes is in the trail behind the checkpoint, or in the buffer of the source.
+The register reads the trail and determines which requests have ended. The record of an ended
+request is stored before the checkpoint passes it, and a request is forgotten only once its record
+is stored. So everything that a crash loses is in the trail after the checkpoint, or in the buffer
+of the source.
 
-A request that stays open for long would hold the checkpoint back, and its rows become too old to
-be kept. So what is known of it is told again, at the end of the trail.
+A request that stays open for long would hold back the checkpoint, and the trail would drop its rows
+for their age. So its rows are written to the end of the trail again.
 
-After a crash the trail tells of requests that ended before, too: their rows may have been written
-again, or a branch of them continued. Only what has no record is taken up again.
+After a crash the trail also has rows of requests that ended before: their rows may have been
+written again, or one of their branches continued. Only requests without a record are reopened.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ebbflow.streams.answer_bucket import TrailFrame
 from ebbflow.streams.trail_rows import TrailRow
 
 MOST_ENDED = 10_000
-"""The most ended requests that are kept in memory; others are read from the bucket."""
+"""The most ended requests to keep in memory; older ones are read from the bucket."""
 
 _IN_FLIGHT = 64
 _AT_ONCE = 1_000
@@ -41,11 +42,11 @@ _AT_ONCE = 1_000
 # --- one request ----------------------------------------------------------------------------------
 
 
-class AnswersSoFar:
-    """The answers to a request that have come while someone waits for them.
+class ReceivedAnswers:
+    """The answers to a request that have arrived while a caller waits for them.
 
-    ``is_whole`` if someone has waited from the beginning, so that none can be missing.
-    ``is_watched`` if someone wants each as it comes.
+    ``is_whole`` is true if a caller has waited from the beginning, so that none can be missing.
+    ``is_watched`` is true if a caller wants each answer as it arrives.
     """
 
     __slots__ = ("_by_name", "is_watched", "is_whole", "waiting")
@@ -60,17 +61,17 @@ class AnswersSoFar:
         return len(self._by_name)
 
     def add(self, answer: Answer) -> None:
-        """Takes an answer in; one that is stored again takes the place of the first."""
+        """Adds an answer; one that is stored again replaces the first."""
         self._by_name[answer.name] = answer
 
     def in_order(self) -> tuple[Answer, ...]:
         """Returns them in the order of the request's results."""
         answers = self._by_name.values()
-        # As a rule there is one, and its order is a parsed id.
+        # Usually there is one answer; computing an order means parsing its id.
         return tuple(answers if len(answers) == 1 else sorted(answers, key=attrgetter("order")))
 
     def without(self, known: set[str]) -> list[Answer]:
-        """Returns those that are not known by name, in the order of their arrival."""
+        """Returns the answers whose names are not ``known``, in order of arrival."""
         answers = [answer for name, answer in self._by_name.items() if name not in known]
         return sorted(answers, key=attrgetter("arrived"))
 
@@ -78,13 +79,13 @@ class AnswersSoFar:
 class OpenRequest:
     """One request, from its acceptance to its end.
 
-    ``begun`` is the sequence of the trail from which on all is told of it, and ``told_at`` when
-    that was. ``end`` is there when it has ended. ``is_left`` when the book was closed before.
+    ``begun`` is the trail sequence from which on the trail has all its rows, and ``begun_at`` the
+    time of that. ``end`` is set when it has ended, ``is_left`` if the book was closed before.
     """
 
     __slots__ = (
-        "_waiting", "accepted", "answers", "begun", "completion", "end", "id", "is_left", "token",
-        "told_at",
+        "_waiting", "accepted", "answers", "begun", "begun_at", "completion", "end", "id",
+        "is_left", "token",
     )  # fmt: skip
 
     def __init__(self, source: str, request: str, accepted: datetime) -> None:
@@ -93,14 +94,14 @@ class OpenRequest:
         self.accepted = accepted
         self.completion = Completion(source, request)
         self.begun: int | None = None
-        self.told_at = accepted
-        self.answers: AnswersSoFar | None = None
+        self.begun_at = accepted
+        self.answers: ReceivedAnswers | None = None
         self.end: ServedRequest | None = None
         self.is_left = False
         self._waiting: set[asyncio.Future[None]] = set()
 
     def describe(self) -> ServedRequest:
-        """Returns how far it is."""
+        """Returns its progress."""
         return self._describe("in-progress")
 
     def _describe(self, status: Status, ended: datetime | None = None) -> ServedRequest:
@@ -116,21 +117,22 @@ class OpenRequest:
         )
 
     def finish(self, at: datetime) -> ServedRequest:
-        """Ends it, completed or failed, and wakes those that wait."""
+        """Ends it, completed or failed, and wakes the waiting callers."""
         self.end = self._describe("failed" if self.completion.failure else "completed", at)
         self.wake()
         return self.end
 
     def leave(self) -> None:
-        """Hears that the book is closed, and wakes those that wait."""
+        """Marks it as left by a closed book, and wakes the waiting callers."""
         self.is_left = True
         self.wake()
 
     def take(self, answer: Answer) -> None:
-        """Takes an answer in for those that wait."""
+        """Adds an answer for the waiting callers."""
         if self.answers is not None:
             self.answers.add(answer)
-            # Who waits for the end alone is woken once, by the trail, which comes behind answers.
+            # A caller that waits only for the end is woken once, by the trail, which is written
+            # after answers.
             if self.answers.is_watched or self.end is not None:
                 self.wake()
 
@@ -138,7 +140,7 @@ class OpenRequest:
 
     @property
     def has_everything(self) -> bool:
-        """Whether it has ended and those that wait have all that it came to."""
+        """Whether it has ended and the waiting callers have all its answers, or it has failed."""
         if self.end is None:
             return False
         answers = self.answers
@@ -146,16 +148,16 @@ class OpenRequest:
         return is_here or self.end.failure is not None
 
     def wake(self) -> None:
-        """Wakes all that wait for a change."""
+        """Wakes all callers that wait for a change."""
         waiting, self._waiting = self._waiting, set()
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def wait_for_change(self) -> None:
-        """Returns when it has ended, the book was closed, or an answer has come that counts.
+        """Returns when it has ended, the book was closed, or a relevant answer has arrived.
 
-        One counts for those that watch, and for all when the request has ended before it came.
+        An answer is relevant if answers are watched, or if the request has already ended.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiter)
@@ -165,11 +167,11 @@ class OpenRequest:
             self._waiting.discard(waiter)
 
 
-# --- all of a source ------------------------------------------------------------------------------
+# --- all requests of a source ---------------------------------------------------------------------
 
 
-class Retelling(NamedTuple):
-    """An open request, and all that was told of it."""
+class RequestHistory(NamedTuple):
+    """An open request, and all its rows in the trail."""
 
     request: OpenRequest
     rows: tuple[ToldRow, ...]
@@ -183,7 +185,7 @@ class RequestRegister:
         self._source = source
         self._records = records
         self._ended: OrderedDict[str, ServedRequest] = OrderedDict()
-        # By the sequence of the trail where they began, or ended: in ascending order.
+        # By the trail sequence where each began or ended, in ascending order.
         self._begun: OrderedDict[str, int] = OrderedDict()
         self._unwritten: OrderedDict[str, int] = OrderedDict()
         self._seen = 0
@@ -193,15 +195,15 @@ class RequestRegister:
     # --- requests -------------------------------------------------------------------------------
 
     def knows(self, request: str) -> bool:
-        """Returns whether the request is open or has ended lately."""
+        """Returns whether the request is open or has recently ended."""
         return request in self.open or request in self._ended
 
     def get_ended(self, request: str) -> ServedRequest | None:
-        """Returns a request that has ended lately."""
+        """Returns a request that has recently ended."""
         return self._ended.get(request)
 
     def add(self, request: OpenRequest) -> None:
-        """Takes up a request, before its row is stored: the trail may tell of it at once."""
+        """Adds a request before its row is stored: the trail may have its outcome at once."""
         self.open[request.id] = request
 
     def remove(self, request: OpenRequest) -> None:
@@ -213,10 +215,10 @@ class RequestRegister:
     # --- the trail ------------------------------------------------------------------------------
 
     def take(self, frames: Sequence[TrailFrame]) -> None:
-        """Takes in what the trail tells."""
+        """Applies rows of the trail."""
         for frame in frames:
             for row in frame.rows:
-                request = self.open.get(row.request) or self._take_up(row)
+                request = self.open.get(row.request) or self._reopen(row)
                 if request is not None:
                     self._note(request, frame, row)
             self._seen = frame.seq
@@ -224,7 +226,7 @@ class RequestRegister:
     def _note(self, request: OpenRequest, frame: TrailFrame, row: TrailRow) -> None:
         if request.begun is None:
             request.begun = self._begun[request.id] = frame.seq
-            request.told_at = row.at
+            request.begun_at = row.at
         request.completion.add(frame.vertex, row)
         if request.completion.has_ended:
             self._end(request, row.at, frame.seq)
@@ -247,24 +249,24 @@ class RequestRegister:
         del self._unwritten[request], self._begun[request]
         while len(self._ended) > MOST_ENDED:
             oldest = next(iter(self._ended))
-            # What is not written down is known here alone.
+            # A request without a stored record is known only here.
             if oldest in self._unwritten:
                 break
             del self._ended[oldest]
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """How far the requests are, for the next run."""
+        """The progress of the requests, for the next run."""
         begun, unwritten = self._begun.values(), self._unwritten.values()
         behind = self._seen + 1
         return Checkpoint(next(iter(begun), behind) - 1, next(iter(unwritten), behind) - 1)
 
     # --- requests that stay open ----------------------------------------------------------------
 
-    def list_behind(self, frames: int, before: datetime) -> list[Retelling]:
-        """Returns the first open requests that were told that many frames ago, or before then.
+    def list_behind(self, frames: int, before: datetime) -> list[RequestHistory]:
+        """Returns the first open requests that began that many frames ago, or before that time.
 
-        Those with too many rows to be told again are left out.
+        Leaves out requests with too many rows to be written again.
         """
         behind = []
         for request, seq in islice(self._begun.items(), _AT_ONCE):
@@ -272,35 +274,35 @@ class RequestRegister:
             rows = old.completion.rows if old is not None else None
             if old is None or rows is None:
                 continue
-            if seq > self._seen - frames and old.told_at >= before:
+            if seq > self._seen - frames and old.begun_at >= before:
                 break
-            behind.append(Retelling(old, rows))
+            behind.append(RequestHistory(old, rows))
         return behind
 
-    def note_told_again(self, behind: Sequence[Retelling], seq: int, now: datetime) -> None:
-        """Hears that the rows are in the trail again, from ``seq`` on.
+    def note_rewritten(self, behind: Sequence[RequestHistory], seq: int, now: datetime) -> None:
+        """Records that the rows are in the trail again, from ``seq`` on.
 
-        Everything up to ``seq`` must have been taken in: the checkpoint passes all that was before
-        it, so there must be no row that was not told again.
+        Everything up to ``seq`` must have been applied: the checkpoint then passes all earlier
+        rows, so every one of them must have been written again.
         """
         for request, rows in behind:
             if request.id in self.open and request.completion.rows == rows:
                 request.begun = self._begun[request.id] = seq
-                request.told_at = now
+                request.begun_at = now
         self._begun = OrderedDict(sorted(self._begun.items(), key=itemgetter(1)))
 
     # --- after a crash --------------------------------------------------------------------------
 
     def begin_recovery(self, checkpoint: Checkpoint, waiting: Mapping[str, datetime]) -> None:
-        """Takes up requests whose rows wait in the buffer, and those that the trail tells of."""
+        """Opens requests whose rows wait in the buffer, and begins to reopen those in the trail."""
         self._seen, self._written_before = checkpoint.begin, checkpoint.written
         self._recovered = []
         for request, accepted in waiting.items():
             self.add(OpenRequest(self._source, request, accepted))
 
-    def _take_up(self, row: TrailRow) -> OpenRequest | None:
-        """Opens a request that an earlier run has accepted; nothing else is unknown and open."""
-        # Any row will do: that of the root may stand behind those of what it sent.
+    def _reopen(self, row: TrailRow) -> OpenRequest | None:
+        """Opens a request that an earlier run has accepted; only those are unknown here."""
+        # Any row will do: the root's row may come after those of the messages that it sent.
         if self._recovered is None or row.request in self._ended:
             return None
         request = OpenRequest(self._source, row.request, row.at)
@@ -308,10 +310,10 @@ class RequestRegister:
         return request
 
     async def end_recovery(self, waiting: Mapping[str, datetime]) -> None:
-        """Keeps of what was taken up those that are open, when the trail was read to its end."""
+        """Drops reopened requests that are not open, once the trail has been read to its end."""
         ended, self._recovered = self._recovered or [], None
         for request in [*self.open.values()]:
-            # Rows without their root are of a request that ended before, or of another source.
+            # Rows without a root's row belong to a request that ended before, or to another source.
             if not request.completion.knows_root and request.id not in waiting:
                 self.remove(request)
         gate = asyncio.Semaphore(_IN_FLIGHT)

@@ -1,9 +1,9 @@
-"""The serving source: each POST is a request, and its answers go back to the caller.
+"""The serving source: each POST is a request, and its answers are returned to the caller.
 
-A feed: a request is stored in the vertex's buffer before anybody hears that it was taken, and the
-book of requests knows what becomes of it. The endpoints stand on the pipeline's web server, next to
-those of its http sources. They are described by an OpenAPI document, and by a page that a browser
-shows without a network.
+A feed: a request is stored in the vertex's buffer before its caller is told that it is accepted,
+and the book of requests tracks its outcome. The endpoints are on the pipeline's web server, next to
+those of its http sources. An OpenAPI document describes them, and so does a self-contained web
+page.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ebbflow.web.guard import Cors
 
 
 class ServingFeed(ListeningFeed):
-    """One vertex that takes requests in and answers them."""
+    """One vertex that accepts requests and answers them."""
 
     kind, purpose = "serving", "answers requests"
     advice = "name their origin in cors, or give the source a token"
@@ -91,10 +91,10 @@ class ServingFeed(ListeningFeed):
         return book
 
     def _freeze(self) -> None:
-        """Has the garbage collector pass over all that was imported.
+        """Makes the garbage collector ignore all imported objects.
 
-        A look at it would keep callers waiting for a tenth of a second. Whoever has frozen objects
-        already, as the program that this run is part of may have, decides when to end that.
+        Scanning them would delay callers by a tenth of a second. If the program that this run is
+        part of has frozen objects already, it decides when to unfreeze them.
         """
         self._has_frozen = not gc.get_freeze_count()
         if self._has_frozen:
@@ -130,7 +130,7 @@ class ServingFeed(ListeningFeed):
         ]
 
     def _open(self, open: Opener, request: HttpRequest, exchange: Exchange) -> Receiver:
-        """Returns who takes the body of a request; ``Refusal`` if it is not wanted."""
+        """Returns the receiver of a request's body; ``Refusal`` if it is not allowed."""
         self._guard.check_site(request)
         self._cors.allow(request, exchange)
         self._guard.check_token(request)
@@ -141,7 +141,7 @@ class ServingFeed(ListeningFeed):
     def _answer_preflight(
         self, methods: tuple[bytes, ...], request: HttpRequest, exchange: Exchange
     ) -> Receiver:
-        """Answers what a browser asks before a request: it cannot have the token."""
+        """Answers a browser's preflight request, which cannot carry the token."""
         self._guard.check_site(request)
         self._cors.allow(request, exchange)
         self._cors.answer_preflight(exchange, (*methods, b"OPTIONS"))
@@ -165,13 +165,13 @@ _DOCUMENT = Path(__file__).with_name("openapi.yaml")
 
 def make_document(pipeline: str, settings: ServingSettings) -> Tree:
     """Returns the OpenAPI document of a serving source."""
-    words = {
+    values = {
         "{pipeline}": pipeline,
         "{version}": __version__,
         "{id_header}": settings.id_header,
         "{timeout}": f"{settings.request_timeout:g}",
     }
-    document: Tree = _fill(yaml.safe_load(_DOCUMENT.read_text("utf-8")), words)
+    document: Tree = _fill(yaml.safe_load(_DOCUMENT.read_text("utf-8")), values)
     del document["parts"]
     impossible = "401" if settings.token is None else "403"
     for operations in document["paths"].values():
@@ -184,19 +184,19 @@ def make_document(pipeline: str, settings: ServingSettings) -> Tree:
     return document
 
 
-def _fill(tree: Any, words: Mapping[str, str]) -> Any:
-    """Returns a copy of a tree with the words that its texts leave open."""
+def _fill(tree: Any, values: Mapping[str, str]) -> Any:
+    """Returns a copy of a tree with the placeholders in its texts filled in."""
     if isinstance(tree, dict):
-        return {_fill(name, words): _fill(part, words) for name, part in tree.items()}
+        return {_fill(name, values): _fill(part, values) for name, part in tree.items()}
     if isinstance(tree, list):
-        return [_fill(part, words) for part in tree]
+        return [_fill(part, values) for part in tree]
     if not isinstance(tree, str) or "{" not in tree:
         return tree
-    name = next((name for name in words if name in tree), None)
-    return tree if name is None else tree.replace(name, words[name])
+    name = next((name for name in values if name in tree), None)
+    return tree if name is None else tree.replace(name, values[name])
 
 
-# --- the page of it -----------------------------------------------------------------------------
+# --- the page about the document ----------------------------------------------------------------
 
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -212,7 +212,7 @@ _STYLE = (
 
 
 def make_page(document: Tree) -> str:
-    """Returns a page about the document, in HTML, that needs nothing else."""
+    """Returns a self-contained HTML page about the document."""
     title = html.escape(document["info"]["title"])
     sections = [
         _describe_operation(path, method, operation)

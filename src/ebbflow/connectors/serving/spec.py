@@ -1,4 +1,4 @@
-"""Serving in a spec: the source takes requests over HTTP, the sink stores the answers to them."""
+"""Serving in a spec: the source accepts requests over HTTP, the sink stores their answers."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ def _origin(value: str) -> str:
 
 
 Origin = Annotated[StrictStr, AfterValidator(_origin)]
-"""Where a page comes from: scheme, host and port; ``*`` for anywhere."""
+"""The origin of a page: scheme, host and port; ``*`` for any."""
 
 
 class ServingFields(ListeningSection):
-    """How requests are taken in and answered: in a serving source, and in a ServingPipeline."""
+    """How requests are accepted and answered: in a serving source, and in a ServingPipeline."""
 
     max_in_flight: fields.Positive = Field(
         default=1_000,
         description="the most requests that are served at the same time, waiting callers included; "
         "more get 429",
     )
-    # Not what camel case would make of it.
+    # Camel case would spell it differently.
     msg_id_header_key: HeaderName = Field(
         default="X-Numaflow-Id",
         alias="msgIDHeaderKey",
-        description="the header with the id of a request; without it the server makes one",
+        description="the header with the id of a request; without it the server generates one",
     )
     request_timeout_seconds: fields.Positive = Field(
         default=120,
         description="how long a caller waits; then it gets 408, and the request continues",
     )
     cors: tuple[Origin, ...] = Field(
-        default=(), description="the origins whose pages may ask; `'*'` for all"
+        default=(), description="the origins whose pages may send requests; `'*'` for all"
     )
 
 
 @source("serving", feeds=True, serves=True)
 class ServingSourceSpec(ServingFields):
-    """Takes requests in over HTTP and gives callers the answers that sinks serve."""
+    """Accepts requests over HTTP and returns the answers that sinks serve to the callers."""
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""

@@ -1,14 +1,14 @@
-"""What is stored of requests: how they ended and how far they are, for callers and after a crash.
+"""Stored facts about requests: records of ended ones and checkpoints, for callers and recovery.
 
-The records are in the bucket of the answers. ``<request>.<pipeline>`` is the record of a request
-that has ended; records are written behind the callers' backs, many at a time, and never given up.
-``checkpoint.<pipeline>.<vertex>`` says from where on the trail has to be read after a crash.
-Answers have keys of four parts.
+Both are in the bucket of the answers. ``<request>.<pipeline>`` is the record of an ended request.
+Records are written in the background, many at a time, and retried until they are stored.
+``checkpoint.<pipeline>.<vertex>`` says from where the trail has to be read after a crash. Keys of
+answers have four parts.
 
-A request is stored when its row is in the buffer of the source. The row leaves it only when the
-source's task is done with it, and by then the trail tells of it. So the rows behind the position
-and the trail together know every request that was accepted. What a trail told long ago is told
-again at its end, with the same words: rows are taken as a set.
+A request is stored when its row is in the buffer of the source. The row leaves the buffer only when
+the source's task is done with it, and by then the trail has rows of the request. So the buffer
+after the position and the trail together have every accepted request. Old rows of the trail are
+written to its end again unchanged: rows are taken as a set.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _CHECKPOINT = "checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """One request. ``answers`` are there when it is completed, in the order of its results.
+    """One request. ``answers`` is set when it is completed, in the order of its results.
 
-    ``steps`` are what is known of its way, oldest first, and ``steps_left_out`` how many more there
-    were. ``failure`` says why it failed. ``answer_count`` is how many answers the trail tells of;
-    replays may have stored others besides them.
+    ``steps`` are the known steps of its path, oldest first, and ``steps_left_out`` counts the
+    others. ``failure`` says why it failed. ``answer_count`` is the number of answers in the trail;
+    replays may have stored more.
     """
 
     id: str
@@ -76,7 +76,7 @@ class ServedRequest:
         return json.dumps(self.describe()).encode()
 
     def describe(self) -> dict[str, Any]:
-        """Returns all but the answers as JSON has it; what is unknown of a step is left out."""
+        """Returns everything but the answers as JSON, without unknown fields of steps."""
         plain = records.to_plain(self)
         plain["steps"] = [
             {name: fact for name, fact in step.items() if fact is not None}
@@ -86,20 +86,20 @@ class ServedRequest:
 
     @classmethod
     def from_json(cls, raw: bytes) -> ServedRequest:
-        """Returns the request from what was stored."""
+        """Returns the request from its stored record."""
         return records.from_json(cls, raw)
 
 
-# --- what is written down -------------------------------------------------------------------------
+# --- records and checkpoints ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far a source's requests are, as sequences of the trail.
+    """The progress of a source's requests, as sequences of the trail.
 
-    Nothing up to ``begin`` is about a request that was open. The record of every
-    request that ended up to ``written`` is stored. ``life`` is when the trail was made: another one
-    begins again.
+    No row up to ``begin`` is about a request that was open. The record of every request that ended
+    up to ``written`` is stored. ``life`` is when the trail was created: a new trail has new
+    sequences.
     """
 
     begin: int = 0
@@ -120,14 +120,14 @@ class RequestRecords:
 
     async def read(self, request: str) -> ServedRequest | None:
         """Returns the record of a request that has ended."""
-        # From the leader: a replica may not have yet what was written last.
+        # From the leader: a replica may not have the latest writes yet.
         subject = self._subject_of(request)
         message = await read_one(self._client, self._stream, last_by_subj=subject)
-        # A tool may have deleted it, which leaves a mark without content.
+        # A tool may have deleted it, which leaves an empty message.
         return ServedRequest.from_json(message.payload) if message and message.payload else None
 
     def write(self, request: ServedRequest, on_stored: Callable[[], None]) -> None:
-        """Has a record written soon; ``on_stored`` is called when that is confirmed."""
+        """Schedules writing a record; ``on_stored`` is called when it is confirmed."""
         self._unwritten.append((request, on_stored))
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write_all())
@@ -140,8 +140,8 @@ class RequestRecords:
     async def _write_all(self) -> None:
         try:
             while self._unwritten:
-                # What ends meanwhile goes with it. No one waits for a record: until it is stored,
-                # the request is known in memory, and after a crash from the trail.
+                # Requests that end meanwhile are written together. Nothing waits for a record:
+                # until it is stored, memory has the request, and after a crash the trail.
                 await asyncio.sleep(_GATHER)
                 some, self._unwritten = self._unwritten[:_AT_ONCE], self._unwritten[_AT_ONCE:]
                 await self._write(some)
@@ -160,16 +160,16 @@ class RequestRecords:
             if row not in left:
                 on_stored()
         if left:
-            # A bucket that is full or was deleted: an ended request must not be forgotten for it.
+            # The bucket is full or deleted. Ended requests must not be forgotten because of that.
             self._unwritten += [some[row] for row in sorted(left)]
             await asyncio.sleep(_PAUSE)
 
     async def read_checkpoint(self, vertex: str, life: str) -> Checkpoint:
-        """Returns the last checkpoint of a trail; one at its beginning if there is none."""
+        """Returns the last checkpoint for a trail, or one at its beginning if there is none."""
         return (await self.read_checkpoints(life, vertex)).get(vertex, Checkpoint(life=life))
 
     async def read_checkpoints(self, life: str, vertex: str = "*") -> dict[str, Checkpoint]:
-        """Returns the last checkpoint of a trail for each source that serves."""
+        """Returns the last checkpoint for a trail of each serving source."""
         messages = await read_last(self._client, self._stream, self._checkpoint_subject(vertex))
         return {
             message.subject.rpartition(".")[2]: _read_checkpoint(message.payload, life)
@@ -190,7 +190,7 @@ class RequestRecords:
 
 def _read_checkpoint(raw: bytes, life: str) -> Checkpoint:
     written = records.from_json(Checkpoint, raw)
-    # The bucket may outlive the trail. Sequences of another one would have this one unread.
+    # The bucket may outlive the trail. With an old trail's sequences this one would not be read.
     return written if written.life == life else Checkpoint(life=life)
 
 
@@ -198,7 +198,7 @@ def _read_checkpoint(raw: bytes, life: str) -> Checkpoint:
 
 
 async def read_life(client: SecuredClient, stream: str) -> str:
-    """Returns when a stream was made: another one under its name has other sequences."""
+    """Returns when a stream was created: a later one of the same name has other sequences."""
     facts = await api.call(client, f"STREAM.INFO.{stream}")
     return str(facts["created"])
 
@@ -224,7 +224,7 @@ async def _read_buffer(
     row = done.row
     async for deliveries in read_after(link.client, stream, subject, done.seq):
         for number in range(len(deliveries)):
-            # Of the first frame behind the mark some rows may be done.
+            # Some rows of the first frame after the mark may be done.
             batch = frames.decode(deliveries.parcel.view(number)).slice(row)
             row = 0
             ids, times = (batch.column(name).to_pylist() for name in ("id", "first_seen"))
@@ -232,14 +232,14 @@ async def _read_buffer(
     return waiting
 
 
-async def tell_again(client: SecuredClient, names: Names, told: Iterable[ToldRow]) -> int:
+async def rewrite_rows(client: SecuredClient, names: Names, rows: Iterable[ToldRow]) -> int:
     """Writes the rows of requests to the end of the trail; returns the sequence of the first."""
     by_vertex: dict[str, list[TrailRow]] = defaultdict(list)
-    for vertex, row in told:
+    for vertex, row in rows:
         by_vertex[vertex].append(row)
     seqs = []
-    for vertex, rows in by_vertex.items():
-        for publication in publish_trail(rows, secrets.token_hex(8), vertex):
+    for vertex, own_rows in by_vertex.items():
+        for publication in publish_trail(own_rows, secrets.token_hex(8), vertex):
             subject = names.trail_subject(vertex)
             msg_id = publication.msg_id
             ack = await publish(client, subject, publication.payload, msg_id=msg_id, retry=BUFFER)

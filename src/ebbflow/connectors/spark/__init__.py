@@ -1,5 +1,5 @@
-"""Any format of Spark as a source and as a sink.
+"""Any Spark format as a source and as a sink.
 
-The registry of connectors loads ``spec``; ``spark`` uses ``vertex_session`` for its own sessions
-and errors. Start with ``source``.
+The registry of connectors loads ``spec``; ``ebbflow.spark`` uses ``vertex_session`` for its
+sessions and errors. Start with ``source``.
 """

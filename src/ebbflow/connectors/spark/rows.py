@@ -1,7 +1,7 @@
-"""Rows of a table made messages, by expressions in SQL that are checked before any is read.
+"""Converts rows of a table to messages, by SQL expressions that are checked before reading.
 
-``Unread`` finds the rows that the format could not read as its schema says: they become dead
-letters and are never taken for messages.
+``Unread`` finds the rows that the format could not parse with its schema: they become dead letters
+and are never taken for messages.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 COLUMN = "_ebbflow_unread"
 _MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 _MODE, _CORRUPT, _ONE_VARIANT = "mode", "columnnameofcorruptrecord", "singlevariantcolumn"
-# Spark has decoded what it keeps; what it is decoded from is another matter.
+# These apply to files only: the text that Spark keeps of a row is decoded already.
 _OF_FILES = ("encoding", "charset")
-# Of a record that several rows share, as a whole file of XML: each of them would have all of it.
+# The most bytes of a text that several rows share, such as a whole XML file: each row gets it.
 _SHARED_LENGTH = 4096
 _SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Finds the rows of one table that cannot be read; all columns are for its rows.
+    """Finds the rows of one table that cannot be parsed; all columns are for its rows.
 
-    ``fields`` are what a row is to have, without what is added here.
+    ``fields`` are the expected fields of a row, without the column that is added here.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Unread:
 
     @property
     def schema(self) -> str:
-        """The schema that Spark is to read."""
+        """The schema for Spark to read with."""
         return StructType([*self.fields, StructField(COLUMN, StringType())]).toDDL()
 
     @property
@@ -71,10 +71,10 @@ class Unread:
 
     @property
     def is_broken(self) -> Column:
-        """True for a row that could not be read.
+        """True for a row that could not be parsed.
 
-        Of a JSON array Spark tells only that something in it is broken. A row of it that misses
-        nothing has been read.
+        For a JSON array Spark reports only that something in it is broken. A row of it without
+        nulls has been parsed.
         """
         broken = self._text.isNotNull()
         if self.kind != "json":
@@ -84,15 +84,16 @@ class Unread:
 
     @property
     def value(self) -> Column:
-        """The text that the file has in place of the row."""
+        """The text of the row in the file."""
         cut = F.substring(self._text, 1, _SHARED_LENGTH)
         return F.when(self._is_shared, cut).otherwise(self._text).cast("binary")
 
     @property
     def why(self) -> Column:
-        """The fault of the row, as far as that shows, and the length of its text.
+        """The faults of the row, as far as they can be found, and the length of its text.
 
-        Every column is looked at: one that is not, Spark does not read, and finds nothing wrong.
+        It refers to every column, because Spark does not parse unused columns and misses their
+        faults.
         """
         own = F.concat_ws("; ", *self._faults())
         error = F.when(self._is_shared, self._missing()).otherwise(own)
@@ -102,11 +103,11 @@ class Unread:
     def _missing(self) -> Column:
         names = [F.when(_column(field.name).isNull(), F.lit(field.name)) for field in self.fields]
         return F.concat(
-            F.lit("Spark could not read all of it; null is: "), F.concat_ws(", ", *names)
+            F.lit("Spark could not read all of it; null columns: "), F.concat_ws(", ", *names)
         )
 
     def _faults(self) -> Iterator[Column]:
-        """Returns a text for each field that has something in it and was not read."""
+        """Returns a text for each field that is not empty but could not be parsed."""
         if self.kind == "xml":
             return
         as_texts = _texts(self.fields, nested=self.kind == "json")
@@ -128,9 +129,10 @@ class Unread:
 
 
 def looks_for_unread(format: Format, kind: str | None, schema: str | None, usual: str) -> bool:
-    """Returns whether rows that cannot be read are ours to find; ``SetupError`` if that is unclear.
+    """Returns whether Ebbflow has to find rows that cannot be parsed.
 
-    ``usual`` is the name of the column for them that Spark knows without being told.
+    ``SetupError`` if the options contradict each other. ``usual`` is the name of Spark's default
+    column for such rows.
     """
     options = {name.lower(): value for name, value in format.options}
     if kind is None or _ONE_VARIANT in options:
@@ -152,7 +154,7 @@ def looks_for_unread(format: Format, kind: str | None, schema: str | None, usual
 
 
 def fields_of(schema: str) -> StructType:
-    """Returns the fields of a schema as it is written."""
+    """Returns the fields of a written schema."""
     parsed = StructType.fromDDL(schema)
     if not isinstance(parsed, StructType):
         raise SetupError(f"the schema {schema!r} names no columns.", "Write name TYPE, …")
@@ -160,11 +162,11 @@ def fields_of(schema: str) -> StructType:
 
 
 def unread_of(kind: str, fields: StructType, usual: str, options: Mapping[str, str]) -> Unread:
-    """For rows with these fields; what Spark has added to them for such rows is left out."""
+    """Returns the finder for rows with these fields, without Spark's own column for such rows."""
     own = [field for field in fields if field.name != usual]
     if not own:
         raise SetupError(
-            "no row that is there can be read, so that nothing tells which columns there are.",
+            "none of its rows can be read, so its columns are unknown.",
             "Write a schema.",
         )
     chosen = {name: value for name, value in options.items() if name.lower() not in _OF_FILES}
@@ -172,7 +174,7 @@ def unread_of(kind: str, fields: StructType, usual: str, options: Mapping[str, s
 
 
 def options_for_unread() -> dict[str, str]:
-    """Returns the options by which Spark keeps what it cannot read."""
+    """Returns the options that make Spark keep the text of rows that it cannot parse."""
     return {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": COLUMN}
 
 
@@ -189,7 +191,7 @@ def _all(conditions: Sequence[Column]) -> Column:
 
 
 def _is_whole(value: Column, kind: DataType) -> Column:
-    """Returns whether nothing in the value is null, at any depth."""
+    """Returns whether the value has no nulls, at any depth."""
     inside = F.lit(True)
     if isinstance(kind, StructType):
         inside = _all([_is_whole(value.getField(inner.name), inner.dataType) for inner in kind])
@@ -201,7 +203,7 @@ def _is_whole(value: Column, kind: DataType) -> Column:
 
 
 def _texts(fields: StructType, nested: bool) -> StructType:
-    """Returns the same fields, each of them as text."""
+    """Returns the same fields, all as text."""
 
     def as_text(kind: DataType) -> DataType:
         return _texts(kind, nested) if nested and isinstance(kind, StructType) else StringType()
@@ -227,19 +229,19 @@ _PARSED = re.compile(r"org\.apache\.spark\.sql\.execution\.datasources\.(?:v2\.)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The rows that a source reads. ``unread`` finds those that Spark could not read."""
+    """The rows that a source reads. ``unread`` finds those that Spark could not parse."""
 
     rows: DataFrame
     unread: Unread | None = None
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the format or the user gave it."""
+        """The columns of the format or of the user's schema."""
         return [name for name in self.rows.columns if name != COLUMN]
 
 
 def open_source_table(spark: SparkSession, settings: SparkSourceSettings, vertex: str) -> Table:
-    """Returns the table, streamed if it can and should be; ``SetupError`` if it cannot be read."""
+    """Returns the table, streamed if possible and wanted; ``SetupError`` if it cannot be read."""
     known = _PARSED.match(find_format(spark, settings.format, vertex))
     cannot = f"{vertex} cannot read {settings.format.name}"
     try:
@@ -252,7 +254,7 @@ def open_source_table(spark: SparkSession, settings: SparkSourceSettings, vertex
 
 
 class _Opening:
-    """Ways to open a table. ``kind`` is how its records are parsed, if that can go wrong."""
+    """Opens a table. ``kind`` is the format that its records are parsed as, if that can fail."""
 
     def __init__(
         self, spark: SparkSession, settings: SparkSourceSettings, kind: str | None
@@ -263,7 +265,7 @@ class _Opening:
         self._options = settings.format.reveal_options()
 
     def table(self) -> Table:
-        """With an eye on rows that cannot be read, where Spark tells of them."""
+        """Returns the table, with a finder for bad rows if Spark reports them."""
         settings = self._settings
         usual = str(self._spark.conf.get("spark.sql.columnNameOfCorruptRecord"))
         if not looks_for_unread(settings.format, self._kind, settings.schema, usual):
@@ -282,7 +284,7 @@ class _Opening:
             return self._read_stream(schema)
         except PySparkException as error:
             if _NO_SCHEMA in str(error):
-                # Of files that are there the schema can be found out.
+                # The schema can be inferred from existing files.
                 return self._read_stream(self._read(None).schema.toDDL())
             if settings.stream or _UNSTREAMED not in str(error):
                 raise
@@ -300,7 +302,7 @@ class _Opening:
 def as_messages(table: Table, settings: SparkSourceSettings, vertex: str) -> DataFrame:
     """Returns the rows as messages; ``SetupError`` names the expression that does not work.
 
-    A row that could not be read has only its text for a value, and ``unread`` says why.
+    A row that could not be parsed has only a value, its text, and ``unread`` says why.
     """
     columns = _columns(table, settings, vertex)
     unread = table.unread
@@ -349,7 +351,7 @@ def _value(
     settings: SparkSourceSettings,
     evaluate: Callable[[str, str, Callable[[Column], Column]], Column],
 ) -> Column:
-    """Returns the value as asked for, else the column of that name, else the row as JSON."""
+    """Returns the configured value, else the column ``value``, else the row as JSON."""
     text = settings.value
     if text is None:
         text = "value" if "value" in table.columns else _whole(table.columns)
@@ -364,7 +366,7 @@ def _whole(columns: Sequence[str]) -> str:
 
 
 def _type(table: DataFrame, text: str) -> object:
-    """Returns the type of an expression; ``None`` if it does not work, which is told elsewhere."""
+    """Returns the type of an expression; ``None`` if it fails, which ``evaluate`` reports."""
     try:
         return table.select(F.expr(text)).schema[0].dataType
     except Exception:

@@ -1,13 +1,13 @@
 """The Spark source: the rows of any format that Spark can read, as messages.
 
-A feed: a query on the run's own Spark stores its rows in the vertex's buffer, from where they are
-read like any others. Where a query is, is kept in the state folder, so that a run continues where
-the last one ended. A micro-batch that is run again after a crash stores the same messages under the
-same ids, which the server drops as copies. ``rows`` says how a row becomes a message,
-``Storing`` is what the query's tasks do.
+A feed: a query on the run's own Spark stores its rows in the vertex's buffer, and the vertex reads
+them from there. The query's progress is kept in the state folder, so that a run continues where the
+last one ended. A micro-batch that is rerun after a crash stores the same messages under the same
+ids, and the server drops the copies. ``rows`` converts rows to messages, and
+``store_on_worker`` is what the query's tasks run.
 
-A query that fails is started again after a wait, from where it was; why it failed is kept to be
-shown. A query that ends by itself has read everything there is.
+A query that fails is restarted after a wait from where it was, and the reason is kept for display.
+A query that ends by itself has read everything.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LONGEST_ID = 200
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """Where a task stores its rows. ``query`` names a read that is not a stream."""
+    """The target for a task's rows. ``query`` names a read that is not a stream."""
 
     server: Addresses
     pipeline: str
@@ -74,7 +74,7 @@ class Storing:
 def store_on_worker(
     batches: Iterator[pa.RecordBatch], storing: Storing
 ) -> Iterator[pa.RecordBatch]:
-    """Called by Spark with the rows of one task; tells how many it has stored."""
+    """Called by Spark with the rows of one task; yields how many it has stored."""
     task = _Task(storing)
     for batch in batches:
         task.store(batch)
@@ -88,13 +88,13 @@ class _Task:
         self._names = Names(storing.pipeline)
         self._buffers = Buffers(self._link, self._names, storing.vertex, storing.partitions)
         self._place, self._number = _place(storing.query)
-        self._given: Collection[str] = ()
+        self._own_columns: Collection[str] = ()
         self.rows = 0
 
     def store(self, batch: pa.RecordBatch) -> None:
-        """Store rows; returns when all of them are confirmed."""
+        """Stores rows; returns when all of them are confirmed."""
         first, self.rows = self.rows, self.rows + batch.num_rows
-        self._given = {"id", "metadata", *batch.schema.names} - {_UNREAD}
+        self._own_columns = {"id", "metadata", *batch.schema.names} - {_UNREAD}
         self._link.run(self._put_all(self._messages(batch, first), first))
 
     def _messages(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
@@ -115,18 +115,18 @@ class _Task:
         return frames.batch_of(columns | {"value": values}, count)
 
     def _dead(self, values: pa.BinaryArray, unread: pa.Array) -> dict[int, DeadLetter]:
-        """Returns the rows that are not messages, and why: none, as a rule."""
+        """Returns the rows that cannot be messages, with the reasons; usually none."""
         most = pc.max(pc.binary_length(values)).as_py() or 0
         if most <= self._storing.largest and unread.null_count == len(unread):
             return {}
-        letters = {}
+        dead = {}
         pairs = zip(values.to_pylist(), unread.to_pylist(), strict=True)
         for row, (value, why) in enumerate(pairs):
-            if (letter := self._letter(value, why)) is not None:
-                letters[row] = letter
-        return letters
+            if (dead_letter := self._dead_letter(value, why)) is not None:
+                dead[row] = dead_letter
+        return dead
 
-    def _letter(self, value: bytes, why: dict[str, Any] | None) -> DeadLetter | None:
+    def _dead_letter(self, value: bytes, why: dict[str, Any] | None) -> DeadLetter | None:
         size = len(value) if why is None else why["size"]
         cut = size if size > min(len(value), self._storing.largest) else None
         if why is not None:
@@ -137,30 +137,30 @@ class _Task:
             return DeadLetter("message too large", f"MessageTooLarge: {error}", size=cut)
         return None
 
-    def _ids(self, given: pa.Array, values: pa.BinaryArray, first: int) -> pa.Array:
-        """Returns the ids of the rows from the ``first`` of the query on."""
-        if given.null_count == len(given):
-            numbers = pa.array(range(first, first + len(given)), pa.int64()).cast(pa.string())
+    def _ids(self, own_ids: pa.Array, values: pa.BinaryArray, first: int) -> pa.Array:
+        """Returns the ids of rows, whose numbers in the task begin with ``first``."""
+        if own_ids.null_count == len(own_ids):
+            numbers = pa.array(range(first, first + len(own_ids)), pa.int64()).cast(pa.string())
             place = f"{self._storing.vertex}-{self._number}"
             return pc.binary_join_element_wise(place, numbers, "-")
-        pairs = zip(given.to_pylist(), values.to_pylist(), strict=True)
+        pairs = zip(own_ids.to_pylist(), values.to_pylist(), strict=True)
         ids = [self._id(one, value, row) for row, (one, value) in enumerate(pairs, first)]
         return pa.array(ids, pa.string())
 
-    def _id(self, given: str | None, value: bytes, row: int) -> str:
-        """As the user says, told apart by content; or where in the query it is."""
+    def _id(self, own_id: str | None, value: bytes, row: int) -> str:
+        """Returns the user's id with a hash of the content, else the row's place in the query."""
         vertex = self._storing.vertex
-        if given is None:
+        if own_id is None:
             return f"{vertex}-{self._number}-{row}"
-        digest = hashlib.blake2b(given.encode() + b"\0" + value, digest_size=5).hexdigest()
-        return f"{vertex}-{given[:_LONGEST_ID]}-{digest}"
+        digest = hashlib.blake2b(own_id.encode() + b"\0" + value, digest_size=5).hexdigest()
+        return f"{vertex}-{own_id[:_LONGEST_ID]}-{digest}"
 
     async def _put_all(self, rows: pa.RecordBatch, first: int) -> None:
         room = asyncio.Semaphore(_IN_FLIGHT)
 
         async def put(frame: pa.RecordBatch, start: int) -> None:
             async with room:
-                msg_id = f"{self._place}:{start}:{_content(frame, self._given)}"
+                msg_id = f"{self._place}:{start}:{_content(frame, self._own_columns)}"
                 await self._buffers.put(frame, msg_id, room=WaitForRoom.FOREVER)
 
         try:
@@ -172,9 +172,9 @@ class _Task:
             raise failures.exceptions[0] from None
 
 
-def _event_times(given: pa.Array | None, now: pa.Scalar, unread: pa.Array) -> pa.Array:
-    """As given, else now; of what could not be read nothing is known, nor does it move time on."""
-    times = pa.nulls(len(unread), frames.TIME) if given is None else given.cast(frames.TIME)
+def _event_times(own: pa.Array | None, now: pa.Scalar, unread: pa.Array) -> pa.Array:
+    """Returns the rows' own times, else now; null for bad rows, so that they move no watermark."""
+    times = pa.nulls(len(unread), frames.TIME) if own is None else own.cast(frames.TIME)
     times = pc.fill_null(times, now)
     if unread.null_count == len(unread):
         return times
@@ -182,18 +182,18 @@ def _event_times(given: pa.Array | None, now: pa.Scalar, unread: pa.Array) -> pa
 
 
 def _not_json(value: bytes) -> str:
-    """What is wrong with a record of JSON of which Spark could read nothing."""
+    """Returns what is wrong with a JSON record that Spark could not parse at all."""
     try:
         found = json.loads(value)
     except ValueError as error:
         return f"it is not JSON: {error}"
     if not isinstance(found, dict):
         return "it is not a JSON object"
-    return "something in it is not as the schema says"
+    return "something in it does not match the schema"
 
 
 def _place(query: str | None) -> tuple[str, str]:
-    """A name for the task that it has again when it is replayed, and a short one for ids."""
+    """Returns a name for the task, the same when it is replayed, and a short one for ids."""
     task = TaskContext.get()
     assert task is not None
     number = "0"
@@ -207,21 +207,21 @@ def _place(query: str | None) -> tuple[str, str]:
     return f"{query}:{number}:{partition}", f"{number}-{partition}"
 
 
-def _content(frame: pa.RecordBatch, given: Collection[str]) -> str:
-    """A hash of what the query gave; what was added, as the time, is another each time."""
+def _content(frame: pa.RecordBatch, own: Collection[str]) -> str:
+    """Returns a hash of the query's own columns; added ones, such as times, differ each time."""
     digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(given):
+    for name in sorted(own):
         for piece in _bytes_of(frame.column(name)):
             digest.update(piece)
     return digest.hexdigest()
 
 
 def _bytes_of(column: pa.Array) -> Iterator[bytes | pa.Buffer | memoryview]:
-    """Yields what tells the column from any other; nothing of what lies in memory next to it."""
+    """Yields bytes that identify the column's content, without unrelated memory next to it."""
     if column.null_count == len(column):
         yield b"null"
     elif pa.types.is_binary(column.type) or pa.types.is_string(column.type):
-        # The lengths make the boundaries part of it, and tell nothing from an empty value.
+        # The lengths encode the boundaries, and distinguish null from an empty value.
         yield pc.fill_null(pc.binary_length(column), -1).buffers()[1]
         yield frames.join_bytes(pc.fill_null(column, b"" if column.type == pa.binary() else ""))
     else:
@@ -229,11 +229,11 @@ def _bytes_of(column: pa.Array) -> Iterator[bytes | pa.Buffer | memoryview]:
 
 
 _WAITS = Backoff("500ms", factor=2.0, cap="30s")
-# A query that has run for so long before it failed starts over with the shortest wait.
+# A query that has run this long before it failed restarts with the shortest wait.
 _STEADY = 30.0
 _LOOK = 0.25
 _GRACE = 5.0
-# Without a trigger a query looks for new rows all the time; a tenth of a second is soon enough.
+# Without a trigger a query polls for new rows all the time; every 100 ms is often enough.
 _SETTINGS = {"spark.sql.streaming.pollingDelay": ("10ms", "100ms")}
 
 
@@ -249,12 +249,12 @@ class SparkFeed:
         self.exhausted = False
         """True when the query has ended by itself."""
         self.failure: str | None = None
-        """The last failure of the query, until it works again."""
+        """The last failure of the query; ``None`` once it works again."""
         self._thread = InheritableThread(target=self._run, name=f"source-{context.vertex}")
         self._thread.daemon = True
 
     def start(self) -> None:
-        """Begins; ``SetupError`` when there is nothing to read or an expression does not work."""
+        """Starts reading; ``SetupError`` if the table or an expression does not work."""
         silence_pyspark_loggers()
         spark = clone_session(self._context.spark, _SETTINGS)
         table = open_source_table(spark, self._settings, self._context.vertex)
@@ -263,7 +263,7 @@ class SparkFeed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Reads nothing more; a micro-batch that is not stored is read again by the next run."""
+        """Stops reading; the next run reads a micro-batch that is not stored again."""
         self._stopping.set()
         with contextlib.suppress(Py4JError, OSError):  # nothing runs in a JVM that has died
             self._context.spark.sparkContext.cancelJobGroup(self._group)
@@ -309,7 +309,7 @@ class SparkFeed:
             query.stop()
 
     def _watch(self, query: StreamingQuery) -> None:
-        """Returns when the query has ended, or is to end; raises why it failed."""
+        """Returns when the query has ended or the feed is stopping; raises the query's error."""
         while query.isActive and not self._stopping.wait(_LOOK):
             if self.failure is not None and query.lastProgress is not None:
                 self.failure = None
@@ -317,13 +317,13 @@ class SparkFeed:
             query.awaitTermination(1)
 
     def _finish(self, query: StreamingQuery) -> None:
-        """Leaves a micro-batch some time to end: one that does not is stored twice in part."""
+        """Gives a micro-batch time to end: a cancelled one is partly stored and then read again."""
         deadline = time.monotonic() + _GRACE
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(_LOOK / 5)
 
     def _read(self) -> None:
-        """Reads everything once, in this run or one before it."""
+        """Reads everything once, unless an earlier run has done so."""
         complete = self._file("complete")
         if complete.exists():
             self._context.tell(

@@ -1,4 +1,4 @@
-"""Any format of Spark's as a source and a sink, in a spec."""
+"""Any Spark format as a source and a sink, in a spec."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _without_secrets(options: dict[str, str]) -> dict[str, str]:
 
 
 Option = Annotated[str, PlainValidator(_option, json_schema_input_type=str)]
-"""The value of an option of Spark's; numbers and truth values are written out."""
+"""The value of a Spark option; numbers and booleans become text."""
 
 Options = Annotated[dict[StrictStr, Option], AfterValidator(_without_secrets)]
-"""Options of a format, none of them a secret."""
+"""Options of a format, without secrets."""
 
 
 class FormatSection(Section):
-    """A format of Spark's with its options, as after ``spark.read.format(...)``."""
+    """A Spark format with its options, as after ``spark.read.format(...)``."""
 
     format: fields.Text = Field(description="the format, as in `spark.read.format(...)`")
     options: Options = Field(default={}, description="its options; no secrets")
@@ -70,7 +70,7 @@ class FormatSection(Section):
 
 
 class SparkSection(FormatSection):
-    """A format of Spark's, and the schema that its rows or the values of messages have."""
+    """A Spark format, and the schema of its rows or of the values of messages."""
 
     schema_: fields.Text | None = Field(
         default=None,
@@ -80,13 +80,13 @@ class SparkSection(FormatSection):
 
 
 class Trigger(Section):
-    """When a query looks for new rows; in one of both ways."""
+    """When a query looks for new rows; exactly one of the two fields."""
 
     processing_time: fields.Wait | None = Field(
         default=None, description="look for new rows this often; left out, all the time"
     )
     available_now: StrictBool = Field(
-        default=False, description="end when everything is read that is there at the start"
+        default=False, description="end when everything that exists at the start is read"
     )
 
     @model_validator(mode="after")
@@ -103,7 +103,8 @@ class SparkSourceSpec(SparkSection, SourceSection):
     """Rows of any format; each is a message. ``stream: false`` reads them once, as they are now."""
 
     stream: StrictBool | None = Field(
-        default=None, description="`false`: read once what is there; left out: as the format can"
+        default=None,
+        description="`false`: read the existing rows once; left out: stream if the format can",
     )
     trigger: Trigger | None = None
     value: fields.Text | None = Field(
@@ -117,7 +118,7 @@ class SparkSourceSpec(SparkSection, SourceSection):
         default=None, description="SQL for the event time; left out, when the row was read"
     )
     id: fields.Text | None = Field(
-        default=None, description="SQL for what the id of the message begins with"
+        default=None, description="SQL for the beginning of the message's id"
     )
     headers: dict[StrictStr, fields.Text] = Field(
         default={}, description="names of headers, each with SQL for its text"
@@ -137,7 +138,7 @@ class SparkSourceSpec(SparkSection, SourceSection):
         return FeedPlan(SparkFeed, self.settings(f"the source {vertex}"))
 
     def settings(self, where: str) -> SparkSourceSettings:
-        """Returns what to read and how; ``where`` says whose the secrets are."""
+        """Returns the settings of the source; ``where`` says whose the secrets are."""
         every = self.trigger.processing_time if self.trigger else None
         return self.freeze(
             where,
@@ -153,18 +154,18 @@ class SparkSourceSpec(SparkSection, SourceSection):
 class SparkSinkSpec(SparkSection, SinkSection):
     """Messages as rows of any format, appended in batches."""
 
-    mode: Literal["append"] = Field(default="append", description="only this")
+    mode: Literal["append"] = Field(default="append", description="only `append`")
     columns: dict[StrictStr, fields.Text] = Field(
         default={},
         description="names of columns, each with SQL over `messages` and `data`; left out, "
         "the fields of `schema`, or else `value` as text",
     )
     partition_by: tuple[fields.Text, ...] = Field(
-        default=(), description="columns by which files are put into folders"
+        default=(), description="columns that partition the files into folders"
     )
 
     def plan(self) -> SparkSink:
-        """Returns where batches are written, with all secrets read."""
+        """Returns the target of batches, with all secrets read."""
         where = "the Spark sink"
         format = self.read_format(where)
         return SparkSink(self.freeze(where, SparkSinkSettings, format=format, schema=self.schema_))

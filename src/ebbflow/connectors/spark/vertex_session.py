@@ -1,7 +1,7 @@
-"""Sessions of vertices, what formats a session knows, and what Spark's errors say.
+"""Sessions of vertices, their formats, and the causes of Spark's errors.
 
 A vertex has its own session, with its own views and settings. ``root_cause`` finds the sentence in
-a chain of Java errors that tells people what is wrong.
+a chain of Java errors that says what is wrong.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _NOT_FOUND = "[DATA_SOURCE_NOT_FOUND]"
 
 @contextmanager
 def leaving_active(spark: SparkSession) -> Iterator[None]:
-    """Whatever is done with clones inside, the given session is the active one afterwards.
+    """Restores ``spark`` as the active session after work with clones.
 
-    Making a DataFrame from Python makes its session the active one, for the user's program as well.
+    Creating a DataFrame from Python activates its session, for the user's program as well.
     """
     try:
         yield
@@ -37,9 +37,10 @@ def leaving_active(spark: SparkSession) -> Iterator[None]:
 
 
 def clone_session(spark: SparkSession, settings: Mapping[str, tuple[str, str]]) -> SparkSession:
-    """Returns a session that knows what the given one knows, views and functions, and adds its own.
+    """Returns a session that has the views and functions of ``spark`` and can add its own.
 
-    ``settings`` have Spark's default, and what is better; what was set to another value stays.
+    ``settings`` has Spark's default and a better value for each name. A setting that differs from
+    the default stays.
     """
     own = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     for name, (usual, better) in settings.items():
@@ -49,7 +50,7 @@ def clone_session(spark: SparkSession, settings: Mapping[str, tuple[str, str]]) 
 
 
 def find_format(spark: SparkSession, format: Format, where: str) -> str:
-    """Returns the class of Spark's that knows the format; ``SetupError`` if there is none."""
+    """Returns Spark's class for the format; ``SetupError`` if there is none."""
     sources = spark._jvm.org.apache.spark.sql.execution.datasources.DataSource  # type: ignore[union-attr]
     conf = spark._jsparkSession.sessionState().conf()
     try:
@@ -61,7 +62,7 @@ def find_format(spark: SparkSession, format: Format, where: str) -> str:
                 "Correct it, or name the package that has it with "
                 "--conf spark.jars.packages=GROUP:NAME:VERSION.",
             ) from None
-        return ""  # reading or writing says what is wrong
+        return ""  # reading or writing will report the error
 
 
 _WRAPPER = re.compile(
@@ -73,7 +74,7 @@ _FILE = re.compile(r"\[FAILED_READ_FILE\.\w+] Encountered error while reading fi
 _PYTHON = "An exception was thrown from the Python worker"
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*): (.+)$", re.M)
 _SQLSTATE = re.compile(r"\s*SQLSTATE: (\w{5});?")
-# Of the classes of errors in SQL: a value that cannot be, a value that a constraint forbids.
+# Classes of SQLSTATE about data: an invalid value, a violated constraint.
 _OF_DATA = ("22", "23")
 _SQL_ERROR = "java.sql.SQLException"
 _ENTRY = re.compile(r"Batch entry (\d+) ")
@@ -82,25 +83,25 @@ _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def silence_pyspark_loggers() -> None:
-    """Keeps PySpark from printing its own trace for each error, which we tell in a line."""
+    """Stops PySpark from printing a traceback for each error, which Ebbflow logs in one line."""
     for name in _LOGGERS:
         logging.getLogger(name).disabled = True
 
 
 def root_cause(error: BaseException) -> Trouble:
-    """Returns what caused an error, in its own words on one line."""
+    """Returns the root cause of an error, on one line."""
     causes = list(_causes(error))
     if not causes:
         return _python(error)
     named = next((row for cause in causes if (row := _suspect(cause)) is not None), None)
     suspects = () if named is None else (named,)
     of_data = any(_state(cause).startswith(_OF_DATA) for cause in causes)
-    cause = _telling(causes)
-    said = cause.getMessage() or "(no text)"
-    if _PYTHON in said and (found := _PYTHON_ERROR.findall(said)):
+    cause = _choose_cause(causes)
+    message = cause.getMessage() or "(no text)"
+    if _PYTHON in message and (found := _PYTHON_ERROR.findall(message)):
         kind, text = found[-1]
         return Trouble(kind, text, of_data, suspects)
-    text = " ".join(said.split()) if _is(cause, _SQL_ERROR) else _first_line(said)
+    text = " ".join(message.split()) if _is(cause, _SQL_ERROR) else _first_line(message)
     files = (_FILE.match(cause.getMessage() or "") for cause in causes)
     text += next((f" (in {file[1]})" for file in files if file), "")
     kind = cause.getClass().getSimpleName().removeprefix("Extended")
@@ -108,7 +109,7 @@ def root_cause(error: BaseException) -> Trouble:
 
 
 def _state(cause: Any) -> str:
-    """Returns the five letters and digits by which SQL knows an error; empty if it does not."""
+    """Returns the SQLSTATE of an error, or an empty text."""
     if _is(cause, _SQL_ERROR):
         return cause.getSQLState() or ""
     match = _SQLSTATE.search(cause.getMessage() or "")
@@ -138,8 +139,8 @@ def _causes(error: BaseException) -> Iterator[Any]:
         cause = following
 
 
-def _telling(causes: list[Any]) -> Any:
-    """Returns the cause that says most: the database's, else one that Spark names."""
+def _choose_cause(causes: list[Any]) -> Any:
+    """Returns the most specific cause: the database's, else one with a Spark error class."""
     of_database = [cause for cause in causes if _is(cause, _SQL_ERROR)]
     own = [cause for cause in of_database if not _is(cause, "java.sql.BatchUpdateException")]
     if own or of_database:
@@ -151,7 +152,7 @@ def _telling(causes: list[Any]) -> Any:
 
 
 def _suspect(cause: Any) -> int | None:
-    """Returns the row of the batch that a database failed on, if it says so."""
+    """Returns the row of the batch on which a database failed, if it names it."""
     if not _is(cause, "java.sql.BatchUpdateException"):
         return None
     if found := _ENTRY.search(cause.getMessage() or ""):

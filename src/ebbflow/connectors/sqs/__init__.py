@@ -1,4 +1,4 @@
-"""Amazon SQS as a source and a sink, which needs the extra ``ebbflow[sqs]``.
+"""Amazon SQS as a source and a sink; needs the extra ``ebbflow[sqs]``.
 
 The registry of connectors loads ``spec``; no other package imports this one. Start with ``source``.
 """

@@ -1,10 +1,10 @@
-"""The SQS sink: it sends batches of ten, and each message has an outcome of its own.
+"""The SQS sink: it sends batches of ten, and each message has its own outcome.
 
-What SQS refuses about a message itself is a failure with SQS' reason. What it only cannot take now
-is unavailable: the vertex waits, and no message is penalised. To a standard queue several batches
-are sent at once. To a FIFO queue they are sent one after another, and after one that is not taken
-no more, so that no group gets out of order; the id of a message is its deduplication id, so SQS
-drops what is sent again within five minutes.
+A message that SQS refuses for what it is fails with SQS' reason. If SQS only cannot take it now,
+the response is UNAVAILABLE: the vertex waits, and no message is penalised. A standard queue gets
+several batches at once. A FIFO queue gets one after another, and none after a batch that fails, so
+every group stays in order; a message's id is its deduplication id, so SQS drops copies sent within
+five minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Answers = dict[str, Response]
 _BATCH = 10
 _BATCH_BYTES = 256 * 1024
 _AT_ONCE = 8
-# About the message itself, when it is alone.
+# Errors about the message itself, if it is alone in its batch.
 _REFUSED = (
     "BatchRequestTooLong",
     "InvalidMessageContents",
@@ -47,7 +47,7 @@ class SqsSink:
         self._client: Any = None
 
     def open(self) -> None:
-        """Connects; ``SetupError`` if the queue is not there, ``Unavailable`` during an outage."""
+        """Connects; ``SetupError`` without such a queue, ``Unavailable`` during an outage."""
         self._client = self._access.connect()
         self._calls = ThreadPoolExecutor(_AT_ONCE, "sqs-sink")
         self._address = self._access.find(self._client)
@@ -59,13 +59,13 @@ class SqsSink:
             self._client.close()
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Sends all, and answers for each."""
+        """Sends all messages, and returns a response for each."""
         answers: Answers = {}
         entries = []
         for number, datum in enumerate(data):
             try:
                 entries.append(write_entry(number, datum, self._access.is_fifo))
-            except ValueError as error:  # a delay or an id that is none
+            except ValueError as error:  # an invalid delay or id
                 answers[str(number)] = Response.failure(error=str(error))
         batches = list(batches_of(entries))
         sent = self._send_in_order(batches) if self._access.is_fifo else self._send_all(batches)
@@ -92,7 +92,7 @@ class SqsSink:
             yield answers
 
     def _send(self, batch: list[Entry]) -> Answers:
-        """Returns an answer for each message that is not taken."""
+        """Sends a batch; returns a response for each message that SQS has not accepted."""
         try:
             with self._access.explaining():
                 return self._send_batch(batch)
@@ -107,7 +107,7 @@ class SqsSink:
                 raise
             if len(batch) == 1:
                 return _for_all(batch, Response.failure(error=describe_client_error(error)))
-            # SQS may refuse a batch as a whole because of one message: alone the others are taken.
+            # SQS may refuse a whole batch for one message: sent alone, the others are accepted.
             answers: Answers = {}
             for entry in batch:
                 answers |= self._send_batch([entry])
@@ -116,7 +116,7 @@ class SqsSink:
 
 
 def batches_of(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Yields the entries in batches of as many as SQS takes at once."""
+    """Yields the entries in batches within SQS' limits."""
     batch: list[Entry] = []
     size = 0
     for entry in entries:

@@ -1,8 +1,8 @@
 """The SQS source: messages are leased by their visibility timeout, and deleted when settled.
 
-The visibility timeout is renewed for as long as a message is in flight. Several partitions, and
-several pipelines, can read one queue: each message goes to one of them. A FIFO queue lends further
-messages of a group when those before are deleted, and those of one call come in their order.
+The visibility timeout is renewed while a message is in flight. Several partitions, and several
+pipelines, can read one queue: each message goes to one of them. A FIFO queue delivers further
+messages of a group only when the earlier ones are deleted, and those of one call are in order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 from typing_extensions import override
 
-from ebbflow.connectors.leases import LeasedSource, LendingQueue, Lent
+from ebbflow.connectors.leases import LeasedMessage, LeasedSource, QueueService
 from ebbflow.connectors.sqs.sqs_client import SqsAccess, code_of
 from ebbflow.connectors.sqs.sqs_messages import GROUP, read_raw
 
@@ -25,13 +25,13 @@ _DEPTHS = (
     "ApproximateNumberOfMessagesDelayed",
     "ApproximateNumberOfMessagesNotVisible",
 )
-# The lease has run out, or the message is deleted already.
+# The lease has expired, or the message is deleted already.
 _TOO_LATE = ("ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight")
 
 
 @dataclass(frozen=True, slots=True)
 class SqsSourceSettings:
-    """A queue, and what is asked of it; see the fields of the spec."""
+    """A queue, and the options of calls; see the fields of the spec."""
 
     access: SqsAccess
     visibility_timeout: int = 30
@@ -48,7 +48,7 @@ class SqsSource(LeasedSource):
         super().__init__(SqsQueue(settings), settings.visibility_timeout)
 
 
-class SqsQueue(LendingQueue):
+class SqsQueue(QueueService):
     """One queue; calls are for up to ten messages."""
 
     most = _LONGEST_CALL
@@ -61,7 +61,7 @@ class SqsQueue(LendingQueue):
 
     @override
     def open(self) -> None:
-        """Connects; ``SetupError`` if the queue is not there."""
+        """Connects; ``SetupError`` if the queue does not exist."""
         self._client = self._access.connect()
         self._address = self._access.find(self._client)
 
@@ -72,7 +72,7 @@ class SqsQueue(LendingQueue):
             self._client.close()
 
     @override
-    def receive(self, limit: int) -> list[Lent]:
+    def receive(self, limit: int) -> list[LeasedMessage]:
         """Receives up to ten messages, each hidden for the visibility timeout."""
         settings = self._settings
         with self._access.explaining():

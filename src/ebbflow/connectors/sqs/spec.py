@@ -51,7 +51,7 @@ class AssumeRole(Section):
         default=3_600, description="how long a session lasts; it is renewed in time"
     )
     external_id: StrictStr | None = Field(
-        default=None, description="what a role of another account asks for"
+        default=None, description="the external id that a role of another account requires"
     )
     policy: StrictStr | None = Field(
         default=None, description="a policy, as JSON, that narrows the session's permissions"
@@ -97,7 +97,7 @@ class SqsSection(Section):
         return self
 
     def access(self) -> SqsAccess:
-        """Returns the queue and the login, with all secrets as they are now."""
+        """Returns the queue and the login, with all secrets read now."""
         require_extra("SQS", "sqs", "boto3")
         from ebbflow.connectors.sqs.sqs_client import Role, SqsAccess
 
@@ -145,7 +145,7 @@ class SqsSourceSpec(SqsSection, SourceSection):
     )
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
-        """Returns the source, with all secrets read; workers make its client."""
+        """Returns the source, with all secrets read; workers create its client."""
         access = self.access()
         from ebbflow.connectors.sqs.source import SqsSource, SqsSourceSettings
 
@@ -158,7 +158,7 @@ class SqsSinkSpec(SqsSection, SinkSection):
     """Sends each message to a queue, in batches of ten."""
 
     def plan(self) -> UserSink:
-        """Returns the sink, with all secrets read; workers make its client."""
+        """Returns the sink, with all secrets read; workers create its client."""
         access = self.access()
         from ebbflow.connectors.sqs.sink import SqsSink
 

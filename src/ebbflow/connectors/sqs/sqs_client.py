@@ -1,8 +1,8 @@
-"""Clients of SQS: how they log in, and what their errors mean.
+"""SQS clients: their login, and the meaning of their errors.
 
-An error about a message itself is the message's own affair. Of all others those that may pass by
-themselves are ``Unavailable``, and the rest are mistakes in the spec or the account:
-``SetupError``. Secrets are in no text.
+An error about a message itself counts against that message. Of all other errors, temporary ones are
+``Unavailable``, and the rest are mistakes in the spec or the account: ``SetupError``. No text shows
+secrets.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _PASSING = (
     "RequestExpired",
     "KmsThrottled",
 )
-"""What the codes of errors contain that pass by themselves."""
+"""Parts of the codes of temporary errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A role that the client assumes, and again before its session ends."""
+    """A role that the client assumes, and assumes again before its session ends."""
 
     role_arn: str
     session_name: str
@@ -57,20 +57,20 @@ class Role:
     policy_arns: tuple[str, ...] = ()
 
     def arguments(self) -> dict[str, Any]:
-        """Returns it as STS takes it."""
-        given = {
+        """Returns the arguments for STS."""
+        arguments = {
             "RoleSessionName": self.session_name,
             "DurationSeconds": self.duration_seconds,
             "ExternalId": self.external_id,
             "Policy": self.policy,
             "PolicyArns": [{"arn": arn} for arn in self.policy_arns],
         }
-        return {name: value for name, value in given.items() if value}
+        return {name: value for name, value in arguments.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class SqsAccess:
-    """A queue and how to log in there."""
+    """A queue and its login."""
 
     region: str
     queue: str
@@ -86,7 +86,7 @@ class SqsAccess:
 
     @property
     def is_fifo(self) -> bool:
-        """Whether the queue keeps an order within groups."""
+        """Whether the queue keeps messages of a group in order."""
         return self.queue.endswith(".fifo")
 
     def connect(self) -> Any:
@@ -109,7 +109,7 @@ class SqsAccess:
             role.role_arn,
             role.arguments(),
         )
-        # The client for STS is made when the role is first assumed, in the same region.
+        # The STS client is created when the role is first assumed, and needs the same region.
         session.set_config_variable("region", self.region)
         session._credentials = DeferredRefreshableCredentials(
             fetcher.fetch_credentials, "assume-role"
@@ -124,7 +124,7 @@ class SqsAccess:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Raises ``Unavailable`` or ``SetupError`` for what a client raises."""
+        """Converts the client's errors to ``Unavailable`` or ``SetupError``."""
         try:
             yield
         except ClientError as error:
@@ -148,7 +148,7 @@ class SqsAccess:
             )
         return SetupError(
             f"{self} refuses: {describe_client_error(error)}.",
-            "Correct the login or what it may do.",
+            "Correct the login or its permissions.",
         )
 
 
@@ -162,12 +162,12 @@ _CONFIG = Config(
 
 
 def code_of(error: ClientError) -> str:
-    """Returns the code of an error, without the namespaces of older services."""
+    """Returns the code of an error, without the namespace prefix of older services."""
     return str(error.response.get("Error", {}).get("Code", "")).rpartition(".")[2]
 
 
 def describe_client_error(error: ClientError) -> str:
-    """Returns what the service says, on one line."""
+    """Returns the service's code and message, on one line."""
     text = str(error.response.get("Error", {}).get("Message") or "").strip().rstrip(".")
     return f"{code_of(error)}: {' '.join(text.split())}" if text else code_of(error)
 

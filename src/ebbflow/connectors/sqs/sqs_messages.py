@@ -1,9 +1,9 @@
 """Messages in SQS: bodies are text, and a message has at most ten attributes.
 
-A value that a body cannot be is written as base64, an empty one as ``-``; the attribute
-``ebbflow.encoding`` says so. Headers are attributes of their own names. Where there are more than
-fit, or one cannot be an attribute, all of them are one JSON object in ``ebbflow.headers``. Keys are
-a JSON list in ``ebbflow.keys``; in a FIFO queue the group stands for them if there is one key.
+A value that a body cannot hold is written as base64, an empty one as ``-``; the attribute
+``ebbflow.encoding`` says which. Headers become attributes of the same names. If there are too many,
+or one cannot be an attribute, all headers become one JSON object in ``ebbflow.headers``. Keys
+become a JSON list in ``ebbflow.keys``; in a FIFO queue a single key becomes the group instead.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 
-from ebbflow.connectors.leases import Lent
+from ebbflow.connectors.leases import LeasedMessage
 from ebbflow.domain.message import Datum
 from ebbflow.domain.user_source import SourceMessage
 
 ENCODING, KEYS, HEADERS = "ebbflow.encoding", "ebbflow.keys", "ebbflow.headers"
 GROUP, COPY_OF, DELAY = "MessageGroupId", "MessageDeduplicationId", "DelaySeconds"
 METADATA = "sqs"
-"""The group of the metadata that has a message's attributes, and what a sink is to set."""
+"""The metadata group with a message's attributes, and with the fields that a sink sets."""
 
 _OWN = 2  # attributes for the encoding and the keys
 _MOST_ATTRIBUTES = 10
@@ -37,19 +37,19 @@ def _fits(text: str) -> bool:
     return bool(text) and _UNFIT.search(text) is None
 
 
-# --- written ------------------------------------------------------------------------------------
+# --- writing ------------------------------------------------------------------------------------
 
 
 def write_entry(number: int, datum: Datum, is_fifo: bool) -> dict[str, Any]:
-    """Returns a message as an entry of a batch, named by its number."""
+    """Returns a message as an entry of a batch, with its number as its id."""
     body, encoding = _write_body(datum.value)
     keys = list(datum.keys)
-    group = _said(datum, GROUP) if is_fifo else None
-    told_by_group = is_fifo and group is None and len(keys) == 1 and _ID.fullmatch(keys[0])
+    group = _find_field(datum, GROUP) if is_fifo else None
+    is_in_group = is_fifo and group is None and len(keys) == 1 and _ID.fullmatch(keys[0])
     texts = _write_headers(datum.headers)
     if encoding:
         texts[ENCODING] = encoding
-    if keys and not told_by_group:
+    if keys and not is_in_group:
         texts[KEYS] = json.dumps(keys)
     entry: dict[str, Any] = {"Id": str(number), "MessageBody": body}
     if texts:
@@ -58,20 +58,20 @@ def write_entry(number: int, datum: Datum, is_fifo: bool) -> dict[str, Any]:
         }
     if is_fifo:
         entry[GROUP] = group or _id_of(":".join(keys) or "-")
-        entry[COPY_OF] = _said(datum, COPY_OF) or _id_of(datum.id)
-    elif delay := _said(datum, DELAY):
+        entry[COPY_OF] = _find_field(datum, COPY_OF) or _id_of(datum.id)
+    elif delay := _find_field(datum, DELAY):
         entry[DELAY] = int(delay)
     return entry
 
 
-def _said(datum: Datum, name: str) -> str | None:
-    """Returns what metadata or headers say about one of SQS' own fields, as in Numaflow."""
+def _find_field(datum: Datum, name: str) -> str | None:
+    """Returns the value of an SQS field from metadata or headers, as in Numaflow."""
     written = datum.metadata.get(METADATA, {}).get(name)
     return written.decode() if written else datum.headers.get(name) or None
 
 
 def _id_of(text: str) -> str:
-    """Returns the text as SQS takes ids; the same one for the same text."""
+    """Returns a valid SQS id for a text, always the same one for the same text."""
     if _ID.fullmatch(text):
         return text
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
@@ -103,37 +103,37 @@ def entry_size(entry: Mapping[str, Any]) -> int:
     )
 
 
-# --- read ---------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------
 
 
 def read_raw(
     raw: Mapping[str, Any], attributes: Sequence[str], message_attributes: Sequence[str]
-) -> Lent:
-    """Returns a message that SQS has lent; ``attributes`` of SQS' own are to be headers."""
+) -> LeasedMessage:
+    """Returns a leased message; the SQS system attributes in ``attributes`` become headers."""
     own: Mapping[str, str] = raw.get("Attributes", {})
-    given = {
+    found = {
         name: _attribute(attribute) for name, attribute in raw.get("MessageAttributes", {}).items()
     }
-    wanted = {name: given[name] for name in given if not name.startswith("ebbflow.")}
+    wanted = {name: found[name] for name in found if not name.startswith("ebbflow.")}
     headers = {name: text for name, text in wanted.items() if isinstance(text, str)}
-    headers |= _read_json(given.get(HEADERS), dict)
+    headers |= _read_json(found.get(HEADERS), dict)
     headers |= {name: own[name] for name in own if name in attributes or "All" in attributes}
-    keys = _read_json(given.get(KEYS), list)
+    keys = _read_json(found.get(KEYS), list)
     if not keys and GROUP in own:
         keys = [own[GROUP]]
     metadata = {METADATA: {name: _bytes(value) for name, value in wanted.items()}}
     sent = own.get("SentTimestamp", "")
     message = SourceMessage(
-        _read_body(raw["Body"], given.get(ENCODING)),
+        _read_body(raw["Body"], found.get(ENCODING)),
         raw["MessageId"].encode(),
         datetime.fromtimestamp(int(sent) / 1000, UTC) if sent.isdecimal() else None,
         keys,
         headers,
-        # Whichever process has it, it is the same message.
+        # The same in all processes: a queue has no partitions.
         partition=0,
         metadata=metadata if message_attributes and wanted else None,
     )
-    return Lent(raw["ReceiptHandle"], message)
+    return LeasedMessage(raw["ReceiptHandle"], message)
 
 
 def _attribute(attribute: Mapping[str, Any]) -> str | bytes:
@@ -146,7 +146,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def _read_json(text: str | bytes | None, kind: type[Any]) -> Any:
-    """Returns a list or an object of texts; an empty one for what others have written there."""
+    """Returns a list or an object of texts; an empty one if the text is something else."""
     try:
         found = json.loads(text) if text else kind()
     except ValueError:
