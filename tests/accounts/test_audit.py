@@ -28,9 +28,9 @@ from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.streams.audit_rows import (
     CHUNK,
+    AuditFrame,
     AuditStamp,
-    ToldFrame,
-    ToldRows,
+    PlacedRows,
     choose,
     read_audit,
     to_table,
@@ -54,7 +54,7 @@ def frames_of(publications: Sequence[Publication]) -> list[Publication]:
 
 def rows_of(settlement: Settlement) -> list[dict[str, Any]]:
     told = [read_audit(p.payload) for p in frames_of(settlement.publications)]
-    return to_table([ToldRows("v", 3, rows) for rows in told], "p", "batch-1").to_pylist()
+    return to_table([PlacedRows("v", 3, rows) for rows in told], "p", "batch-1").to_pylist()
 
 
 def ids(count: int) -> list[str]:
@@ -167,8 +167,8 @@ def test_a_time_with_another_zone_is_the_same_time():
 V = ("v", 0)
 
 
-def told(seq: int, stamp: str) -> ToldFrame:
-    return ToldFrame(seq, *V, AuditStamp.read(stamp))
+def told(seq: int, stamp: str) -> AuditFrame:
+    return AuditFrame(seq, *V, AuditStamp.read(stamp))
 
 
 def chosen(*stamps: str, after: int = 0, done: int = 99) -> list[int]:
@@ -200,7 +200,7 @@ def test_only_chunks_that_are_done_and_not_written_count():
 def test_however_it_is_cut_into_batches_the_same_frames_count(stamps, cuts):
     frames = [told(seq, f"{n}.{c}.0.{p}") for seq, (n, c, p) in enumerate(stamps, 1)]
     whole = choose(frames, {}, {V: 6})
-    cut, after = list[ToldFrame](), 0
+    cut, after = list[AuditFrame](), 0
     for end in [*sorted(cuts), 6]:
         cut += choose(frames, {V: after}, {V: end})
         after = end

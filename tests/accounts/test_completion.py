@@ -105,7 +105,7 @@ def test_a_request_is_complete_when_all_that_came_of_it_has_ended(rows, data):
         assert completion.is_complete == account(order[:number])
     assert completion.is_complete
     assert completion.failure is None
-    assert completion.knows_root
+    assert completion.has_root_row
 
 
 @pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")

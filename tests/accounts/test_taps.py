@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from ebbflow import Message, nack
-from ebbflow.accounts.taps import OUTCOMES, PassingRows, TapFilter, TapWish, write_value
+from ebbflow.accounts.taps import OUTCOMES, PassingRows, TapFilter, TapRequest, write_value
 from ebbflow.engine.publications import Place
 from ebbflow.engine.routing import Edge
 from ebbflow.usercode.calling import Handler, call_map
@@ -26,7 +26,7 @@ def decide(datum):
     return [Message(f"out {number}".encode(), keys=[f"k{number}"], tags=tags)]
 
 
-def tapped(wish=None, most=100, edges=EDGES, decided=True, **filters):
+def tapped(request=None, most=100, edges=EDGES, decided=True, **filters):
     rows = some(
         *(f"m{n}" for n in range(6)),
         keys=[[f"a{n % 2}"] for n in range(6)],
@@ -37,8 +37,8 @@ def tapped(wish=None, most=100, edges=EDGES, decided=True, **filters):
     place = Place("v", 1, edges, 1_000_000)
     part = account_of(verdict, place).parts[0] if decided else None
     passing = PassingRows(rows.batch, place, NOW, part)
-    wish = wish or TapWish("t", "v", filter=TapFilter(**filters))
-    return passing.choose(wish, most, Random(1))
+    request = request or TapRequest("t", "v", filter=TapFilter(**filters))
+    return passing.choose(request, most, Random(1))
 
 
 def ids(**filters):
@@ -95,8 +95,8 @@ def test_each_filter_chooses():
 def test_a_message_is_found_by_what_it_came_from():
     rows = some("in-1/a", "in-1", "in-10", "in-1/a/b")
     passing = PassingRows(rows.batch, PLACE, NOW)
-    wish = TapWish("t", "v", filter=TapFilter(id="in-1"))
-    shown, _ = passing.choose(wish, 9, Random(1))
+    request = TapRequest("t", "v", filter=TapFilter(id="in-1"))
+    shown, _ = passing.choose(request, 9, Random(1))
     assert [row["id"] for row in shown] == ["in-1/a", "in-1", "in-1/a/b"]
     assert {row["outcome"] for row in shown} == {"arrived"}
 
@@ -107,7 +107,7 @@ def test_what_is_too_much_is_counted():
 
 
 def test_a_sample_is_a_share():
-    half, skipped = tapped(TapWish("t", "v", sample=0.5))
+    half, skipped = tapped(TapRequest("t", "v", sample=0.5))
     assert 0 < len(half) < 6
     assert skipped == 0
 
@@ -123,7 +123,7 @@ def test_rows_that_are_forwarded_as_they_are_say_where_they_go():
     verdict = verdict_on(rows)
     verdict.forward_inputs()
     part = account_of(verdict, PLACE).parts[0]
-    shown, _ = PassingRows(rows.batch, PLACE, NOW, part).choose(TapWish("t", "v"), 9, Random(1))
+    shown, _ = PassingRows(rows.batch, PLACE, NOW, part).choose(TapRequest("t", "v"), 9, Random(1))
     assert [(row["id"], row["outputs"][0]["id"], row["outputs"][0]["to"]) for row in shown] == [
         ("a", "a", ["all"]),
         ("b", "b", ["all"]),
@@ -131,8 +131,8 @@ def test_rows_that_are_forwarded_as_they_are_say_where_they_go():
 
 
 def test_a_wish_is_heard_as_it_was_said():
-    wish = TapWish("t", "v", 3.0, TapFilter(id="x", outcome=OUTCOMES[0]), 0.5, 7, 9)
-    assert TapWish.from_json(wish.to_json()) == wish
+    request = TapRequest("t", "v", 3.0, TapFilter(id="x", outcome=OUTCOMES[0]), 0.5, 7, 9)
+    assert TapRequest.from_json(request.to_json()) == request
 
 
 @pytest.mark.parametrize(

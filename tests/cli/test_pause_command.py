@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
-from ebbflow.runtime.control import STOP, PauseWatch, obey, tell_pauses
+from ebbflow.runtime.control import STOP, PauseWatch, obey, pauses_command
 from ebbflow.streams.positions import Pauses, change_pauses, read_pauses
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -67,10 +67,10 @@ def test_a_task_follows_the_newest_record_whichever_way_it_comes(link, standing)
     words = {"pauses": watch.hear}
     watch.read(link)
     old = link.run(change_pauses(link.client, standing.names, lambda p: p.pausing("out", NOON)))
-    obey(tell_pauses(old), words)
+    obey(pauses_command(old), words)
     link.run(change_pauses(link.client, standing.names, lambda p: p.resuming("out")))
     watch.read(link)
-    obey(tell_pauses(old), words)  # late
+    obey(pauses_command(old), words)  # late
     obey(STOP, words)
     obey(b"of another version", words)
     assert heard == [False, True, False]

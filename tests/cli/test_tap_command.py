@@ -7,7 +7,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow.accounts.taps import Taps, TapWish, pack_rows
+from ebbflow.accounts.taps import TapRequest, Taps, pack_rows
 from ebbflow.cli.main import app
 from ebbflow.operations.sending import Sender, SentMessage
 from ebbflow.operations.tapping import tap_vertex
@@ -62,7 +62,7 @@ def test_mistakes_are_explained(run_tap, args, said):
 
 
 def test_of_a_vertex_with_batches_one_sees_what_arrives(link, standing):
-    passing = tap_vertex(link, standing.names, TapWish("", "table"))
+    passing = tap_vertex(link, standing.names, TapRequest("", "table"))
     assert next(passing).rows == []
     Sender(link, standing.names, "table").send_page(
         [SentMessage(b"v", "a"), SentMessage(b"w", "b")]
@@ -95,7 +95,7 @@ def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
     verdict = verdict_on(some("a", "b"))
     taps.see(account_of(verdict))
     assert taps._sending is None, "nobody has asked"
-    passing = tap_vertex(link, names, TapWish("", "sorted"))
+    passing = tap_vertex(link, names, TapRequest("", "sorted"))
     assert next(passing).rows == []
     assert asked.wait(20)
     taps.see(account_of(verdict))
@@ -117,10 +117,10 @@ class Clock:
 def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, standing):
     clock = Clock()
     taps = Taps(link, standing.names, "v", {}, clock.monotonic)
-    wish = TapWish("t", "v", seconds=5, rate=3)
-    taps.take(TapWish("other", "w").to_json())
+    request = TapRequest("t", "v", seconds=5, rate=3)
+    taps.take(TapRequest("other", "w").to_json())
     assert not taps._taps
-    taps.take(wish.to_json())
+    taps.take(request.to_json())
     tapped = taps._taps["t"]
     verdict = verdict_on(some("a", "b"))
 
@@ -134,7 +134,7 @@ def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, s
     clock.at = 1.5
     assert show() == (1, 0)
     clock.at = 4.0
-    taps.take(wish.to_json())
+    taps.take(request.to_json())
     clock.at = 8.0
     taps.see(account_of(verdict))
     assert taps._taps
@@ -145,7 +145,7 @@ def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, s
 
 def test_a_tap_that_fails_costs_the_task_nothing(link, standing):
     taps = Taps(link, standing.names, "v", known={})
-    taps.take(TapWish("t", "v", sample="half").to_json())  # type: ignore[arg-type]
+    taps.take(TapRequest("t", "v", sample="half").to_json())  # type: ignore[arg-type]
     taps.see(account_of(verdict_on(some("a"))))
     assert not taps._taps
 

@@ -61,7 +61,11 @@ def end_processes_of(pipeline):
             "every_message_arrives_once",
             r"1 of 270 messages have not arrived: plain",
         ),
-        (Careless, "every_nacked_message_comes_back", r"not have the deliveries 1, 2: once flow"),
+        (
+            Careless,
+            "every_nacked_message_is_redelivered",
+            r"not have the deliveries 1, 2: once flow",
+        ),
         (Careless, "delays_are_honoured", r"\d+ of 10 redeliveries came before the delay of 0.4 s"),
         (
             Careless,
@@ -101,7 +105,7 @@ def sink_trial(tmp_path_factory):
         ("every_message_lands_once", "1 of 300 messages have not landed: plain landing 7"),
         ("odd_input_lands_unchanged_or_is_refused", "1 of 11 odd values have neither landed"),
         ("keys_and_headers_land_unchanged", "5 of 5 messages have landed with other keys"),
-        ("a_refused_message_is_not_taken_for_written", "5 of 5 refused messages are neither"),
+        ("a_refused_message_is_not_lost", "5 of 5 refused messages are neither"),
         ("a_target_that_was_down_gets_everything", "50 of 50 messages have not landed"),
     ],
 )

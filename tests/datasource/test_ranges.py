@@ -233,8 +233,8 @@ def test_a_work_queue_is_refused(make):
 
 def test_a_stream_that_there_is_not_is_named(link):
     with pytest.raises(DataSourceError) as error:
-        link.run(Leader(link.client, "NOBODY").read_facts())
-    assert str(error.value) == ("There is no stream NOBODY. Make it, or correct the option stream.")
+        link.run(Leader(link.client, "ABSENT").read_facts())
+    assert str(error.value) == ("There is no stream ABSENT. Make it, or correct the option stream.")
 
 
 @pytest.fixture

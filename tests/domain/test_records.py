@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.accounts.taps import TapFilter, TapWish
+from ebbflow.accounts.taps import TapFilter, TapRequest
 from ebbflow.domain.records import from_json, from_plain, stored_as, to_json, to_plain
 from ebbflow.spec.graph import PipelineShape, ShapeEdge, ShapeVertex
 from ebbflow.streams.positions import Pauses
@@ -120,7 +120,7 @@ SHAPE = PipelineShape(
             '{"token": "t", "vertex": "in", "seconds": 5.0, "filter": {"id": "in-7", "key": null, '
             '"header": null, "tag": null, "text": null, "outcome": null}, "sample": 0.5, '
             '"rate": 200, "longest": 4096}',
-            TapWish("t", "in", 5.0, TapFilter(id="in-7"), 0.5),
+            TapRequest("t", "in", 5.0, TapFilter(id="in-7"), 0.5),
         ),
         (
             '{"pipeline": "orders", "kind": "Pipeline", "vertices": [{"name": "in", "kind": '

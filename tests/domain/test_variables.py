@@ -20,7 +20,7 @@ VARIABLES = {"NAME": "cat", "A.B-c": "dotted", "EMPTY": ""}
         ("$(NAME)$(NAME)", "catcat"),
         ("$(A.B-c)", "dotted"),
         ("[$(EMPTY)]", "[]"),
-        ("$(NOBODY)", "$(NOBODY)"),
+        ("$(NO_PARENT)", "$(NO_PARENT)"),
         ("$$(NAME)", "$(NAME)"),
         ("$$$(NAME)", "$cat"),
         ("$NAME ${NAME} $(NAME", "$NAME ${NAME} $(NAME"),

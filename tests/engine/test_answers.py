@@ -13,9 +13,9 @@ from ebbflow.engine.answers import (
     answer_headers,
     answer_key,
     own_answers,
+    path_order,
     read_answer,
     request_of,
-    way_order,
 )
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outputs import Outputs
@@ -134,13 +134,13 @@ def test_the_order_is_that_of_the_outputs_of_each_step(widths):
     yielded = rows.column("id")
     mixed = yielded[:]
     random.Random(len(yielded)).shuffle(mixed)
-    assert sorted(mixed, key=way_order) == yielded
+    assert sorted(mixed, key=path_order) == yielded
 
 
 @given(st.lists(st.text("01a./-", max_size=12) | st.text(max_size=8)))
 def test_all_ids_can_be_compared(messages):
-    assert len(sorted(messages, key=way_order)) == len(messages)
+    assert len(sorted(messages, key=path_order)) == len(messages)
 
 
 def test_an_id_of_many_digits_can_be_compared():
-    assert way_order("1" * 9_999 + "/map." + "2" * 9_999)
+    assert path_order("1" * 9_999 + "/map." + "2" * 9_999)

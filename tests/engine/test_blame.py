@@ -15,7 +15,7 @@ from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
 from ebbflow.engine.blame import ENOUGH, Blame, SystemOutage
 from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows, concat
-from ebbflow.engine.publications import again_rows
+from ebbflow.engine.publications import redelivered_rows
 from ebbflow.engine.verdict import Verdict
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import Handler, call_map, call_sink, run_batch_map
@@ -172,12 +172,12 @@ def test_a_sink_can_say_of_single_messages_that_their_system_is_away():
 
 def test_a_message_that_meets_one_outage_after_another_is_not_to_blame_while_others_fail():
     blame = Blame()
-    assert blame.is_the_systems(AWAY, ["a"], blamed=False)
+    assert blame.is_outage(AWAY, ["a"], blamed=False)
     blame.passed()
-    assert blame.is_the_systems(AWAY, ["b"], blamed=False)
-    assert blame.is_the_systems(AWAY, ["a"], blamed=False), "b fails as well"
+    assert blame.is_outage(AWAY, ["b"], blamed=False)
+    assert blame.is_outage(AWAY, ["a"], blamed=False), "b fails as well"
     blame.passed()
-    assert not blame.is_the_systems(AWAY, ["a"], blamed=False), "now it fails alone"
+    assert not blame.is_outage(AWAY, ["a"], blamed=False), "now it fails alone"
 
 
 @pytest.mark.parametrize("answer", ["nack", "raise Nack", "nacked too often", "failure"])
@@ -275,7 +275,7 @@ class World:
         for index, one in enumerate(rows.column("id")):
             outcome = verdict.outcomes.get(index)
             if isinstance(outcome, Redeliver | Retry):
-                self._waiting.append(again_rows(rows.batch, [index], [outcome]))
+                self._waiting.append(redelivered_rows(rows.batch, [index], [outcome]))
             else:
                 (self.dead if isinstance(outcome, DeadLetter) else self.done).add(one)
 
@@ -319,10 +319,10 @@ def test_a_message_that_was_not_even_tried_is_never_to_blame():
     away.tried = False
     blame = Blame()
     for _ in range(3):
-        assert blame.is_the_systems(away, ["a"], blamed=True)
+        assert blame.is_outage(away, ["a"], blamed=True)
         assert blame.outage == SystemOutage("the function", named=True)
         blame.passed()
     away.tried = True
-    assert blame.is_the_systems(away, ["a"], blamed=False)  # it was no suspect before
+    assert blame.is_outage(away, ["a"], blamed=False)  # it was no suspect before
     blame.passed()
-    assert not blame.is_the_systems(away, ["a"], blamed=False)
+    assert not blame.is_outage(away, ["a"], blamed=False)

@@ -11,7 +11,7 @@ from ebbflow.domain.outcome import Counts, Redeliver, Served
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import NOBODY
+from ebbflow.engine.outputs import NO_PARENT
 from ebbflow.engine.position import with_awaited, without_awaited
 from ebbflow.engine.publications import (
     LATE,
@@ -169,7 +169,7 @@ def test_a_refused_row_of_the_whole_chunk_is_one_letter_that_no_vertex_takes_bac
     verdict = verdict_on(some("m0", "m1"))
     outputs = Aggregates(["sum-1", "sum-2"], NOW)
     values = frames.batch_of({"id": ["a", "b"], "value": [b"1", b"2"]}, 2).column("value")
-    outputs.add([NOBODY] * 2, [0] * 2, [()] * 2, {"value": values})
+    outputs.add([NO_PARENT] * 2, [0] * 2, [()] * 2, {"value": values})
     verdict.decisions.forward_outputs(outputs)
     settlement = settled(verdict, X, Y)
     gone = refused(settlement, "sum-2")

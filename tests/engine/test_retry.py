@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ebbflow import Datum, Message, Nack, NackOptions, Response
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
-from ebbflow.engine.publications import again_rows
+from ebbflow.engine.publications import redelivered_rows
 from ebbflow.engine.retry import ON_THE_SPOT, RetryStrategy
 from ebbflow.engine.verdict import EMPTY, Verdict
 from ebbflow.usercode.calling import Handler, call_map, call_sink, call_with_retries
@@ -122,7 +122,7 @@ def test_a_retry_that_comes_back_goes_on_counting_where_it_was():
         call_with_retries(verdict, call, RetryStrategy(backoff, "drop"), Pauses(), "sink")
         outcome = verdict.outcomes[0]
         if isinstance(outcome, Retry):
-            rows = type(rows)(again_rows(rows.batch, [0], [outcome]))
+            rows = type(rows)(redelivered_rows(rows.batch, [0], [outcome]))
             deliveries.append(rows.column("deliveries")[0])
             assert rows.column("failures") == [1]
             assert rows.column("nack_reason") == ["a is down"]
@@ -134,7 +134,7 @@ def test_a_retry_that_comes_back_goes_on_counting_where_it_was():
 def test_a_redelivery_counts_as_a_delivery_and_starts_the_retries_anew():
     rows = some("a", "b", deliveries=[3, 3], retries=[2, 2], failures=[1, 1])
     outcomes = [Redeliver(5, "busy", 7), Retry(5, "down", 3, 1)]
-    back = again_rows(rows.batch, [0, 1], outcomes).to_pylist()
+    back = redelivered_rows(rows.batch, [0, 1], outcomes).to_pylist()
     kept = ("id", "deliveries", "failures", "retries", "nack_reason")
     assert [tuple(row[name] for name in kept) for row in back] == [
         ("a", 4, 7, 0, "busy"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ebbflow import NackOptions
 from ebbflow.domain.outcome import Redeliver, Retry
-from ebbflow.engine.inlet import HandedBack, asked_for, handed_back
+from ebbflow.engine.inlet import SourceAcks, asked_for, source_acks
 from ebbflow.engine.publications import Chunk, Place, Stage
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
@@ -69,15 +69,15 @@ def test_everything_else_is_settled_as_if_nothing_went_back(given_inputs, given_
     assert (returned.counts, returned.reasons) == (kept.counts, kept.reasons)
 
 
-def told(given_inputs, given_edges, first) -> tuple[list[bytes], Settlement, HandedBack]:
+def told(given_inputs, given_edges, first) -> tuple[list[bytes], Settlement, SourceAcks]:
     verdict = decided(given_inputs)
     settlement = settled(verdict, given_edges, min(first, len(verdict.rows)))
     offsets = [b"%d" % index for index in range(min(first, len(verdict.rows)), len(verdict.rows))]
-    back = handed_back(pa.array(offsets, pa.binary()), verdict.rows, settlement.returned)
+    back = source_acks(pa.array(offsets, pa.binary()), verdict.rows, settlement.returned)
     return offsets, settlement, back
 
 
-def nacks_of(back: HandedBack) -> list[tuple[bytes, NackOptions]]:
+def nacks_of(back: SourceAcks) -> list[tuple[bytes, NackOptions]]:
     """The offsets that are nacked, with the options that the source is told."""
     return [
         (offset, NackOptions(*asked)) for offset, *asked in map(dict.values, back.nacks.to_pylist())
@@ -110,23 +110,23 @@ def test_a_source_is_asked_for_exactly_what_user_code_asked_for(given_inputs, gi
 def test_rows_of_our_own_redeliveries_are_not_told_to_the_source():
     rows = some("a", "b", "c")
     returned = {2: Redeliver(5, "later", 0, NackOptions(5, reason="later"))}
-    back = handed_back(pa.array([b"2", b"3"], pa.binary()), rows, returned)
+    back = source_acks(pa.array([b"2", b"3"], pa.binary()), rows, returned)
     assert (back.acks.to_pylist(), back.ids.to_pylist()) == ([b"2"], ["b"])
     assert nacks_of(back) == [(b"3", NackOptions(5, reason="later"))]
 
 
 def test_a_chunk_without_nacks_is_told_as_it_is():
     offsets = pa.array([b"2", b"3"], pa.binary())
-    back = handed_back(offsets, some("a", "b", "c"), {})
+    back = source_acks(offsets, some("a", "b", "c"), {})
     assert back.acks is offsets
     assert (back.nacks.num_rows, back.ids.to_pylist()) == (0, ["b", "c"])
 
 
 def test_the_ends_of_several_chunks_are_told_at_once():
     rows, nacked = some("a", "b"), {1: Redeliver(5, "later", 0, NackOptions(5, reason="later"))}
-    first = handed_back(pa.array([b"1", b"2"], pa.binary()), rows, nacked)
-    second = handed_back(pa.array([b"3", b"4"], pa.binary()), some("c", "d"), {})
-    both = HandedBack.join([first, second])
+    first = source_acks(pa.array([b"1", b"2"], pa.binary()), rows, nacked)
+    second = source_acks(pa.array([b"3", b"4"], pa.binary()), some("c", "d"), {})
+    both = SourceAcks.join([first, second])
     assert both.acks.to_pylist() == [b"1", b"3", b"4"]
     assert nacks_of(both) == [(b"2", NackOptions(5, reason="later"))]
     assert (both.ids.to_pylist(), len(both)) == (["a", "c", "d"], 4)

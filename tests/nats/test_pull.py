@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow.nats.pull import Deliveries, PullConsumer, PullStatus, Word
+from ebbflow.nats.pull import Deliveries, PullConsumer, PullState, PullStatus
 from ebbflow.nats.wire import Parcel
 
 
@@ -141,16 +141,16 @@ def test_after_a_gap_nothing_more_is_taken_and_the_word_says_so(reader):
         await asyncio.sleep(0)
         await reader.server.deliver(6)
         await asyncio.sleep(0)
-        return (await pull.fetch({"batch": 1})).word
+        return (await pull.fetch({"batch": 1})).state
 
-    assert asyncio.run(play()) is Word.GAP
+    assert asyncio.run(play()) is PullState.GAP
     assert reader.numbers == [[1, 2]]
-    assert [status.word for status in reader.words] == [Word.GAP]
+    assert [status.state for status in reader.words] == [PullState.GAP]
 
 
 def test_a_consumer_that_processes_share_has_no_gaps(reader):
     async def play():
-        await reader.open(in_step=False)
+        await reader.open(is_exclusive=False)
         await reader.server.deliver(2, 7)
         await asyncio.sleep(0)
 
@@ -178,7 +178,7 @@ def test_a_word_comes_after_the_deliveries_before_it(reader):
             "s",
             "c",
             lambda batch: order.append(f"{len(batch)} messages"),
-            lambda status: order.append(status.word.name),
+            lambda status: order.append(status.state.name),
         )
         await pull.open()
         await server.deliver(1, 2)
@@ -191,20 +191,20 @@ def test_a_word_comes_after_the_deliveries_before_it(reader):
 @pytest.mark.parametrize(
     ("code", "text", "word"),
     [
-        ("100", "Idle Heartbeat", Word.HEARTBEAT),
-        ("404", "No Messages", Word.DRY),
-        ("408", "Request Timeout", Word.EXPIRED),
-        ("409", "Batch Completed", Word.FULL),
-        ("409", "Message Size Exceeds MaxBytes", Word.TOO_LARGE),
-        ("409", "Consumer Deleted", Word.GONE),
-        ("409", "Leadership Change", Word.GONE),
-        ("503", "", Word.ABSENT),
-        ("400", "Bad Request", Word.REFUSED),
+        ("100", "Idle Heartbeat", PullState.HEARTBEAT),
+        ("404", "No Messages", PullState.DRY),
+        ("408", "Request Timeout", PullState.EXPIRED),
+        ("409", "Batch Completed", PullState.FULL),
+        ("409", "Message Size Exceeds MaxBytes", PullState.TOO_LARGE),
+        ("409", "Consumer Deleted", PullState.GONE),
+        ("409", "Leadership Change", PullState.GONE),
+        ("503", "", PullState.ABSENT),
+        ("400", "Bad Request", PullState.REFUSED),
     ],
 )
 def test_the_words_of_the_server_have_one_meaning(code, text, word):
     status = PullStatus.of({"Status": code, "Description": text, "Nats-Last-Consumer": "7"})
-    assert (status.word, status.delivered, status.left) == (word, 7, 0)
+    assert (status.state, status.delivered, status.left) == (word, 7, 0)
 
 
 def test_a_fetch_ends_when_all_is_there(reader):
@@ -215,7 +215,7 @@ def test_a_fetch_ends_when_all_is_there(reader):
         await reader.server.deliver(1, 2)
         return await fetching
 
-    assert asyncio.run(play()).word is Word.FULL
+    assert asyncio.run(play()).state is PullState.FULL
     assert reader.server.requests == [("inbox.1", {"batch": 2, "no_wait": True})]
 
 
@@ -228,9 +228,9 @@ def test_a_late_word_about_an_earlier_request_does_not_end_the_next(reader):
         await reader.server.say("408", "Request Timeout", request=1)
         await reader.server.deliver(1)
         await reader.server.say("404", "No Messages", request=2)
-        return first.word, (await fetching).word
+        return first.state, (await fetching).state
 
-    assert asyncio.run(play()) == (Word.SILENCE, Word.DRY)
+    assert asyncio.run(play()) == (PullState.SILENCE, PullState.DRY)
     assert reader.numbers == [[1]]
 
 
@@ -242,9 +242,9 @@ def test_a_fetch_goes_on_as_long_as_something_comes(reader):
             await asyncio.sleep(0.05)
             assert not fetching.done()
             await reader.server.deliver(number)
-        return (await fetching).word
+        return (await fetching).state
 
-    assert asyncio.run(play()) is Word.SILENCE
+    assert asyncio.run(play()) is PullState.SILENCE
     assert [n for batch in reader.numbers for n in batch] == list(range(1, 25))
 
 

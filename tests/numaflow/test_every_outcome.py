@@ -26,7 +26,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.blame import SystemOutage
 from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.inlet import NACKS, HandedBack
+from ebbflow.engine.inlet import NACKS, SourceAcks
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.source_columns import frame_of
 from ebbflow.engine.system_errors import LISTED
@@ -367,7 +367,7 @@ def test_a_source_is_told_of_acks_and_nacks_with_their_options(side: Side) -> No
         offsets = rows.column("offset")
         nack = [*offsets.slice(1, 1).to_pylist(), 250, 0, "busy"]
         nacks = pa.RecordBatch.from_pylist([dict(zip(NACKS.names, nack, strict=True))], NACKS)
-        ends = HandedBack(offsets.take(pa.array([0, 2])), nacks, pa.array([], pa.string()))
+        ends = SourceAcks(offsets.take(pa.array([0, 2])), nacks, pa.array([], pa.string()))
         reading.settle(Settle.of(ends))
         assert Queue.acked == [b"0", b"2"]
         assert Queue.nacked == [NackOffset(b"1", NackOptions(250, 0, "busy"))]

@@ -192,14 +192,14 @@ def test_the_environment_of_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path
         "print(os.path.isdir(os.environ['EBBFLOW_SOCKETS']))\n"
         f"{READY}time.sleep(60)"
     )
-    env = (("LEVEL", "high"), ("WHO", "$(NUMAFLOW_POD)/$(LEVEL)/$(NOBODY)/$$(LEVEL)"))
+    env = (("LEVEL", "high"), ("WHO", "$(NUMAFLOW_POD)/$(LEVEL)/$(NO_PARENT)/$$(LEVEL)"))
     command = python(source, "--level=$(LEVEL)", "$$(LEVEL)")
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), started(*command, env=env, cwd=str(tmp_path)):
         pass
     first, second = shown.getvalue().splitlines()
     assert first == (
-        "p-v-0 udf high p-v-0/high/$(NOBODY)/$(LEVEL) None None /mine "
+        "p-v-0 udf high p-v-0/high/$(NO_PARENT)/$(LEVEL) None None /mine "
         f"['--level=high', '$(LEVEL)'] {tmp_path}"
     )
     assert second == "True"

@@ -17,7 +17,7 @@ import pytest
 from ebbflow.domain.errors import StreamBroken, Unavailable
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.user_source import NackOffset
-from ebbflow.engine.inlet import NO_NACKS, HandedBack
+from ebbflow.engine.inlet import NO_NACKS, SourceAcks
 from ebbflow.engine.source_columns import check_columns
 from ebbflow.engine.system_errors import LISTED
 from ebbflow.numaflow.process import FunctionPlan
@@ -160,7 +160,7 @@ def test_all_messages_arrive_although_the_function_is_killed_again_and_again(
         if len(values) > next_kill:
             kill_function(command)
             next_kill, outages = next(kills, 10 * messages), outages + 1
-        ends = Settle.of(HandedBack(rows.column("offset"), NO_NACKS, rows.column("id")))
+        ends = Settle.of(SourceAcks(rows.column("offset"), NO_NACKS, rows.column("id")))
         until_it_is_there(partial(reading.attempt, "settle", reading.settle, ends))
     reading.close()
     assert outages == 3

@@ -64,7 +64,7 @@ class Silence:
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
         pass
 
-    def tell_now_and_then(self) -> None:
+    def report_if_due(self) -> None:
         pass
 
     def flush(self) -> None:

@@ -15,7 +15,7 @@ from ebbflow.domain.errors import Fenced
 from ebbflow.engine import frames
 from ebbflow.engine.position import Mark, Position, Stamp
 from ebbflow.engine.publications import REDELIVERED_BY, Publication, Stage
-from ebbflow.streams.audit_rows import CHUNK, AuditStamp, ToldFrame
+from ebbflow.streams.audit_rows import CHUNK, AuditFrame, AuditStamp
 from ebbflow.streams.trail_rows import TrailRow, read_trail
 from tests.runtime.following import Follower
 
@@ -71,7 +71,7 @@ class Server:
     trail: list[TrailRow] = field(default_factory=list)
     untrue: list[TrailRow] = field(default_factory=list)
     """The rows of the trail that named something which was not stored when they came."""
-    audit: list[tuple[ToldFrame, bytes]] = field(default_factory=list)
+    audit: list[tuple[AuditFrame, bytes]] = field(default_factory=list)
     refused: dict[Stage, Collection[str]] = field(default_factory=dict)
     """The messages whose outputs or redeliveries are too large for their streams."""
     _seen: set[tuple] = field(default_factory=set)
@@ -102,7 +102,7 @@ class Server:
             self._hear(read_trail(publication.payload))
         elif publication.stage is Stage.AUDIT:
             stamp = AuditStamp.read(publication.headers[CHUNK])
-            told = ToldFrame(len(self.audit) + 1, "v", 0, stamp)
+            told = AuditFrame(len(self.audit) + 1, "v", 0, stamp)
             self.audit.append((told, publication.payload))
         elif publication.due is None:
             sender = _sender_of(publication)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ebbflow import Datum, Nack
 from ebbflow.engine import frames
-from ebbflow.engine.inlet import HandedBack, Inlet
+from ebbflow.engine.inlet import Inlet, SourceAcks
 from ebbflow.engine.position import Mark, Span
 from tests.runtime.crash_model import Chances, Crash, Rules, UserCode
 from tests.runtime.crash_run import ModelTask
@@ -78,14 +78,14 @@ class SourceInlet(Inlet):
     """
 
     def __init__(
-        self, server: SourceServer, start: Mark, takes_back: bool, chances: Chances
+        self, server: SourceServer, start: Mark, redelivers_itself: bool, chances: Chances
     ) -> None:
         self.mark = start
-        self.takes_back = takes_back
+        self.redelivers_itself = redelivers_itself
         self._server = server
         self._chances = chances
         self._offsets: list[bytes] = []
-        self._settled: deque[HandedBack] = deque()
+        self._settled: deque[SourceAcks] = deque()
 
     @property
     def rows_left(self) -> bool:
@@ -111,11 +111,11 @@ class SourceInlet(Inlet):
         self.mark = max(self.mark, end)
         return []
 
-    def pick_up(self) -> pa.BinaryArray:
+    def take_offsets(self) -> pa.BinaryArray:
         offsets, self._offsets = self._offsets, []
         return pa.array(offsets, pa.binary())
 
-    def hand_back(self, ends: HandedBack) -> None:
+    def acknowledge(self, ends: SourceAcks) -> None:
         self._server.on_ack(ends.ids.to_pylist())
         self._settled.append(ends)
 
@@ -124,7 +124,7 @@ class SourceInlet(Inlet):
         if self._settled and self._chances.random.random() < 0.5:
             self._tell(self._settled.popleft())
 
-    def _tell(self, ends: HandedBack) -> None:
+    def _tell(self, ends: SourceAcks) -> None:
         outside, now = self._server.outside, self._server.now
         outside.ack(ends.acks.to_pylist())
         outside.nack(ends.nacks, now)
@@ -137,14 +137,14 @@ class SourceInlet(Inlet):
 class PulledTask(ModelTask):
     """The task of a source vertex: it tells the source what a chunk has come to, once it is done.
 
-    ``takes_back`` is whether the source takes nacked messages back.
+    ``redelivers_itself`` is whether the source takes nacked messages back.
     """
 
-    takes_back = True
+    redelivers_itself = True
     server: SourceServer
 
     def open_inlet(self, done: Span) -> SourceInlet:
-        inlet = SourceInlet(self.server, done.inlet, self.takes_back, self.chances)
+        inlet = SourceInlet(self.server, done.inlet, self.redelivers_itself, self.chances)
         self.journal.beside = inlet.tell
         return inlet
 
@@ -152,7 +152,7 @@ class PulledTask(ModelTask):
 class KeepingTask(PulledTask):
     """The task of a source that cannot give a message again: Ebbflow keeps what is nacked."""
 
-    takes_back = False
+    redelivers_itself = False
 
 
 class Limited(UserCode):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ebbflow.accounts.audit import AuditObserver
 from ebbflow.domain.outcome import Counts
 from ebbflow.streams import audit_rows
-from ebbflow.streams.audit_rows import ToldFrame, ToldRows, choose, read_audit, to_table
+from ebbflow.streams.audit_rows import AuditFrame, PlacedRows, choose, read_audit, to_table
 from tests.runtime.crash_model import DECISIONS, Chances, UserCode
 from tests.runtime.crash_run import ModelTask, OrderedTask, StreamTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server
@@ -79,7 +79,7 @@ def rows_of(server: Server, after: int = 0, end: int | None = None) -> list[Row]
     done = server.position.chunks if end is None else end
     chosen = choose([told for told, _ in server.audit], {V: after}, {V: done})
     payloads = {told.seq: payload for told, payload in server.audit}
-    pieces = [ToldRows(*V, read_audit(payloads[told.seq])) for told in chosen]
+    pieces = [PlacedRows(*V, read_audit(payloads[told.seq])) for told in chosen]
     table = to_table(pieces, "p", "batch").to_pylist()
     return [(row["id"], row["outcome"], row["deliveries"]) for row in table]
 
@@ -159,7 +159,7 @@ def test_what_was_told_and_never_recorded_is_in_no_table():
 
 
 def test_without_the_claim_rows_of_a_lost_task_would_count_as_well(monkeypatch):
-    def choose_all(told: list[ToldFrame], after: dict, done: dict) -> list[ToldFrame]:
+    def choose_all(told: list[AuditFrame], after: dict, done: dict) -> list[AuditFrame]:
         return [f for f in told if after.get(V, 0) < f.stamp.number <= done[V]]
 
     monkeypatch.setattr(audit_rows, "choose", choose_all)

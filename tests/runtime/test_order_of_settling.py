@@ -114,7 +114,7 @@ def test_a_source_that_is_told_before_the_chunk_is_confirmed_loses_messages(monk
 
     def tell_first(self, settlement: Settlement, chunk: ChunkEnd, record: ChunkRecord) -> None:
         if chunk.back is not None:
-            self._intake.inlet.hand_back(chunk.back)
+            self._intake.inlet.acknowledge(chunk.back)
         begin(self, settlement, chunk, record)
 
     monkeypatch.setattr(Settling, "begin", tell_first)

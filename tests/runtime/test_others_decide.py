@@ -23,7 +23,7 @@ from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows, concat
 from ebbflow.engine.inlet import Intake
 from ebbflow.engine.outage import Breaker, BreakerLimit, OpenCode, OutageGate, Patience
-from ebbflow.engine.publications import again_rows
+from ebbflow.engine.publications import redelivered_rows
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.usercode.calling import Handler, call_map, call_sink, call_with_retries, run_batch_map
@@ -246,7 +246,7 @@ class World:
                 self.ends[message] = outcome
                 self.unended.discard(message)
         for delay, at in returned.items():
-            again = again_rows(rows.batch, at, [verdict.outcomes[index] for index in at])
+            again = redelivered_rows(rows.batch, at, [verdict.outcomes[index] for index in at])
             self.redeliveries.add(self.clock.now + delay / 1000, again)
 
 

@@ -187,7 +187,7 @@ def test_a_map_whose_system_goes_away_waits_and_goes_on(run, journal, system, mo
 def test_a_sink_whose_system_goes_away_waits_and_goes_on(run, journal, system, beside):
     sink = partial(Sink, system, journal)
 
-    def hand_on(data):
+    def request_on_success(data):
         answer = Response.fallback if beside == "fallback" else Response.on_success
         return [answer(datum.id) for datum in data]
 
@@ -195,7 +195,7 @@ def test_a_sink_whose_system_goes_away_waits_and_goes_on(run, journal, system, b
     if beside == "sink":
         pipeline = pipeline.sink("out", sink)
     else:
-        pipeline = pipeline.sink("out", hand_on, **{beside: sink})
+        pipeline = pipeline.sink("out", request_on_success, **{beside: sink})
     summary = run(pipeline)
 
     assert summary.vertices["out"].dead_lettered == 0

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow import Backoff, Message, MonoVertex, Nack, Pipeline, Response
-from ebbflow.accounts.taps import Taps, TapWish
+from ebbflow.accounts.taps import TapRequest, Taps
 from ebbflow.cli.main import app
 from ebbflow.client import Client
 from ebbflow.connectors import Blackhole, Generator, Ports
@@ -205,7 +205,7 @@ def look_inside(server: Watched) -> None:
     with open_link(server.as_("me", "m", names.inbox)) as link:
         # As tasks do while somebody taps.
         taps = Taps(link, names, "work", known={})
-        taps.take(TapWish("t", "work").to_json())
+        taps.take(TapRequest("t", "work").to_json())
         taps.see(account_of(verdict_on(some("a"))))
         link.flush()
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from ebbflow.runtime.control import STOP, obey, tell_shorter_epochs
+from ebbflow.runtime.control import STOP, obey, shorter_epochs_command
 from ebbflow.spark.slots import TURN, Slots, WarmUp, find_executors, is_this_machine
 
 
@@ -105,7 +105,7 @@ def test_a_turn_is_told_in_a_word_of_its_own():
     def hear(seconds: float, vertex: str | None) -> None:
         heard.append((seconds, vertex))
 
-    obey(tell_shorter_epochs(2.0), {"shorten": hear})
+    obey(shorter_epochs_command(2.0), {"shorten": hear})
     obey(STOP, {"shorten": hear})
     assert heard == [(2.0, None)]
 

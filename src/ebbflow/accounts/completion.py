@@ -25,7 +25,7 @@ MOST_STEPS = 200
 MessageAt = tuple[str, str]
 """A vertex, and the id of a message there."""
 
-ToldRow = tuple[str, TrailRow]
+PublishedRow = tuple[str, TrailRow]
 """A row of the trail, and the vertex that published it."""
 
 
@@ -65,24 +65,25 @@ class RequestFailure:
 class Completion:
     """The state of the messages of one request.
 
-    ``failure`` is the first dead letter. ``knows_root`` if a row was about the root.
+    ``failure`` is the first dead letter. ``has_root_row`` if a row was about the root.
     ``steps_left_out`` counts the rows over ``MOST_STEPS``.
     """
 
     __slots__ = (
-        "_answers", "_ended", "_open", "_root", "_rows", "failure", "knows_root", "steps_left_out",
+        "_answers", "_ended", "_open", "_root", "_rows", "failure", "has_root_row",
+        "steps_left_out",
     )  # fmt: skip
 
     def __init__(self, source: str, request: str) -> None:
         self._root: MessageAt = source, request
-        self.knows_root = False
+        self.has_root_row = False
         self.failure: RequestFailure | None = None
         self.steps_left_out = 0
         self._open: set[MessageAt] = {self._root}
         self._ended: set[MessageAt] = set()
         self._answers: dict[MessageAt, int] = {}
         # Made into steps only on request, much less often than rows arrive.
-        self._rows: dict[ToldRow, None] = {}
+        self._rows: dict[PublishedRow, None] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -110,14 +111,14 @@ class Completion:
         return tuple(sorted(steps.values(), key=attrgetter("at")))
 
     @property
-    def rows(self) -> tuple[ToldRow, ...] | None:
+    def rows(self) -> tuple[PublishedRow, ...] | None:
         """All rows that were added, each once; ``None`` if there were too many to keep."""
         return None if self.steps_left_out else tuple(self._rows)
 
     def add(self, vertex: str, row: TrailRow) -> None:
         """Adds a row of a vertex's trail."""
         message = vertex, row.id
-        self.knows_root = self.knows_root or message == self._root
+        self.has_root_row = self.has_root_row or message == self._root
         # Before its own message ends: in between the request must not appear complete.
         for sent in row.sent:
             target = sent.to, sent.id

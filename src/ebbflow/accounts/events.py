@@ -220,7 +220,7 @@ class Events(ChunkObserver):
         facts = {"seconds": seconds, "opened": self._opened, "in_flight": self._measures.in_flight}
         self._send("call", json.dumps(task | facts).encode())
 
-    def tell_now_and_then(self) -> None:
+    def report_if_due(self) -> None:
         """Sends the counts, unless they were just sent."""
         if time.monotonic() - self._sent > _EVERY:
             self.flush()

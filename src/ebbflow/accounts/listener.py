@@ -34,7 +34,7 @@ _MOST_CHUNKS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class ToldChunk:
+class ReportedChunk:
     """A chunk as its task has reported it; ``seconds`` has the duration of each stage."""
 
     partition: int
@@ -43,7 +43,7 @@ class ToldChunk:
     seconds: dict[str, float]
 
     @classmethod
-    def of(cls, partition: int, record: list[float]) -> ToldChunk:
+    def of(cls, partition: int, record: list[float]) -> ReportedChunk:
         """Returns the chunk from the JSON of a ``ChunkRecord``."""
         at, rows, *micros = record
         seconds = {stage: n / 1e6 for stage, n in zip(STAGES, micros, strict=True)}
@@ -75,7 +75,7 @@ class _VertexReport:
         self.nacks = CauseCounter()
         self.reasons: list[CauseCount] = []
         self.last_reason: str | None = None
-        self.chunks: deque[ToldChunk] = deque(maxlen=_MOST_CHUNKS)
+        self.chunks: deque[ReportedChunk] = deque(maxlen=_MOST_CHUNKS)
         self.errors = RaisedErrors()
 
 
@@ -132,7 +132,7 @@ class TaskListener:
         """Returns the histograms of durations, and the rows sent by edge, since the run began."""
         return sum((s.numbers for s in self._states(vertex)), self._vertex(vertex).numbers)
 
-    def chunks(self, vertex: str) -> list[ToldChunk]:
+    def chunks(self, vertex: str) -> list[ReportedChunk]:
         """Returns the last chunks of the vertex, in the order in which they ended."""
         return [*self._vertex(vertex).chunks.copy()]
 
@@ -149,12 +149,12 @@ class TaskListener:
         opened = {s.partition for s in self._states(vertex) if s.opened}
         return opened.issuperset(range(partitions))
 
-    def count_heard(self, vertex: str, within: float) -> int:
+    def count_reporting(self, vertex: str, within: float) -> int:
         """Returns how many tasks of the vertex have reported within the last seconds."""
         now = time.monotonic()
         return sum(now - task.reported <= within for task in self._tasks_of(vertex))
 
-    def unheard(self, vertex: str, partitions: int) -> float:
+    def longest_silence(self, vertex: str, partitions: int) -> float:
         """Returns the longest time, in seconds, since a task of the vertex last reported.
 
         Infinite if a task has not reported in this run.
@@ -175,7 +175,7 @@ class TaskListener:
         """Returns why the breaker of the vertex has stopped it, if it has."""
         return next((s.halted for s in self._states(vertex) if s.halted), None)
 
-    def has_heard(self, vertex: str, partitions: int, since: float) -> bool:
+    def has_reported(self, vertex: str, partitions: int, since: float) -> bool:
         """Returns whether every task of the vertex has reported since a point in time.
 
         Each task reports when its user code is open, even without messages.
@@ -239,7 +239,7 @@ class TaskListener:
     def _note(self, event: dict[str, Any]) -> None:
         state = TaskState.from_json(event["state"])
         key, vertex = (state.vertex, state.partition), self._vertex(state.vertex)
-        vertex.chunks.extend(ToldChunk.of(state.partition, chunk) for chunk in event["chunks"])
+        vertex.chunks.extend(ReportedChunk.of(state.partition, chunk) for chunk in event["chunks"])
         before, call = self._tasks.get(key), None
         if before is not None:
             if before.state.task != state.task:  # each task counts from zero

@@ -1,13 +1,13 @@
 """Tapping a vertex: choosing some of its messages, and showing them to a person.
 
-A ``TapWish`` comes from the person who taps; a task that has it picks rows from each chunk as the
-chunk is decided. It matches whole columns first, and makes Python objects only of chosen rows, so
-that only the tapped vertex pays for a tap. Nothing here changes a verdict.
+A ``TapRequest`` comes from the person who taps; a task that has it picks rows from each chunk as
+the chunk is decided. It matches whole columns first, and makes Python objects only of chosen rows,
+so that only the tapped vertex pays for a tap. Nothing here changes a verdict.
 
-A wish arrives as a control message and is valid for some seconds; the tap's client repeats it.
-Without a wish a chunk costs nothing. Rows are sent over core NATS, and nothing waits for them: rows
-that the connection does not take at once are counted as not shown. A tap that fails is removed, and
-the task continues.
+A request arrives as a control message and is valid for some seconds; the tap's client repeats it.
+Without a request a chunk costs nothing. Rows are sent over core NATS, and nothing waits for them:
+rows that the connection does not take at once are counted as not shown. A tap that fails is
+removed, and the task continues.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class TapFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class TapWish:
+class TapRequest:
     """The messages of a vertex that a person wants to see, for ``seconds`` after a task gets it.
 
     Of the messages that match, the share ``sample`` is shown, and at most ``rate`` a second from
-    each task. Values are cut to ``longest`` bytes. ``token`` identifies the wish.
+    each task. Values are cut to ``longest`` bytes. ``token`` identifies the request.
     """
 
     token: str
@@ -110,12 +110,12 @@ class PassingRows:
         self._is_early = is_early
         self._state = SENT if is_early else state
 
-    def choose(self, wish: TapWish, most: int, chance: Random) -> tuple[list[TappedRow], int]:
+    def choose(self, request: TapRequest, most: int, chance: Random) -> tuple[list[TappedRow], int]:
         """Returns at most ``most`` of the rows that match, and how many more there were."""
-        indexes = self._match(wish.filter)
-        if wish.sample < 1:
-            indexes = [index for index in indexes if chance.random() < wish.sample]
-        return self._describe(indexes[:most], wish.longest), max(0, len(indexes) - most)
+        indexes = self._match(request.filter)
+        if request.sample < 1:
+            indexes = [index for index in indexes if chance.random() < request.sample]
+        return self._describe(indexes[:most], request.longest), max(0, len(indexes) - most)
 
     # --- matching -------------------------------------------------------------------------------
 
@@ -235,9 +235,9 @@ def write_value(value: bytes, longest: int) -> dict[str, Any]:
 
 @dataclass
 class Tap:
-    """One wish, its expiry, and how many rows may still be shown in the current second."""
+    """One request, its expiry, and how many rows may still be shown in the current second."""
 
-    wish: TapWish
+    request: TapRequest
     until: float
     second: float
     left: int
@@ -267,9 +267,9 @@ class Taps(ChunkObserver):
         self._sending: concurrent.futures.Future[None] | None = None
         self.idle = not known
 
-    def take(self, wish: dict[str, Any]) -> None:
-        """Adds or extends a wish from a control message, if it is about this vertex."""
-        wanted, now = TapWish.from_json(wish), self._monotonic()
+    def take(self, request: dict[str, Any]) -> None:
+        """Adds or extends a request from a control message, if it is about this vertex."""
+        wanted, now = TapRequest.from_json(request), self._monotonic()
         if wanted.vertex != self._vertex:
             return
         tap = self._taps.get(wanted.token)
@@ -306,14 +306,18 @@ class Taps(ChunkObserver):
     def _send(self, tap: Tap, rows: PassingRows) -> None:
         now = self._monotonic()
         if now - tap.second >= 1:
-            tap.second, tap.left = now, tap.wish.rate
+            tap.second, tap.left = now, tap.request.rate
         # A slow connection must not hold up the task: rows are skipped while others are in flight.
         busy = self._sending is not None and not self._sending.done()
-        shown, skipped = rows.choose(tap.wish, 0 if busy else tap.left, self._chance)
+        shown, skipped = rows.choose(tap.request, 0 if busy else tap.left, self._chance)
         tap.left -= len(shown)
         tap.skipped += skipped
         if shown:
-            subject, skipped, tap.skipped = self._names.tap_subject(tap.wish.token), tap.skipped, 0
+            subject, skipped, tap.skipped = (
+                self._names.tap_subject(tap.request.token),
+                tap.skipped,
+                0,
+            )
             self._sending = self._link.submit(self._publish(subject, pack_rows(shown, skipped)))
 
     async def _publish(self, subject: str, parts: Sequence[bytes]) -> None:

@@ -31,7 +31,7 @@ from ebbflow.cli.options import (
 from ebbflow.domain.durations import milliseconds
 
 if TYPE_CHECKING:
-    from ebbflow.cli.dlq_letters import ChosenLetters
+    from ebbflow.cli.dlq_tables import ChosenDeadLetters
     from ebbflow.deadletters import DeadLetters, LetterFilter
     from ebbflow.deadletters.letters import Causes, Which
 
@@ -132,12 +132,12 @@ class ChoiceOptions:
         typer.Option("--up-to", metavar="NUMBER", help="Only dead letters up to this number."),
     ] = None
 
-    def choose(self) -> ChosenLetters:
+    def choose(self) -> ChosenDeadLetters:
         """Returns the chosen dead letters.
 
         Requires exactly one way of choosing, so that nothing selects all of them by accident.
         """
-        from ebbflow.cli.dlq_letters import ChosenLetters
+        from ebbflow.cli.dlq_tables import ChosenDeadLetters
         from ebbflow.deadletters import LetterFilter
 
         filter = self.filters.to_filter(self.up_to)
@@ -148,7 +148,7 @@ class ChoiceOptions:
                 "NAME, not both.",
                 param_hint="ID",
             )
-        return ChosenLetters(tuple(map(read_which, self.ids or ())), filter)
+        return ChosenDeadLetters(tuple(map(read_which, self.ids or ())), filter)
 
 
 def read_which(text: str) -> Which:
@@ -218,7 +218,7 @@ def list_letters(
     server: ServerOptions = HERE,
 ) -> None:
     """List dead letters, oldest first or newest first, or count them by their causes."""
-    from ebbflow.cli import dlq_letters
+    from ebbflow.cli import dlq_tables
     from ebbflow.deadletters.filters import describe_letter
 
     chosen = filters.to_filter()
@@ -233,25 +233,25 @@ def list_letters(
         for stored in shown:
             typer.echo(json.dumps(describe_letter(stored, whole=False)))
         return
-    for line in dlq_letters.list_lines(shown, dlq_letters.console().width) if shown else ():
+    for line in dlq_tables.list_lines(shown, dlq_tables.console().width) if shown else ():
         typer.echo(line)
     typer.echo(_footer(counts, chosen, len(shown), len(listed) > limit))
 
 
 def _echo_causes(letters: DeadLetters, chosen: LetterFilter, as_json: bool) -> None:
-    from ebbflow.cli import dlq_letters
+    from ebbflow.cli import dlq_tables
 
     causes = _find_causes(letters, chosen)
     if as_json:
         for (vertex, text), count in causes.items():
             typer.echo(json.dumps({"vertex": vertex, "cause": text, "count": count}))
         return
-    for line in dlq_letters.cause_lines(causes):
+    for line in dlq_tables.cause_lines(causes):
         typer.echo(line)
 
 
 def _find_causes(letters: DeadLetters, chosen: LetterFilter) -> Causes:
-    from ebbflow.cli.dlq_letters import why
+    from ebbflow.cli.dlq_tables import why
     from ebbflow.engine.causes import CauseCounter
 
     if chosen.is_everything:
@@ -264,7 +264,7 @@ def _find_causes(letters: DeadLetters, chosen: LetterFilter) -> Causes:
 
 
 def _footer(counts: dict[str, int], chosen: LetterFilter, shown: int, is_cut: bool) -> str:
-    from ebbflow.cli.dlq_letters import letters_text
+    from ebbflow.cli.dlq_tables import letters_text
 
     in_all = counts.get(chosen.vertex, 0) if chosen.vertex else sum(counts.values())
     if is_cut:
@@ -291,14 +291,14 @@ def show(
     server: ServerOptions = HERE,
 ) -> None:
     """Show everything about one dead letter, or about all dead letters of one message."""
-    from ebbflow.cli import dlq_letters
+    from ebbflow.cli import dlq_tables
     from ebbflow.deadletters.filters import describe_letter
 
     with _open(pipeline, server) as letters:
         chosen = letters.get(read_which(id))
     for stored in chosen:
         typer.echo(
-            json.dumps(describe_letter(stored)) if as_json else dlq_letters.letter_to_text(stored)
+            json.dumps(describe_letter(stored)) if as_json else dlq_tables.letter_to_text(stored)
         )
 
 
@@ -311,7 +311,7 @@ def export(
     server: ServerOptions = HERE,
 ) -> None:
     """Write dead letters with all their facts and values as JSON, one object per line."""
-    from ebbflow.cli.dlq_letters import letters_text
+    from ebbflow.cli.dlq_tables import letters_text
     from ebbflow.deadletters.filters import describe_letter
 
     chosen = filters.to_filter()
@@ -391,7 +391,7 @@ def purge(
     server: ServerOptions = HERE,
 ) -> None:
     """Delete dead letters. This cannot be undone."""
-    from ebbflow.cli.dlq_letters import letters_text
+    from ebbflow.cli.dlq_tables import letters_text
 
     chosen = choice.choose()
     with _open(pipeline, server) as letters:
@@ -399,7 +399,7 @@ def purge(
     typer.echo("Nothing was deleted." if count is None else f"{letters_text(count)} deleted")
 
 
-def _purge(letters: DeadLetters, chosen: ChosenLetters, pipeline: str, yes: bool) -> int | None:
+def _purge(letters: DeadLetters, chosen: ChosenDeadLetters, pipeline: str, yes: bool) -> int | None:
     """Returns how many dead letters were deleted; ``None`` if the user declined."""
     numbers = chosen.find_numbers(letters) if chosen.which else None
     # Dead letters that arrive after the prompt are not part of what the user confirms.
@@ -416,7 +416,7 @@ def _count(letters: DeadLetters, filter: LetterFilter) -> int:
 
 
 def _confirm(total: int, pipeline: str) -> bool:
-    from ebbflow.cli.dlq_letters import letters_text
+    from ebbflow.cli.dlq_tables import letters_text
 
     try:
         return typer.confirm(f"Delete {letters_text(total)} of {pipeline} for good?")

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ebbflow.cli.dlq_letters import (
-    ChosenLetters,
+from ebbflow.cli.dlq_tables import (
+    ChosenDeadLetters,
     console,
     letters_text,
     stayed_lines,
@@ -57,7 +57,7 @@ class ReplayCommand:
     dry_run: bool
     as_json: bool
 
-    def run(self, letters: DeadLetters, chosen: ChosenLetters) -> ReplayResult | None:
+    def run(self, letters: DeadLetters, chosen: ChosenDeadLetters) -> ReplayResult | None:
         """Replays and prints the result. Returns ``None`` if the user changed nothing."""
         if self.edit and self.function:
             raise typer.BadParameter(
@@ -77,7 +77,7 @@ class ReplayCommand:
         self._echo(result)
         return result
 
-    def _choose(self, letters: DeadLetters, chosen: ChosenLetters) -> tuple[Choice, int | None]:
+    def _choose(self, letters: DeadLetters, chosen: ChosenDeadLetters) -> tuple[Choice, int | None]:
         if chosen.which:
             numbers = chosen.find_numbers(letters)
             return numbers, len(numbers)

@@ -91,21 +91,21 @@ def tap(
     Each is shown with its outcome, the reason, and its outputs by vertex. The pipeline is not
     disturbed: it never waits for this command. Messages that are too many to show are counted.
     """
-    from ebbflow.accounts.taps import TapFilter, TapWish
+    from ebbflow.accounts.taps import TapFilter, TapRequest
 
     show = _choose_format("json" if as_json else format)
     _check_outcome(outcome)
     seconds = math.inf if timeout is None else parse_seconds(timeout, "--timeout")
     wanted = TapFilter(id, key, header, tag, text, outcome)
     longest = 65_536 if whole or show is _to_json else 4096
-    wish = TapWish("", vertex, 10.0, wanted, sample, rate, longest)
+    request = TapRequest("", vertex, 10.0, wanted, sample, rate, longest)
     with server.open(pipeline) as (link, names):
         from ebbflow.operations import tapping
 
         if waiting:
-            rows: Iterator[Row] = tapping.read_waiting(link, names, wish)
+            rows: Iterator[Row] = tapping.read_waiting(link, names, request)
         else:
-            rows = _rows_of(tapping.tap_vertex(link, names, wish), seconds)
+            rows = _rows_of(tapping.tap_vertex(link, names, request), seconds)
         with closing(rows):  # type: ignore[type-var]
             _print(rows, show, limit)
 

@@ -55,7 +55,7 @@ from ebbflow.nats.pull import (
     LightConsumer,
     PullConsumer,
     PullRequest,
-    Word,
+    PullState,
 )
 
 T = TypeVar("T")
@@ -180,7 +180,7 @@ _READ_ARROW = pa.schema(
 )
 # A lagging replica is read this many times before another replica may be chosen.
 _LAG, _LOOKS = 0.05, 20
-_CONTINUES = (Word.DRY, Word.FULL, Word.TOO_LARGE)
+_CONTINUES = (PullState.DRY, PullState.FULL, PullState.TOO_LARGE)
 """The words after which the same consumer is used again; after any other it is dropped."""
 
 
@@ -268,12 +268,12 @@ class RangeReader:
         looks = 0
         deadline = time.monotonic() + PATIENCE
         while self._seen < self._wanted.until:
-            messages, word = await self._fetch()
+            messages, state = await self._fetch()
             if messages:
                 deadline = time.monotonic() + PATIENCE
                 if within := await self._cut_to_range(messages):
                     return within
-            elif word is Word.DRY and await self._is_exhausted():
+            elif state is PullState.DRY and await self._is_exhausted():
                 self._seen = self._wanted.until
             elif time.monotonic() > deadline:
                 raise self._explain_stall()
@@ -284,7 +284,7 @@ class RangeReader:
                 await asyncio.sleep(_LAG)
         return NO_DELIVERIES
 
-    async def _fetch(self) -> tuple[Deliveries, Word]:
+    async def _fetch(self) -> tuple[Deliveries, PullState]:
         """Returns the messages of one request, and why there are not more."""
         most = min(self._most, self._wanted.until - self._seen)
         self._most = min(2 * self._most, self._limits.largest)
@@ -296,11 +296,11 @@ class RangeReader:
         except AccessError as error:
             raise DataSourceError(error.what, PERMISSIONS) from None
         block = Deliveries.join(self._blocks) if self._blocks else NO_DELIVERIES
-        if status.word not in _CONTINUES:
+        if status.state not in _CONTINUES:
             await self.close()
-        if status.word is Word.TOO_LARGE and not block:
+        if status.state is PullState.TOO_LARGE and not block:
             self._size *= 2
-        return block, status.word
+        return block, status.state
 
     async def _open_pull(self) -> PullConsumer:
         """Creates a consumer of the messages after the last one seen."""

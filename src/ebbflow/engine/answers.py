@@ -100,7 +100,7 @@ class Answer:
     @property
     def order(self) -> Order:
         """The sort key among the answers to the request: lower comes first."""
-        return (*way_order(self.message), self.vertex, self.number)
+        return (*path_order(self.message), self.vertex, self.number)
 
 
 def read_answer(
@@ -126,7 +126,7 @@ def own_answers(request: str, payloads: Iterable[bytes]) -> list[Answer]:
     return [Answer(token, str(n), "", payload, n) for n, payload in enumerate(payloads)]
 
 
-def way_order(message: str) -> Order:
+def path_order(message: str) -> Order:
     """Returns the sort key of a message id, which puts messages in the order maps yielded them.
 
     An id is the path of the message: its source's id and the steps, ``in-12/split.3/enrich``. After

@@ -140,20 +140,20 @@ class Blame:
             self.mistake()
         elif self._healthy >= HEALTHY * self._doubt:
             self._doubt, self._healthy = max(1, self._doubt // 2), 0
-        self.acquit()
+        self.clear()
 
     def mistake(self) -> None:
         """Notes that messages were not tried although the system works."""
         self._doubt = min(2 * self._doubt, _MOST_DOUBT)
 
-    def acquit(self) -> None:
+    def clear(self) -> None:
         """Notes that the system works: other messages got a response."""
         self._outage = None
         self._calls = self._probes = self._streak_calls = 0
         self._failing.clear()
         self.streak.clear()
 
-    def is_the_systems(
+    def is_outage(
         self, error: BaseException, ids: Sequence[str], blamed: bool, others_passed: bool = False
     ) -> bool:
         """Returns whether a system is to blame for a call that failed on these messages.
@@ -227,7 +227,7 @@ class Blame:
             del self._suspects[next(iter(self._suspects))]
 
 
-def is_answer(outcome: Outcome | None) -> bool:
+def ends_outage(outcome: Outcome | None) -> bool:
     """Returns whether a message got a response of user code, and not an exception."""
     match outcome:
         case Redeliver(options=options):
@@ -279,7 +279,7 @@ class Trial:
         for index, error in raised.items():
             self._decide(range(index, index + 1), error, others)
         if others:
-            self._blame.acquit()
+            self._blame.clear()
         if others and cut_short:
             self._blame.mistake()
 
@@ -320,7 +320,7 @@ class Trial:
         verdict = self._verdict
         ids = verdict.rows.column("id")[rows.start : rows.stop]
         blamed = any(verdict.failures_of(index) for index in rows)
-        if self._blame.is_the_systems(error, ids, blamed, others_passed):
+        if self._blame.is_outage(error, ids, blamed, others_passed):
             for index in rows:
                 verdict.note_error(index, error)
             self._postpone(rows, describe_error(error))
@@ -344,7 +344,7 @@ class Trial:
     def _note_passes(self, end: int, without: Collection[int] = ()) -> bool:
         """Notes the responses to further rows up to ``end``; returns whether there were any."""
         start, self._noted = self._noted, end
-        unanswered = {i for i, o in self._verdict.outcomes.items() if not is_answer(o)}
+        unanswered = {i for i, o in self._verdict.outcomes.items() if not ends_outage(o)}
         answered = end - start - sum(start <= i < end for i in unanswered.union(without))
         if answered > 0:
             self._blame.passed(answered)

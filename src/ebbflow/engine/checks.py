@@ -77,7 +77,7 @@ def check_keys(keys: Sequence[str], rules: Rules) -> int:
     return _check_texts("keys", keys, rules.vertex)
 
 
-def check_handed_on(message: Message, rules: Rules) -> None:
+def check_on_success(message: Message, rules: Rules) -> None:
     """Raises unless the on-success sink can take this message."""
     check_message(message, rules)
     if message.signal is not None:

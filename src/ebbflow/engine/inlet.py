@@ -34,7 +34,7 @@ from ebbflow.engine.account import HeldRow
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outage import Waiting
 from ebbflow.engine.position import NOTHING, Held, Known, Mark, Span, with_awaited, without_awaited
-from ebbflow.engine.publications import again_rows, due_of
+from ebbflow.engine.publications import due_of, redelivered_rows
 from ebbflow.engine.redelivery import due_time
 from ebbflow.engine.source_columns import NO_OFFSETS, OFFSETS
 from ebbflow.engine.verdict import Verdict
@@ -64,7 +64,7 @@ NO_NACKS = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in NACKS.types
 
 
 @dataclass(frozen=True, slots=True)
-class HandedBack:
+class SourceAcks:
     """The acks and nacks of a chunk's rows, for the source that they came from.
 
     ``acks`` are offsets, ``nacks`` are rows of ``NACKS``, and ``ids`` are the messages that are
@@ -79,7 +79,7 @@ class HandedBack:
         return len(self.acks) + int(self.nacks.num_rows)
 
     @classmethod
-    def join(cls, several: Sequence[HandedBack]) -> HandedBack:
+    def join(cls, several: Sequence[SourceAcks]) -> SourceAcks:
         """Returns the acks and nacks of several chunks together."""
         return cls(
             pa.concat_arrays([ends.acks for ends in several]),
@@ -103,7 +103,7 @@ class Inlet(ABC):
     origins: Sequence[Origin] = ()
     """The writers of the last frames taken; empty unless tasks write the stream."""
 
-    takes_back: bool = False
+    redelivers_itself: bool = False
     """Whether the source itself redelivers nacked rows."""
 
     @property
@@ -145,11 +145,11 @@ class Inlet(ABC):
         A source returns none: it redelivers the rows, as they were not acknowledged.
         """
 
-    def pick_up(self) -> pa.BinaryArray:
+    def take_offsets(self) -> pa.BinaryArray:
         """Returns the offsets of the rows taken since the last call, if they have any."""
         return NO_OFFSETS
 
-    def hand_back(self, ends: HandedBack) -> None:  # noqa: B027 - nothing to do
+    def acknowledge(self, ends: SourceAcks) -> None:  # noqa: B027 - nothing to do
         """Schedules the acks and nacks of recorded rows. Safe to call from any thread."""
 
     def forget(self, done: Mark) -> None:  # noqa: B027 - nothing to do
@@ -159,17 +159,17 @@ class Inlet(ABC):
         """Stops reading; ``for_good`` when no other task follows."""
 
 
-def handed_back(
+def source_acks(
     offsets: pa.BinaryArray, rows: Rows, returned: Mapping[int, Redeliver | Retry]
-) -> HandedBack:
+) -> SourceAcks:
     """Returns the acks and nacks for the last rows of a chunk, which are those with offsets."""
     first = len(rows) - len(offsets)
     ids = rows.batch.column("id").slice(first)
     if not returned:
-        return HandedBack(offsets, NO_NACKS, ids)
+        return SourceAcks(offsets, NO_NACKS, ids)
     ended = [index for index in range(len(offsets)) if index + first not in returned]
     kept = pa.array(ended, pa.int64())
-    return HandedBack(offsets.take(kept), _nacks(offsets, first, returned), ids.take(kept))
+    return SourceAcks(offsets.take(kept), _nacks(offsets, first, returned), ids.take(kept))
 
 
 def _nacks(
@@ -286,7 +286,7 @@ def settled_part(
 
 
 def _held(batch: pa.RecordBatch, index: int, outcome: Redeliver | Retry, now: datetime) -> Held:
-    row = again_rows(batch, [index], [outcome]).to_pylist()[0]
+    row = redelivered_rows(batch, [index], [outcome]).to_pylist()[0]
     now_ms = math.ceil(now.timestamp() * 1000)
     return Held(due_time(now_ms, outcome.delay), *(row[name] for name in _STATE))
 

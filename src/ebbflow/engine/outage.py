@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
-from ebbflow.engine.blame import POSTPONED, USER_ERRORS, SystemOutage, is_answer
+from ebbflow.engine.blame import POSTPONED, USER_ERRORS, SystemOutage, ends_outage
 from ebbflow.engine.causes import RaisedErrors
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ DEFAULT_LIMIT = BreakerLimit()
 
 
 def _is_unanswered(outcome: Outcome) -> bool:
-    return isinstance(outcome, Redeliver | Retry) and not is_answer(outcome)
+    return isinstance(outcome, Redeliver | Retry) and not ends_outage(outcome)
 
 
 class Breaker:

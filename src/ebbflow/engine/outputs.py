@@ -30,7 +30,7 @@ GIVEN = ("value", "keys", "event_time", "headers", "metadata")
 DELIVERY = ("deliveries", "failures", "retries", "nack_reason", "first_seen")
 """The columns that a row also inherits if it stays in the vertex of its input."""
 
-NOBODY = -1
+NO_PARENT = -1
 """The parent of an output that comes from the chunk as a whole."""
 
 # In a cycle the path would grow with every round; beyond this length its start becomes a hash.
@@ -79,7 +79,7 @@ class AnyOutputs(ABC):
     def _fill_in(self, columns: dict[str, Any]) -> None:
         """Replaces inherited values by those that user code has set."""
 
-    def cut(self, end: int, start: int = NOBODY) -> AnyOutputs:
+    def cut(self, end: int, start: int = NO_PARENT) -> AnyOutputs:
         """Returns the outputs of the inputs from ``start`` up to ``end``."""
         # Every output is checked: those of retried inputs may come behind those of later ones.
         return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])

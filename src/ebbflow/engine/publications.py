@@ -34,7 +34,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_headers, answer_key
 from ebbflow.engine.dead_letter import MARK, Letter
 from ebbflow.engine.frames import Rows, request_id
-from ebbflow.engine.outputs import NOBODY
+from ebbflow.engine.outputs import NO_PARENT
 from ebbflow.engine.position import name_sender
 from ebbflow.engine.redelivery import due_after, round_delay
 from ebbflow.engine.routing import Edge, route
@@ -310,7 +310,7 @@ def build_parked(
     for frame in parked:
         due = due_of(frame)
         assert due is not None
-        rows, orphans = frame.replace_schema_metadata(None), [NOBODY] * frame.num_rows
+        rows, orphans = frame.replace_schema_metadata(None), [NO_PARENT] * frame.num_rows
         later = due if due > now.timestamp() * 1000 else None
         yield _build_redelivery(chunk, rows, place, later, orphans)
 
@@ -342,7 +342,7 @@ def _cut_again(
 
     Not by their reasons: the text of an error may be longer in a replay.
     """
-    rows = again_rows(batch, indexes, [again[index] for index in indexes])
+    rows = redelivered_rows(batch, indexes, [again[index] for index in indexes])
     bare = frames.with_columns(rows, nack_reason=pa.nulls(len(indexes), pa.string()))
     start = 0
     for part in frames.split(bare, _frame_bytes(max_payload)):
@@ -375,7 +375,7 @@ def list_reasons(frame: pa.RecordBatch) -> str:
     return json.dumps([[text[:_LONGEST_REASON], count] for text, count in shown])
 
 
-def again_rows(
+def redelivered_rows(
     batch: pa.RecordBatch, indexes: Sequence[int], how: Sequence[Redeliver | Retry]
 ) -> pa.RecordBatch:
     """Returns the rows to redeliver: a redelivery counts as a delivery, a retry does not."""
@@ -397,7 +397,7 @@ def again_rows(
     )
 
 
-def build_letters(
+def build_dead_letters(
     chunk: Chunk, dead: Mapping[int, DeadLetter], place: Place, now: datetime
 ) -> Iterator[Publication]:
     """Yields one plain message for each dead letter."""
@@ -534,7 +534,7 @@ def _route_outputs(
             publications += _build_frames(chunk, edge, chosen, headers, own, most)
         edges.append(EdgeRows(edge.to, own, chosen, values if everything else None))
         if unreached is None:
-            unreached = set() if everything else set(parents) - {NOBODY}
+            unreached = set() if everything else set(parents) - {NO_PARENT}
         unreached.difference_update(own if unreached else ())
         written += len(indexes)
     unrouted = frozenset(unreached or ())

@@ -82,7 +82,7 @@ def _rename(whole: Publication, rows: pa.RecordBatch, parents: Sequence[int]) ->
     )
 
 
-def cut_letter(publication: Publication) -> Publication | None:
+def cut_dead_letter(publication: Publication) -> Publication | None:
     """Returns a refused dead letter at half its size; ``None`` if it cannot be smaller."""
     size = len(publication.payload) + sum(len(k) + len(v) for k, v in publication.headers.items())
     letter = Letter.from_message(publication.payload, publication.headers).fitting(size // 2)

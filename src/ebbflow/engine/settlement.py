@@ -31,18 +31,18 @@ from ebbflow.domain.outcome import (
 from ebbflow.engine import frames
 from ebbflow.engine.account import Account, AccountPart, ChunkObserver, HeldRow, gather_late
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.outputs import NOBODY
+from ebbflow.engine.outputs import NO_PARENT
 from ebbflow.engine.position import ChunkCounts
 from ebbflow.engine.publications import (
     Chunk,
     Place,
     Publication,
     Stage,
-    again_rows,
     build_answers,
-    build_letters,
+    build_dead_letters,
     build_outputs,
     build_redeliveries,
+    redelivered_rows,
 )
 from ebbflow.engine.refused import find_dead
 from ebbflow.engine.verdict import Verdict
@@ -180,7 +180,7 @@ class Settlement:
         if not account.is_early:
             place, at = account.parts[0].place, account.at
             dead = {i: end for i, end in ends.items() if isinstance(end, DeadLetter)}
-            yield from build_letters(chunk, dead, place, at)
+            yield from build_dead_letters(chunk, dead, place, at)
             for publication in _find_orphans(own).values():
                 yield from _build_orphan(publication, chunk, place, at)
         yield from gather_late(observers, account.amended(ends) if ends else account)
@@ -195,7 +195,7 @@ class Settlement:
     ) -> dict[int, DeadLetter | Dropped]:
         """Returns the inputs whose outcome differs from the decision, by what was not stored."""
         dead = find_dead([publication for publication in unstored if publication.refusal])
-        dead.pop(NOBODY, None)
+        dead.pop(NO_PARENT, None)
         discarded = Counter(_gather_rows(p for p in unstored if not p.refusal))
         lost = self._find_lost(via, discarded).difference(dead) if discarded else ()
         return dead | dict.fromkeys(sorted(lost), DISCARDED)
@@ -206,7 +206,7 @@ class Settlement:
         all_outputs = Counter(_gather_rows(outputs))
         lost = {row for row, count in discarded.items() if all_outputs[row] == count}
         # An inline vertex has processed its outputs, whatever full buffers elsewhere discard.
-        return lost.difference({NOBODY}, *(part.parents for part in self.inlined))
+        return lost.difference({NO_PARENT}, *(part.parents for part in self.inlined))
 
 
 def _gather_rows(publications: Iterable[Publication]) -> Iterator[int]:
@@ -214,7 +214,7 @@ def _gather_rows(publications: Iterable[Publication]) -> Iterator[int]:
 
 
 def _gather_parents(refused: Iterable[Publication], *stages: Stage) -> set[int]:
-    return set(_gather_rows(p for p in refused if p.stage in stages)) - {NOBODY}
+    return set(_gather_rows(p for p in refused if p.stage in stages)) - {NO_PARENT}
 
 
 def _count_outputs(unstored: Iterable[Publication]) -> int:
@@ -223,7 +223,7 @@ def _count_outputs(unstored: Iterable[Publication]) -> int:
 
 def _find_orphans(unstored: Iterable[Publication]) -> dict[str, Publication]:
     """Returns the refused rows that come from no input of the chunk, once each, by their ids."""
-    alone = (p for p in unstored if p.refusal and list(p.parents) == [NOBODY])
+    alone = (p for p in unstored if p.refusal and list(p.parents) == [NO_PARENT])
     return {frames.decode(p.payload).column("id")[0].as_py(): p for p in alone}
 
 
@@ -233,7 +233,9 @@ def _build_orphan(
     """Yields the dead letter of a refused row that has no input in the chunk: the row itself."""
     rows = Rows(frames.decode(refused.payload))
     (why,) = find_dead([refused]).values()
-    yield from build_letters(replace(chunk, rows=rows), {0: replace(why, unread=True)}, place, now)
+    yield from build_dead_letters(
+        replace(chunk, rows=rows), {0: replace(why, unread=True)}, place, now
+    )
 
 
 def unawaited(unstored: Iterable[Publication]) -> list[str]:
@@ -338,7 +340,7 @@ def settle(
     # In the order of the stages; see ``Stage`` for why.
     publications = [
         *build_redeliveries(chunk, kept, place, now),
-        *build_letters(chunk, ends.dead, place, now),
+        *build_dead_letters(chunk, ends.dead, place, now),
         *build_answers(chunk, verdict.answers, place),
         *routed.publications,
     ]
@@ -378,7 +380,7 @@ def settle(
     # A row that its source redelivers is not published here as well: it would be delivered twice.
     # Its deliveries are stored in the histories, because the source does not count them.
     if returned:
-        histories = again_rows(chunk.rows.batch, [*returned], [*returned.values()])
+        histories = redelivered_rows(chunk.rows.batch, [*returned], [*returned.values()])
     return Settlement(publications, counts, reasons, returned, histories, account, chunk=chunk)
 
 

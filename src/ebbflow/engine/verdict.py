@@ -26,9 +26,9 @@ from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.checks import (
     NOT_MESSAGES,
     Rules,
-    check_handed_on,
     check_keys,
     check_message,
+    check_on_success,
 )
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outputs import AnyOutputs, ColumnOutputs, Outputs, event_times
@@ -102,7 +102,7 @@ class Decisions:
         """Leaves the input to the fallback sink."""
         self.fallback[index] = letter
 
-    def hand_on(self, index: int, message: Message | None) -> None:
+    def request_on_success(self, index: int, message: Message | None) -> None:
         """Leaves the message, or the input itself, to the on-success sink."""
         self.on_success[index] = message
 
@@ -532,15 +532,15 @@ class Verdict:
         self.decisions.fail(index, failure)
         self.decisions.note_failure(failure.error, self.rows.column("id")[index])
 
-    def hand_on(self, index: int, message: Message | None) -> None:
+    def request_on_success(self, index: int, message: Message | None) -> None:
         """Passes the message, or the input itself, to the on-success sink."""
         try:
             if message is not None:
-                check_handed_on(message, self.rules)
+                check_on_success(message, self.rules)
         except Exception as error:
             self.record_error(index, error)
         else:
-            self.decisions.hand_on(index, message)
+            self.decisions.request_on_success(index, message)
 
     def record_error(self, index: int, error: BaseException) -> None:
         """Records that user code raised on the input: a nack, or a failure counted on it."""

@@ -220,7 +220,7 @@ def _read_many(replies: Sequence[bytes]) -> Facts:
     return seqs, numbers, nanos
 
 
-class Word(Enum):
+class PullState(Enum):
     """The status of a request: reported by the server, or concluded on this side."""
 
     HEARTBEAT = "the consumer is there and has nothing new"
@@ -236,15 +236,15 @@ class Word(Enum):
 
 
 _BY_CODE = {
-    "100": Word.HEARTBEAT,
-    "404": Word.DRY,
-    "408": Word.EXPIRED,
-    "409": Word.GONE,
-    "503": Word.ABSENT,
+    "100": PullState.HEARTBEAT,
+    "404": PullState.DRY,
+    "408": PullState.EXPIRED,
+    "409": PullState.GONE,
+    "503": PullState.ABSENT,
 }
 _BY_TEXT = {
-    "409 Batch Completed": Word.FULL,
-    "409 Message Size Exceeds MaxBytes": Word.TOO_LARGE,
+    "409 Batch Completed": PullState.FULL,
+    "409 Message Size Exceeds MaxBytes": PullState.TOO_LARGE,
 }
 
 
@@ -256,7 +256,7 @@ class PullStatus:
     the consumer's last delivery.
     """
 
-    word: Word
+    state: PullState
     text: str = ""
     left: int = 0
     delivered: int = 0
@@ -267,7 +267,7 @@ class PullStatus:
         code = headers.get("Status", "")
         text = f"{code} {headers.get('Description', '')}".strip()
         return cls(
-            _BY_TEXT.get(text) or _BY_CODE.get(code, Word.REFUSED),
+            _BY_TEXT.get(text) or _BY_CODE.get(code, PullState.REFUSED),
             text,
             int(headers.get("Nats-Pending-Messages", 0)),
             int(headers.get("Nats-Last-Consumer", 0)),
@@ -292,7 +292,7 @@ class PullConsumer:
     """Requests messages from one consumer. Everything happens on the client's loop.
 
     ``take`` gets the messages, a batch at a time, and ``on_status`` the statuses of requests made
-    without ``fetch``. A consumer that is ``in_step`` has one reader, so the numbers of its
+    without ``fetch``. A consumer that is ``is_exclusive`` has one reader, so the numbers of its
     deliveries have no gaps. After a gap no more messages are taken, and the status is ``GAP``.
     """
 
@@ -304,7 +304,7 @@ class PullConsumer:
         take: Take,
         on_status: OnStatus = lambda _: None,
         *,
-        in_step: bool = True,
+        is_exclusive: bool = True,
     ) -> None:
         self.name = name
         self.subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
@@ -315,7 +315,7 @@ class PullConsumer:
         self._client = client
         self._take = take
         self._on_status = on_status
-        self._in_step = in_step
+        self._in_step = is_exclusive
         self._inbox = client.new_inbox()
         self._subscription: Subscription | None = None
         self._is_over = False
@@ -350,7 +350,7 @@ class PullConsumer:
         self._missing = request["batch"]
         self._answer = asyncio.get_running_loop().create_future()
         if self._is_over:
-            return PullStatus(Word.GAP)
+            return PullStatus(PullState.GAP)
         async with self._client.unless_denied(self.subject):
             await self.request(request)
             return await self._wait(self._answer, silence, time.monotonic() + within)
@@ -365,7 +365,7 @@ class PullConsumer:
             if answer.done():
                 return answer.result()
             if before == self.heard or time.monotonic() >= deadline:
-                return PullStatus(Word.SILENCE)
+                return PullStatus(PullState.SILENCE)
 
     def _receive(self, parcel: Parcel) -> None:
         self.heard += len(parcel)
@@ -386,12 +386,12 @@ class PullConsumer:
         if self._in_step and not self._follows(deliveries.numbers):
             # The whole batch is dropped: the next consumer delivers it again.
             self._is_over = True
-            self._report(PullStatus(Word.GAP))
+            self._report(PullStatus(PullState.GAP))
             return
         self._take(deliveries)
         self._missing -= len(parcel)
         if self._missing <= 0 and self._answer is not None and not self._answer.done():
-            self._answer.set_result(PullStatus(Word.FULL))
+            self._answer.set_result(PullStatus(PullState.FULL))
 
     def _follows(self, numbers: list[int]) -> bool:
         first, self.next_delivery = self.next_delivery, self.next_delivery + len(numbers)
@@ -534,10 +534,10 @@ class Follower:
         self.ask()
 
     def _handle_status(self, status: PullStatus) -> None:
-        if status.word is Word.HEARTBEAT:
+        if status.state is PullState.HEARTBEAT:
             if self._pull is not None and status.delivered >= self._pull.next_delivery:
                 self._restart()  # a delivery was lost
-        elif status.word is Word.EXPIRED and status.left:
+        elif status.state is PullState.EXPIRED and status.left:
             self._requested = max(0, self._requested - status.left)
             self.ask()
         else:

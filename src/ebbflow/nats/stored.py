@@ -23,7 +23,7 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.pull import NANOS, Deliveries, LightConsumer, PullConsumer, PullRequest, Word
+from ebbflow.nats.pull import NANOS, Deliveries, LightConsumer, PullConsumer, PullRequest, PullState
 from ebbflow.nats.wire import Parcel, Publishes, read_headers, write_headers
 
 _NO_MESSAGE = 10037
@@ -325,13 +325,13 @@ async def read_after(
                 expires=int(_ANSWER_WITHIN / 2 * NANOS),
             )
             status = await pull.fetch(request, silence=_ANSWER_WITHIN)
-            if status.word in (Word.SILENCE, Word.GAP):
-                raise JetStreamUnavailable(pull.subject, _ANSWER_WITHIN, status.word.value)
+            if status.state in (PullState.SILENCE, PullState.GAP):
+                raise JetStreamUnavailable(pull.subject, _ANSWER_WITHIN, status.state.value)
             for batch in batches:
                 yield batch
             # This includes messages stored meanwhile: a message that was moved to the end is read
             # there. Any other status means that the remaining messages no longer exist.
-            left = batches[-1].pending if status.word is Word.FULL else 0
+            left = batches[-1].pending if status.state is PullState.FULL else 0
             batches.clear()
     finally:
         await pull.close()

@@ -51,7 +51,7 @@ def pause_vertices(
     now = datetime.now(UTC)
     vertices = _vertices(link, names, vertex)
     pauses = link.run(change_pauses(link.client, names, lambda known: known.pausing(vertex, now)))
-    commands = (control.tell_pauses(pauses),)
+    commands = (control.pauses_command(pauses),)
     return _send_until_followed(link, names, pauses, vertices, patience, commands, _not_paused)
 
 
@@ -65,7 +65,7 @@ def resume_vertices(
     """
     vertices = _vertices(link, names, vertex)
     pauses = link.run(change_pauses(link.client, names, lambda known: known.resuming(vertex)))
-    commands = (control.tell_pauses(pauses), control.tell_resume(vertex))
+    commands = (control.pauses_command(pauses), control.resume_command(vertex))
     return _send_until_followed(link, names, pauses, vertices, patience, commands, _not_resumed)
 
 

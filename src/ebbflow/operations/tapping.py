@@ -27,7 +27,7 @@ from ebbflow.accounts.taps import (
     PassingRows,
     TapFilter,
     TappedRow,
-    TapWish,
+    TapRequest,
 )
 from ebbflow.engine import frames
 from ebbflow.engine.position import Position, Span
@@ -36,13 +36,13 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries, Follower, follow
 from ebbflow.nats.stored import read_after
-from ebbflow.runtime.control import ask_tap, end_tap
+from ebbflow.runtime.control import end_tap, tap_command
 from ebbflow.runtime.run_setup import read_spec
 from ebbflow.spec.graph import ShapeVertex
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions
 
-__all__ = ["OUTCOMES", "TapFilter", "TapWish", "Tapped", "read_waiting", "tap_vertex"]
+__all__ = ["OUTCOMES", "TapFilter", "TapRequest", "Tapped", "read_waiting", "tap_vertex"]
 
 _REPEAT_EVERY = 1.0
 _IDLE = 0.25
@@ -57,21 +57,21 @@ class Tapped:
     skipped: int = 0
 
 
-def tap_vertex(link: Link, names: Names, wish: TapWish) -> Iterator[Tapped]:
+def tap_vertex(link: Link, names: Names, request: TapRequest) -> Iterator[Tapped]:
     """Yields the messages that pass a vertex, forever; without rows while none pass.
 
     Waits for a pipeline that does not run. ``EbbflowError`` if there is no such vertex.
     """
-    vertex = link.run(read_spec(link.client, names)).vertex(wish.vertex)
-    wish = replace(wish, token=wish.token or secrets.token_hex(6))
+    vertex = link.run(read_spec(link.client, names)).vertex(request.vertex)
+    request = replace(request, token=request.token or secrets.token_hex(6))
     arriving: queue.Queue[Tapped] = queue.Queue(_QUEUED)
     follows = _follow_buffers if vertex.batched else _listen
-    with follows(link, names, vertex, wish, arriving):
+    with follows(link, names, vertex, request, arriving):
         requested = -_REPEAT_EVERY
         while True:
             if not vertex.batched and time.monotonic() - requested >= _REPEAT_EVERY:
                 requested = time.monotonic()
-                link.run(link.client.publish(names.control_subject, ask_tap(wish)))
+                link.run(link.client.publish(names.control_subject, tap_command(request)))
             try:
                 yield arriving.get(timeout=_IDLE)
             except queue.Empty:
@@ -86,7 +86,11 @@ def _put(arriving: queue.Queue[Tapped], tapped: Tapped) -> None:
 
 @contextlib.contextmanager
 def _listen(
-    link: Link, names: Names, vertex: ShapeVertex, wish: TapWish, arriving: queue.Queue[Tapped]
+    link: Link,
+    names: Names,
+    vertex: ShapeVertex,
+    request: TapRequest,
+    arriving: queue.Queue[Tapped],
 ) -> Iterator[None]:
     """Receives what tasks publish, and finally ends the tap."""
 
@@ -94,18 +98,22 @@ def _listen(
         shown = json.loads(message.data)
         _put(arriving, Tapped(shown["rows"], shown["skipped"]))
 
-    subscription = link.run(link.client.subscribe(names.tap_subject(wish.token), cb=receive))
+    subscription = link.run(link.client.subscribe(names.tap_subject(request.token), cb=receive))
     try:
         yield
     finally:
         with contextlib.suppress(Exception):  # tasks end it by themselves after a while
-            link.run(link.client.publish(names.control_subject, end_tap(wish.token)), timeout=2)
+            link.run(link.client.publish(names.control_subject, end_tap(request.token)), timeout=2)
             link.run(subscription.unsubscribe(), timeout=2)
 
 
 @contextlib.contextmanager
 def _follow_buffers(
-    link: Link, names: Names, vertex: ShapeVertex, wish: TapWish, arriving: queue.Queue[Tapped]
+    link: Link,
+    names: Names,
+    vertex: ShapeVertex,
+    request: TapRequest,
+    arriving: queue.Queue[Tapped],
 ) -> Iterator[None]:
     """Follows the messages that arrive in the buffers of a vertex from now on."""
     with contextlib.ExitStack() as stack:
@@ -118,7 +126,7 @@ def _follow_buffers(
                 stream,
                 names.buffer_subject(vertex.name, partition),
                 0 if state is None else state.last_seq,
-                decode=partial(_choose_arrivals, place, wish),
+                decode=partial(_choose_arrivals, place, request),
                 take=partial(_put_all, arriving),
                 fail=lambda error: None,
                 waiting=arriving.qsize,
@@ -132,10 +140,10 @@ def _close(link: Link, follower: Follower) -> None:
         link.run(follower.close(), timeout=10)
 
 
-def _choose_arrivals(place: Place, wish: TapWish, deliveries: Deliveries) -> list[Tapped]:
+def _choose_arrivals(place: Place, request: TapRequest, deliveries: Deliveries) -> list[Tapped]:
     """Returns the rows to show of one buffer's frames."""
     views = map(deliveries.parcel.view, range(len(deliveries)))
-    return [Tapped(*_choose(frames.decode(view), place, wish, "arrived")) for view in views]
+    return [Tapped(*_choose(frames.decode(view), place, request, "arrived")) for view in views]
 
 
 def _put_all(arriving: queue.Queue[Tapped], some: Sequence[Tapped]) -> None:
@@ -144,27 +152,27 @@ def _put_all(arriving: queue.Queue[Tapped], some: Sequence[Tapped]) -> None:
 
 
 def _choose(
-    batch: pa.RecordBatch, place: Place, wish: TapWish, state: str
+    batch: pa.RecordBatch, place: Place, request: TapRequest, state: str
 ) -> tuple[list[TappedRow], int]:
     rows = PassingRows(batch, place, datetime.now(UTC), state=state)
-    return rows.choose(wish, batch.num_rows, Random())  # noqa: S311 - a sample
+    return rows.choose(request, batch.num_rows, Random())  # noqa: S311 - a sample
 
 
 # --- waiting messages ---------------------------------------------------------------------------
 
 
-def read_waiting(link: Link, names: Names, wish: TapWish) -> Iterator[TappedRow]:
+def read_waiting(link: Link, names: Names, request: TapRequest) -> Iterator[TappedRow]:
     """Yields the messages that wait at a vertex now: in its buffer, to be redelivered, parked.
 
     ``outcome`` says which; for parked messages, ``due`` says until when.
     """
-    vertex = link.run(read_spec(link.client, names)).vertex(wish.vertex)
+    vertex = link.run(read_spec(link.client, names)).vertex(request.vertex)
     positions = link.run(read_positions(link.client, names))
     for partition in range(vertex.partitions):
         done = positions.get((vertex.name, partition), Position("")).done
         place = Place(vertex.name, partition, (), link.client.max_payload)
         for state, batch, due in _list_waiting(link, names, vertex, partition, done):
-            shown, _ = _choose(batch, place, wish, state)
+            shown, _ = _choose(batch, place, request, state)
             yield from (row | ({"due": due} if due else {}) for row in shown)
 
 

@@ -323,6 +323,6 @@ class OpenRequestHistory:
 
     def describe(self) -> ServedRequest | None:
         """Returns the known facts; ``None`` if the request is not of this source."""
-        if self._open is None or not (self._is_waiting or self._open.completion.knows_root):
+        if self._open is None or not (self._is_waiting or self._open.completion.has_root_row):
             return None
         return self._open.end or self._open.describe()

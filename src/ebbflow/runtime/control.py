@@ -14,7 +14,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from ebbflow.accounts.taps import TapWish
+from ebbflow.accounts.taps import TapRequest
 from ebbflow.nats.link import Link
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import Pauses, read_pauses
@@ -28,7 +28,7 @@ STOP = _command("stop")
 """Makes tasks settle what they have taken and end; no other epoch follows."""
 
 
-def tell_shorter_epochs(seconds: float, vertex: str | None = None) -> bytes:
+def shorter_epochs_command(seconds: float, vertex: str | None = None) -> bytes:
     """Returns the command that shortens the epochs of all tasks, or of the tasks of a vertex.
 
     Sent when other vertices wait for slots, or when vertices are to share tasks differently.
@@ -36,19 +36,19 @@ def tell_shorter_epochs(seconds: float, vertex: str | None = None) -> bytes:
     return _command("shorten", seconds=seconds, vertex=vertex)
 
 
-def tell_resume(vertex: str | None) -> bytes:
+def resume_command(vertex: str | None) -> bytes:
     """Returns the command that lets a vertex, or all, continue after too many dead letters."""
     return _command("resume", vertex=vertex)
 
 
-def tell_pauses(pauses: Pauses) -> bytes:
+def pauses_command(pauses: Pauses) -> bytes:
     """Returns the command that tells tasks what is paused: the whole record and its revision."""
     return _command("pauses", revision=pauses.revision, record=json.dumps(pauses.to_json()))
 
 
-def ask_tap(wish: TapWish) -> bytes:
+def tap_command(request: TapRequest) -> bytes:
     """Returns the command that makes tasks of the vertex show the messages that pass."""
-    return _command("tap", wish=wish.to_json())
+    return _command("tap", request=request.to_json())
 
 
 def end_tap(token: str) -> bytes:

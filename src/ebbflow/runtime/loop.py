@@ -34,7 +34,7 @@ from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
 from ebbflow.engine.account import ChunkObserver, ChunkRecord, HeldRow
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.inlet import Feeder, Intake, Taken, Watermark, handed_back, held_row
+from ebbflow.engine.inlet import Feeder, Intake, Taken, Watermark, held_row, source_acks
 from ebbflow.engine.outage import OutageGate
 from ebbflow.engine.position import Span, chunk_key
 from ebbflow.engine.publications import Chunk, Place, Publication, build_parked
@@ -311,7 +311,7 @@ class ChunkLoop:
         batch = taken.restore(waiting)
         self._gathering.begin_chunk(batch.num_rows, taken.leaves_rows)
         self._watermark.hear(self._inlet.origins)
-        offsets = self._inlet.pick_up()
+        offsets = self._inlet.take_offsets()
         record = self._begin_record(batch.num_rows)
         verdict = self._decide(Rows(batch, self._watermark.current), taken, start)
         record.call = self._clock.monotonic() - self._taken - record.read
@@ -325,7 +325,7 @@ class ChunkLoop:
         settlement = self._settle(verdict, start, first, more, held_next)
         if taken.parked:
             settlement = settlement.with_parked(self._redeliver(taken.parked, start))
-        back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
+        back = source_acks(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
         chunk = ChunkEnd(end, settlement.all_counts(), watermark, settleable.held, back)
         self._settling.begin(settlement, chunk, record)
@@ -355,7 +355,7 @@ class ChunkLoop:
         """Returns the settlement of the chunk; rows from ``first`` on are those of the inlet."""
         # Redeliveries come before them in a chunk: they were acknowledged to the source long ago,
         # so it cannot redeliver them.
-        returned_from = first if self._inlet.takes_back else None
+        returned_from = first if self._inlet.redelivers_itself else None
         facts = ChunkFacts(
             self._key(start),
             self._settling.number,
@@ -403,7 +403,7 @@ class ChunkLoop:
 
     def _report(self) -> None:
         self._events.waits(self._gate.waiting or self._inlet.waiting, self._gate.halted)
-        self._events.tell_now_and_then()
+        self._events.report_if_due()
 
     def _wait(self) -> bool:
         """Reports and lets other loops work while this one waits for the server."""

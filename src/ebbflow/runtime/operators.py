@@ -49,7 +49,7 @@ from ebbflow.usercode.printing import LOG_LEVEL, Emit, Printed
 from ebbflow.usercode.sinks import Sinks, Store, run_sinks
 
 
-class Speaker:
+class CurrentVertex:
     """The vertex whose user code this process calls: environment and prints are that vertex's.
 
     One vertex at a time: a task calls user code on one thread.
@@ -58,7 +58,7 @@ class Speaker:
     def __init__(self) -> None:
         self._events: Events | None = None
 
-    def turn_to(self, events: Events, variables: Mapping[str, str]) -> None:
+    def report_for(self, events: Events, variables: Mapping[str, str]) -> None:
         """Switches the process to a vertex."""
         if self._events is not events:
             os.environ |= variables

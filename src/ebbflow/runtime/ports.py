@@ -144,7 +144,7 @@ class TaskEvents(Protocol):
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
         """Reports that a system is down, or that the breaker has stopped the vertex."""
 
-    def tell_now_and_then(self) -> None:
+    def report_if_due(self) -> None:
         """Reports the counts, unless that was just done."""
 
     def flush(self) -> None:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ebbflow.domain.outcome import Counts, DeadLetter
 from ebbflow.engine.account import ChunkObserver, ChunkRecord
-from ebbflow.engine.inlet import HandedBack, Intake
+from ebbflow.engine.inlet import Intake, SourceAcks
 from ebbflow.engine.position import (
     ChunkCounts,
     Held,
@@ -72,7 +72,7 @@ class ChunkEnd:
     counts: ChunkCounts
     watermark: datetime | None
     held: Held | None = None
-    back: HandedBack | None = None
+    back: SourceAcks | None = None
     chunks: int = 1
 
     def joined(self, chunk: ChunkEnd) -> ChunkEnd:
@@ -295,7 +295,7 @@ class Settling:
     async def _notify_source(self, recorded: ChunkEnd | None) -> None:
         """Acknowledges and nacks the rows of a chunk that is recorded as done."""
         if recorded is not None and recorded.back is not None:
-            self._intake.inlet.hand_back(recorded.back)
+            self._intake.inlet.acknowledge(recorded.back)
             # After the record, too: until then a crash makes the source redeliver the messages,
             # and their deliveries must be counted on from the stored history.
             await self._journal.end_histories(recorded.back.ids)

@@ -14,7 +14,7 @@ from pyspark import TaskContext
 
 from ebbflow.accounts.traces import flush_spans
 from ebbflow.runtime.nats_task import SharedTask, VertexTask
-from ebbflow.runtime.operators import Speaker, UserCode, vertex_variables
+from ebbflow.runtime.operators import CurrentVertex, UserCode, vertex_variables
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import Report
 from ebbflow.runtime.worker import WORKER
@@ -73,7 +73,7 @@ def run_partition(
     run, timeout = plans[0].run, plans[0].calls.timeout
     WORKER.close_other_runs(run.id)
     WORKER.keep_in_task([plan.whose for plan in plans], partition)
-    task, speaker = SharedTask(plans, partition, seconds), Speaker()
+    task, speaker = SharedTask(plans, partition, seconds), CurrentVertex()
     codes = [_open_code(vertex, partition, speaker, isolate, plans) for vertex in task.vertices]
     watch = watch_calls(timeout, speaker.in_call)
     with redirected(speaker.log), end_worker_on_base_exception(), watch:
@@ -90,10 +90,14 @@ def run_partition(
 
 
 def _open_code(
-    vertex: VertexTask, partition: int, speaker: Speaker, isolate: bool, plans: Sequence[VertexPlan]
+    vertex: VertexTask,
+    partition: int,
+    speaker: CurrentVertex,
+    isolate: bool,
+    plans: Sequence[VertexPlan],
 ) -> UserCode:
     """Returns the user code of a vertex; during its calls the process reports for that vertex."""
-    enter = partial(speaker.turn_to, vertex.events, vertex_variables(vertex.plan, partition))
+    enter = partial(speaker.report_for, vertex.events, vertex_variables(vertex.plan, partition))
     enter()
     return UserCode(
         vertex.plan, vertex.events.log, isolate, enter=enter if len(plans) > 1 else None

@@ -34,7 +34,7 @@ from ebbflow.nats.embedded import FolderWitness, StateFolder
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
-from ebbflow.runtime.control import STOP, tell_shorter_epochs
+from ebbflow.runtime.control import STOP, shorter_epochs_command
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
@@ -160,7 +160,7 @@ class Run:
         name, listener = plan.vertex, self._listener
         if task.failure is not None or listener.halted(name) is not None:
             return False
-        return plan.streams.batched or listener.has_heard(name, plan.partitions, task.up_since)
+        return plan.streams.batched or listener.has_reported(name, plan.partitions, task.up_since)
 
     def execute(self) -> Summary:
         """Starts everything, waits for the end, stops everything and returns the summary."""
@@ -374,7 +374,7 @@ class Run:
         if change is None or (isinstance(change, Cut) and not slots.has_room(change.tasks)):
             return
         self._watcher.stage(change.describe())
-        supervisor.change(change, lambda name: self._send_to_tasks(tell_shorter_epochs(0, name)))
+        supervisor.change(change, lambda name: self._send_to_tasks(shorter_epochs_command(0, name)))
 
     def _check_state(self) -> None:
         """Raises ``SetupError`` if the folder of the embedded server is gone, with its messages."""
@@ -422,7 +422,7 @@ class Run:
 
     def _facts_of(self, plan: VertexPlan, task: TaskSupervisor) -> JobFacts:
         name = plan.vertex
-        silence = self._listener.unheard(name, plan.partitions)
+        silence = self._listener.longest_silence(name, plan.partitions)
         reports = not (plan.streams.batched or self._takes_turns() or self._is_blocked(plan, task))
         is_silent = reports and task.failure is None and _SILENT < silence < math.inf
         failure = task.failure_of(name) or self._check_feed(name)
@@ -445,7 +445,7 @@ class Run:
         self._send_to_tasks(STOP)
 
     def _send_turns(self) -> None:
-        self._send_to_tasks(tell_shorter_epochs(TURN))
+        self._send_to_tasks(shorter_epochs_command(TURN))
 
     def _send_to_tasks(self, message: bytes) -> None:
         """Sends a message to all tasks. Ignores failures: it is repeated, and epochs end anyway."""

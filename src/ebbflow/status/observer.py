@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbflow.accounts.listener import TaskListener, ToldChunk
+from ebbflow.accounts.listener import ReportedChunk, TaskListener
 from ebbflow.accounts.numbers import Histogram
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.causes import Raised, RaisedErrors
@@ -125,7 +125,7 @@ class Observer:
         self._publisher = StatusPublisher(client, names)
         self._read_at = self._sampled_at = -math.inf
         self._numbers_at: datetime | None = None
-        self._chunks_published: dict[str, ToldChunk] = {}
+        self._chunks_published: dict[str, ReportedChunk] = {}
         self.more_concerns: Callable[[], tuple[Concern, ...]] = tuple
         """Returns further concerns, which are about no vertex."""
         self.before: dict[str, Counts] = {}
@@ -312,7 +312,7 @@ class Observer:
             latency={stage: _latency(spread) for stage, spread in numbers.spreads.items()},
             spreads=numbers.spreads,
             never_opened=not job.opened,
-            partitions_up=plan.partitions if job.up else listener.count_heard(name, _SILENT),
+            partitions_up=plan.partitions if job.up else listener.count_reporting(name, _SILENT),
             silent=job.silent,
             silent_because=job.silent_because,
             batched=plan.streams.batched,

@@ -19,7 +19,7 @@ from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_after
-from ebbflow.streams.audit_rows import CHUNK, PATH, AuditStamp, ToldFrame, choose
+from ebbflow.streams.audit_rows import CHUNK, PATH, AuditFrame, AuditStamp, choose
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import Record, read_positions
 
@@ -61,7 +61,7 @@ class AuditBatch:
     """Frames that are written together. ``name`` is the same each time the batch is written."""
 
     name: str
-    frames: tuple[ToldFrame, ...]
+    frames: tuple[AuditFrame, ...]
 
 
 class AuditStream:
@@ -73,7 +73,7 @@ class AuditStream:
         self._lineage = lineage
         self._stored = Record(link.client, names.positions, names.audit_key)
         self._record = AuditRecord()
-        self._frames: list[ToldFrame] = []
+        self._frames: list[AuditFrame] = []
 
     @property
     def life(self) -> str:
@@ -128,19 +128,19 @@ class AuditStream:
         await self._store(self._record.finish())
         await self._forget(self._frames)
 
-    async def read_unwritten(self) -> list[tuple[ToldFrame, bytes]]:
+    async def read_unwritten(self) -> list[tuple[AuditFrame, bytes]]:
         """Returns the frames that count and are not in the table, with their payloads."""
         positions = await read_positions(self._link.client, self._names)
         ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
         # The record last: a batch that is written meanwhile is left out, and is in the table.
-        payloads: dict[ToldFrame, bytes] = {}
+        payloads: dict[AuditFrame, bytes] = {}
         async for batch in read_after(self._link.client, self._names.audit, "", 0):
             payloads |= {frame: bytes(batch.parcel.payload(row)) for row, frame in _frames(batch)}
         await self._load()
         chosen = _choose([*payloads], self._record.written, ends)
         return [(frame, payloads[frame]) for frame in chosen]
 
-    async def _forget(self, frames: Sequence[ToldFrame]) -> None:
+    async def _forget(self, frames: Sequence[AuditFrame]) -> None:
         """Deletes the frames that are in the table, or were written by a task that was lost."""
         written, ends, kept = self._record.written, dict[str, int](), set[str]()
         for frame in frames:
@@ -168,23 +168,23 @@ class AuditStream:
         self._record = record
 
 
-async def read_frames(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:
+async def read_frames(client: SecuredClient, names: Names) -> AsyncIterator[AuditFrame]:
     """Yields the frames that the stream has now, in order, without their rows."""
     async for batch in read_after(client, names.audit, "", 0, headers_only=True):
         for _, frame in _frames(batch):
             yield frame
 
 
-def _frames(batch: Deliveries) -> Iterator[tuple[int, ToldFrame]]:
+def _frames(batch: Deliveries) -> Iterator[tuple[int, AuditFrame]]:
     """Yields the index and the frame of each message of a batch."""
     for row, seq in enumerate(batch.seqs):
         headers = batch.parcel.headers(row) or {}
         *_, vertex, partition = batch.parcel.subjects[row].decode().split(".")
         stamp, path = AuditStamp.read(headers[CHUNK]), headers.get(PATH, "")
-        yield row, ToldFrame(seq, vertex, int(partition), stamp, path)
+        yield row, AuditFrame(seq, vertex, int(partition), stamp, path)
 
 
-def _choose(frames: Sequence[ToldFrame], after: Numbers, ends: Numbers) -> list[ToldFrame]:
+def _choose(frames: Sequence[AuditFrame], after: Numbers, ends: Numbers) -> list[AuditFrame]:
     return choose(frames, _by_partition(after), _by_partition(ends))
 
 
@@ -193,14 +193,14 @@ def _by_partition(numbers: Numbers) -> dict[tuple[str, int], int]:
     return {(vertex, int(partition)): number for vertex, partition, number in pairs}
 
 
-def _cut(chosen: list[ToldFrame], most: int) -> list[ToldFrame]:
+def _cut(chosen: list[AuditFrame], most: int) -> list[AuditFrame]:
     """Returns the first frames, without chunks that are cut off in the middle."""
     open_chunks = {frame[1:3] + frame.stamp[:1] for frame in chosen[most:]}
     kept = [f for f in chosen[:most] if f[1:3] + f.stamp[:1] not in open_chunks]
     return kept or chosen
 
 
-def _ends_of(chosen: Sequence[ToldFrame]) -> Numbers:
+def _ends_of(chosen: Sequence[AuditFrame]) -> Numbers:
     ends: Numbers = {}
     for frame in chosen:
         whose = f"{frame.vertex}.{frame.partition}"

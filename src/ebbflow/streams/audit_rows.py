@@ -166,7 +166,7 @@ def _schema_of(names: tuple[str, ...]) -> pa.Schema:
 # --- the table ----------------------------------------------------------------------------------
 
 
-class ToldRows(NamedTuple):
+class PlacedRows(NamedTuple):
     """The rows of a frame, and where they come from."""
 
     vertex: str
@@ -174,7 +174,7 @@ class ToldRows(NamedTuple):
     told: AuditRows
 
 
-def to_table(pieces: Sequence[ToldRows], pipeline: str, batch: str) -> pa.RecordBatch:
+def to_table(pieces: Sequence[PlacedRows], pipeline: str, batch: str) -> pa.RecordBatch:
     """Returns the rows of many frames with the columns of the table.
 
     Values that the rows of a frame share are repeated for all frames at once.
@@ -194,7 +194,7 @@ def to_table(pieces: Sequence[ToldRows], pipeline: str, batch: str) -> pa.Record
     return pa.RecordBatch.from_arrays([columns[name] for name in TABLE.names], schema=TABLE)
 
 
-def _join(pieces: Sequence[ToldRows], name: str, kind: pa.DataType, places: pa.Array) -> pa.Array:
+def _join(pieces: Sequence[PlacedRows], name: str, kind: pa.DataType, places: pa.Array) -> pa.Array:
     """Returns a column of all frames."""
     values = [piece.told.shared.get(name) for piece in pieces]
     own = [piece.told.varied.get(name) for piece in pieces]
@@ -235,7 +235,7 @@ class AuditStamp(NamedTuple):
         return cls(*map(int, text.split(".")))
 
 
-class ToldFrame(NamedTuple):
+class AuditFrame(NamedTuple):
     """A frame of the audit stream: its sequence, the task that wrote it and what it is about.
 
     ``path`` is the chain of inline vertices to the one that it is about, if that is not the task's.
@@ -247,20 +247,20 @@ class ToldFrame(NamedTuple):
     stamp: AuditStamp
     path: str = ""
 
-    def rows(self, told: AuditRows) -> ToldRows:
+    def rows(self, told: AuditRows) -> PlacedRows:
         """Returns its rows, with the vertex that they are about."""
-        return ToldRows(self.path.rpartition(">")[2] or self.vertex, self.partition, told)
+        return PlacedRows(self.path.rpartition(">")[2] or self.vertex, self.partition, told)
 
 
 def choose(
-    written: Iterable[ToldFrame], after: Mapping[tuple[str, int], int], done: Mapping[Any, int]
-) -> list[ToldFrame]:
+    written: Iterable[AuditFrame], after: Mapping[tuple[str, int], int], done: Mapping[Any, int]
+) -> list[AuditFrame]:
     """Returns the frames that count of the chunks after ``after`` up to ``done``, in order.
 
     Both are numbers of chunks for each vertex and partition. A chunk up to ``done`` is recorded, so
     its rows are stored and no task publishes them again. The result never changes.
     """
-    chunks: dict[tuple[str, int, int], list[ToldFrame]] = defaultdict(list)
+    chunks: dict[tuple[str, int, int], list[AuditFrame]] = defaultdict(list)
     for frame in written:
         whose, number = (frame.vertex, frame.partition), frame.stamp.number
         if after.get(whose, 0) < number <= done.get(whose, 0):
@@ -269,11 +269,11 @@ def choose(
     return sorted(chosen, key=lambda frame: frame.seq)
 
 
-def _choose_of_chunk(written: Sequence[ToldFrame]) -> Iterable[ToldFrame]:
+def _choose_of_chunk(written: Sequence[AuditFrame]) -> Iterable[AuditFrame]:
     # The latest claim of a number counts: a task claims only chunks that were not recorded, so the
     # earlier task's rows about it did not take effect. A late frame of that task changes nothing.
     claim = max(frame.stamp.claim for frame in written)
-    parts: dict[tuple[str, int], ToldFrame] = {}
+    parts: dict[tuple[str, int], AuditFrame] = {}
     editions: dict[str, int] = defaultdict(int)
     for frame in written:
         if frame.stamp.claim == claim:

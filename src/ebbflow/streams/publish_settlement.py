@@ -37,7 +37,7 @@ from ebbflow.domain.errors import BufferFull, MessageTooLarge, PermanentPublishE
 from ebbflow.domain.message import Ack
 from ebbflow.engine.position import Mark, Position
 from ebbflow.engine.publications import LATE, MOVED_FROM, PARKED_ON, Publication, Stage
-from ebbflow.engine.refused import cut_letter, divide, explain_refusal
+from ebbflow.engine.refused import cut_dead_letter, divide, explain_refusal
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.bulk import publish_all, publish_lanes
 from ebbflow.nats.client import SecuredClient
@@ -153,7 +153,7 @@ class _StagePublisher:
     async def _publish_refused(self, publication: Publication, why: str) -> bool:
         """Stores the parts that the server accepts; ``False`` if no message is to blame."""
         if publication.stage is Stage.DEAD_LETTER:
-            if (letter := cut_letter(publication)) is not None:
+            if (letter := cut_dead_letter(publication)) is not None:
                 await self._publish_one(letter)
             return letter is not None
         if publication.stage in LATE:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from ebbflow.domain.errors import SourceError
-from ebbflow.engine.inlet import NEVER, HandedBack, Inlet
+from ebbflow.engine.inlet import NEVER, Inlet, SourceAcks
 from ebbflow.engine.outage import Patience, Waiting
 from ebbflow.engine.position import Mark
 from ebbflow.engine.source_columns import NO_OFFSETS, frame_of
@@ -124,7 +124,7 @@ class PulledSource(Inlet):
     def _greet(self) -> bool:
         """Opens the source on first use; returns whether it is open."""
         if not self._greeted and (hello := self._ask("greet", self._reading.greet)) is not None:
-            self.takes_back, self._greeted = hello.redelivers, True
+            self.redelivers_itself, self._greeted = hello.redelivers, True
         return self._greeted
 
     def _ask(self, what: Any, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -143,12 +143,12 @@ class PulledSource(Inlet):
         return []
 
     @override
-    def pick_up(self) -> pa.BinaryArray:
+    def take_offsets(self) -> pa.BinaryArray:
         taken, self._offsets = self._offsets, []
         return pa.concat_arrays(taken) if taken else NO_OFFSETS
 
     @override
-    def hand_back(self, ends: HandedBack) -> None:
+    def acknowledge(self, ends: SourceAcks) -> None:
         self._ask("settle", self._reading.settle, Settle.of(ends))
         if ends.nacks.num_rows:
             self._over, self._looks = False, 0

@@ -79,7 +79,7 @@ class _TaskNotes:
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
         """Does nothing: the simulation reads this from the gate's parts."""
 
-    def tell_now_and_then(self) -> None:
+    def report_if_due(self) -> None:
         """Does nothing."""
 
     def flush(self) -> None:

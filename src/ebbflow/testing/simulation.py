@@ -28,7 +28,7 @@ from ebbflow.runtime.planning import make_plans
 from ebbflow.testing.incidents import Crash, Incident, Outage, Pause
 from ebbflow.testing.simulated import SimulatedVertex, show_simulation
 from ebbflow.testing.simulated_task import SimulatedTask
-from ebbflow.testing.stand_ins import GivenMessages, with_stand_ins
+from ebbflow.testing.stand_ins import SampleMessages, with_stand_ins
 from ebbflow.testing.world import VirtualClock, World
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Simulation:
 @named_options
 def simulate(
     pipeline: Builder | Spec | str | Path,
-    messages: GivenMessages | None = None,
+    messages: SampleMessages | None = None,
     *,
     incidents: Sequence[Incident] = (),
     until: Duration = "24h",

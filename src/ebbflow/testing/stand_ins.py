@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ebbflow.spec.model import Spec, Step
     from ebbflow.spec.sections import SinkSpec, SinkTarget, SourceSpec
 
-GivenMessage = bytes | str | dict[str, Any] | list[Any] | Message | Datum | Sample | SourceMessage
+SampleMessage = bytes | str | dict[str, Any] | list[Any] | Message | Datum | Sample | SourceMessage
 """A message of a test: bytes, text, a JSON value, or an object with keys and headers."""
 
-GivenMessages = Sequence[GivenMessage] | Mapping[str, Sequence[GivenMessage]]
+SampleMessages = Sequence[SampleMessage] | Mapping[str, Sequence[SampleMessage]]
 """The messages of the only source, or of each source by vertex name."""
 
 AS_THEY_ARE = frozenset({"log", "blackhole", "udsink", "serve"})
@@ -82,7 +82,7 @@ def _accept(data: list[Datum]) -> list[Response]:
     return [Response.ok(datum.id) for datum in data]
 
 
-def with_stand_ins(spec: Spec, messages: GivenMessages | None) -> Spec:
+def with_stand_ins(spec: Spec, messages: SampleMessages | None) -> Spec:
     """Returns the spec with stand-ins; ``SetupError`` names a vertex that cannot be simulated."""
     by_source = _by_source(spec, messages)
     for step in spec.steps:
@@ -97,7 +97,9 @@ def with_stand_ins(spec: Spec, messages: GivenMessages | None) -> Spec:
     return spec.model_copy(update={"spec": spec.spec.model_copy(update={"vertices": vertices})})
 
 
-def _by_source(spec: Spec, messages: GivenMessages | None) -> Mapping[str, Sequence[GivenMessage]]:
+def _by_source(
+    spec: Spec, messages: SampleMessages | None
+) -> Mapping[str, Sequence[SampleMessage]]:
     names = [step.name for step in spec.steps if step.source is not None]
     if messages is None:
         return {}
@@ -146,7 +148,7 @@ def _code_sections(step: Step) -> list[CodeSection]:
     return [part for part in parts if isinstance(part, CodeSection)]
 
 
-def _replacements(step: Step, by_source: Mapping[str, Sequence[GivenMessage]]) -> dict[str, Any]:
+def _replacements(step: Step, by_source: Mapping[str, Sequence[SampleMessage]]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if step.source is not None:
         changes["source"] = _source(step.name, step.source, by_source.get(step.name))
@@ -156,7 +158,7 @@ def _replacements(step: Step, by_source: Mapping[str, Sequence[GivenMessage]]) -
     return changes
 
 
-def _source(name: str, source: SourceSpec, messages: Sequence[GivenMessage] | None) -> SourceSpec:
+def _source(name: str, source: SourceSpec, messages: Sequence[SampleMessage] | None) -> SourceSpec:
     kind = source.kind
     if messages is None and kind == "udsource":
         return source
@@ -198,7 +200,7 @@ def _target(target: Part) -> Part:
     return cast("Part", section.model_copy(update={section.kind: None, "udsink": accepting}))
 
 
-def source_message(message: GivenMessage, number: int) -> SourceMessage:
+def source_message(message: SampleMessage, number: int) -> SourceMessage:
     """Returns a message of a test as a source's message; ``TypeError`` for another type."""
     offset = b"%d" % number
     match message:

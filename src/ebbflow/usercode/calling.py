@@ -283,7 +283,7 @@ def call_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     """Calls the map on every row, one by one or, if it is ``async``, ``concurrency`` at a time."""
     ordered = verdict.rules.ordered
     if handler.is_async and not ordered:
-        handler.wait_for(map_side_by_side(handler, verdict, concurrency))
+        handler.wait_for(map_concurrently(handler, verdict, concurrency))
         return
     trial, scopes = Trial(verdict, handler.blame), _find_scopes(verdict.rows)
     call = _in_scopes(handler, scopes) if scopes else handler.call
@@ -361,7 +361,7 @@ def _in_scopes(handler: Handler, scopes: Mapping[int, Scope]) -> Callable[[Any],
     return call
 
 
-async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int) -> None:
+async def map_concurrently(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     """Calls an ``async`` map on every row, ``concurrency`` of them at a time."""
     trial, call = Trial(verdict, handler.blame), handler.call
     gate, scopes = asyncio.Semaphore(concurrency), _find_scopes(verdict.rows)

@@ -265,7 +265,7 @@ def _record(
         case Status.SERVE:
             verdict.decisions.serve(index, response.payload or b"")
         case Status.ON_SUCCESS:
-            verdict.hand_on(index, response.message)
+            verdict.request_on_success(index, response.message)
         case Status.UNAVAILABLE if fail_unavailable:
             verdict.fail(index, response.error or "its system")
         case Status.UNAVAILABLE:

@@ -30,7 +30,7 @@ from ebbflow.domain.outcome import (
     Succeeded,
 )
 from ebbflow.engine import frames
-from ebbflow.engine.answers import way_order
+from ebbflow.engine.answers import path_order
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outputs import DELIVERY, INHERITED, event_times
 from ebbflow.engine.retry import Pause, RetryStrategy
@@ -275,7 +275,9 @@ class _Run:
         )
 
     def _run_on_success(self, level: _Level) -> None:
-        self._run_directly(level, lambda part, index: part.hand_on(index, None), run_on_success)
+        self._run_directly(
+            level, lambda part, index: part.request_on_success(index, None), run_on_success
+        )
 
     def _run_directly(
         self,
@@ -329,7 +331,7 @@ class _Run:
         for root, answers in self._answers.items():
             if not isinstance(self._ends.get(root), _STOPS):
                 if len(answers) > 1:  # retried messages come last; answers keep the original order
-                    answers.sort(key=lambda answer: way_order(answer[0]))
+                    answers.sort(key=lambda answer: path_order(answer[0]))
                 self._verdict.decisions.answer(root, [payload for _, payload in answers])
 
 

@@ -24,7 +24,7 @@ from ebbflow.domain.errors import SourceError
 from ebbflow.domain.outcome import Redeliver
 from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.inlet import handed_back
+from ebbflow.engine.inlet import source_acks
 from ebbflow.engine.outage import Patience
 from ebbflow.engine.position import Mark
 from ebbflow.engine.system_errors import LISTED
@@ -193,15 +193,15 @@ class Task:
             assert time.monotonic() < deadline, "nothing comes any more"
             self.wake.wait(0.05)
             self.wake.clear()
-        return Rows(frames.concat(batches)), self.inlet.pick_up()
+        return Rows(frames.concat(batches)), self.inlet.take_offsets()
 
     def settle(self, rows: Rows, offsets: pa.BinaryArray, nacked: set[str]) -> None:
         again = {
             index: Redeliver(0, "again", 0, NackOptions(reason="again"))
             for index, row_id in enumerate(rows.column("id"))
-            if row_id in nacked and self.inlet.takes_back
+            if row_id in nacked and self.inlet.redelivers_itself
         }
-        self.inlet.hand_back(handed_back(offsets, rows, again))
+        self.inlet.acknowledge(source_acks(offsets, rows, again))
 
     def die(self) -> None:
         """Is gone without a word, like a killed worker."""
@@ -367,7 +367,7 @@ def test_a_source_is_nacked_with_exactly_the_options_that_were_given(source):
             rows, offsets = taken
             first = len(outside.nacked) == 0 and len(rows) == 4
             again = {n: Redeliver(0, None, 0, asked[n]) for n in range(4)} if first else {}
-            task.inlet.hand_back(handed_back(offsets, rows, again))
+            task.inlet.acknowledge(source_acks(offsets, rows, again))
             until(lambda: len(outside.nacked) == 4)
         task.inlet.close(for_good=True)
     assert outside.nacked == [(b"%d" % n, options) for n, options in enumerate(asked)]

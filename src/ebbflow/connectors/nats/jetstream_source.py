@@ -40,8 +40,8 @@ from ebbflow.nats.pull import (
     Deliveries,
     PullConsumer,
     PullRequest,
+    PullState,
     PullStatus,
-    Word,
 )
 from ebbflow.nats.wire import Publishes
 
@@ -225,7 +225,7 @@ class JetStreamSource(Source):
         self._bounds = {ours: config.get(theirs) or sys.maxsize for ours, theirs in _BOUNDS.items()}
         stream, name = self._durable.stream, self._durable.name
         # Other processes get deliveries in between, so the numbers have gaps.
-        self._pull = PullConsumer(client, stream, name, self._receive, in_step=False)
+        self._pull = PullConsumer(client, stream, name, self._receive, is_exclusive=False)
         await self._pull.open()
         self._arrival, self._room = asyncio.Event(), asyncio.Event()
         start = asyncio.get_running_loop().create_task
@@ -302,12 +302,12 @@ class JetStreamSource(Source):
 
     async def _judge(self, status: PullStatus, came_with_messages: bool) -> None:
         """Waits out a temporary status; raises for one that means that no message can arrive."""
-        match status.word:
-            case Word.FULL | Word.DRY | Word.EXPIRED | Word.SILENCE:
+        match status.state:
+            case PullState.FULL | PullState.DRY | PullState.EXPIRED | PullState.SILENCE:
                 return
-            case Word.GONE | Word.TOO_LARGE if came_with_messages:
+            case PullState.GONE | PullState.TOO_LARGE if came_with_messages:
                 return
-            case Word.GONE | Word.ABSENT:
+            case PullState.GONE | PullState.ABSENT:
                 if await self._durable.is_gone(self._link.client):
                     raise self._explain_loss("it was deleted")
                 await asyncio.sleep(_PAUSE)

@@ -26,7 +26,7 @@ from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from ebbflow.accounts.completion import Completion, ToldRow
+from ebbflow.accounts.completion import Completion, PublishedRow
 from ebbflow.connectors.serving.store import Checkpoint, RequestRecords, ServedRequest, Status
 from ebbflow.engine.answers import Answer, answer_key
 from ebbflow.streams.answer_bucket import TrailFrame
@@ -174,7 +174,7 @@ class RequestHistory(NamedTuple):
     """An open request, and all its rows in the trail."""
 
     request: OpenRequest
-    rows: tuple[ToldRow, ...]
+    rows: tuple[PublishedRow, ...]
 
 
 class RequestRegister:
@@ -314,7 +314,7 @@ class RequestRegister:
         ended, self._recovered = self._recovered or [], None
         for request in [*self.open.values()]:
             # Rows without a root's row belong to a request that ended before, or to another source.
-            if not request.completion.knows_root and request.id not in waiting:
+            if not request.completion.has_root_row and request.id not in waiting:
                 self.remove(request)
         gate = asyncio.Semaphore(_IN_FLIGHT)
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import nats.errors
 
-from ebbflow.accounts.completion import RequestFailure, RequestStep, ToldRow
+from ebbflow.accounts.completion import PublishedRow, RequestFailure, RequestStep
 from ebbflow.domain import records
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine import frames
@@ -232,7 +232,7 @@ async def _read_buffer(
     return waiting
 
 
-async def rewrite_rows(client: SecuredClient, names: Names, rows: Iterable[ToldRow]) -> int:
+async def rewrite_rows(client: SecuredClient, names: Names, rows: Iterable[PublishedRow]) -> int:
     """Writes the rows of requests to the end of the trail; returns the sequence of the first."""
     by_vertex: dict[str, list[TrailRow]] = defaultdict(list)
     for vertex, row in rows:

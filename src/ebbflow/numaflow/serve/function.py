@@ -87,7 +87,7 @@ class ServedFunction:
     async def reply_to_one(self, request: Request) -> Replies:
         """Calls an ``async`` function with one request, next to others; for ``run_coroutine``."""
         reply = Replies(RequestRows([request]), self._rules)
-        await calling.map_side_by_side(self.handler, reply, concurrency=1)
+        await calling.map_concurrently(self.handler, reply, concurrency=1)
         return reply
 
     @property
@@ -99,7 +99,7 @@ class ServedFunction:
         """Closes and opens user code after an outage, as a vertex does."""
         if self.handler.blame.outage is not None:
             self.handler.renew()
-            self.handler.blame.acquit()
+            self.handler.blame.clear()
 
     def _decide(self, reply: Replies) -> None:
         assert self._mode is not None, "sources and stores are called by their methods"
@@ -121,5 +121,5 @@ class ServedFunction:
         """Returns the failure for an exception of a method of the user's object."""
         unavailable = self.handler.blame.means_down(error)
         if unavailable:
-            self.handler.blame.is_the_systems(error, [""], blamed=False)
+            self.handler.blame.is_outage(error, [""], blamed=False)
         return FunctionFailure.of(self.container, error, unavailable)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ebbflow.domain.errors import SourceError
 from ebbflow.engine import frames
-from ebbflow.engine.inlet import HandedBack, Inlet
+from ebbflow.engine.inlet import Inlet, SourceAcks
 from ebbflow.engine.outage import Patience, Waiting
 from ebbflow.engine.position import Mark
 from ebbflow.engine.source_columns import NO_OFFSETS, frame_of
@@ -78,10 +78,10 @@ class PulledInlet(Inlet):
         self._taken: list[pa.BinaryArray] = []
         self._change = threading.Condition()
         """Guards the fields below, and is notified when there may be a request to send."""
-        self._settled: list[HandedBack] = []
+        self._settled: list[SourceAcks] = []
         self._unanswered: ToSource | None = None
         """The request that the source has not answered yet."""
-        self._settling: HandedBack | None = None
+        self._settling: SourceAcks | None = None
         self._unsettled = 0
         self._failure: BaseException | None = None
         self._source = Companion(plan, vertex, partition)
@@ -126,12 +126,12 @@ class PulledInlet(Inlet):
         self.mark = max(self.mark, end)
         return []
 
-    def pick_up(self) -> pa.BinaryArray:
+    def take_offsets(self) -> pa.BinaryArray:
         """Returns the offsets of the rows that were taken since the last call, in their order."""
         taken, self._taken = self._taken, []
         return pa.concat_arrays(taken) if taken else NO_OFFSETS
 
-    def hand_back(self, ends: HandedBack) -> None:
+    def acknowledge(self, ends: SourceAcks) -> None:
         """Schedules acks and nacks to the source. Safe to call from any thread."""
         with self._change:
             self._settled.append(ends)
@@ -186,7 +186,7 @@ class PulledInlet(Inlet):
             return Greet()
         if self._settled:
             # All that have accumulated, in one request: the source's system is called less often.
-            self._settling, self._settled = HandedBack.join(self._settled), []
+            self._settling, self._settled = SourceAcks.join(self._settled), []
             return Settle.of(self._settling)
         return Resume() if down else None
 
@@ -208,7 +208,7 @@ class PulledInlet(Inlet):
     def _handle(self, answer: FromSource) -> None:
         match answer:
             case Hello():
-                self.takes_back, self._greeted = answer.redelivers, True
+                self.redelivers_itself, self._greeted = answer.redelivers, True
                 self._note_answered(answer.exhausted, settled=0)
             case SettleDone():
                 assert self._settling is not None
@@ -278,7 +278,7 @@ class PulledInlet(Inlet):
     def _with_history(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows with their histories; most have none, as they are first deliveries."""
         batch = frame_of(rows)
-        if self.takes_back:
+        if self.redelivers_itself:
             self._ledger.catch_up()
         histories = self._ledger.histories(batch.column("id"))
         if not histories:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from ebbflow.engine.blame import SystemOutage
-from ebbflow.engine.inlet import NACKS, HandedBack
+from ebbflow.engine.inlet import NACKS, SourceAcks
 from ebbflow.engine.source_columns import OFFSETS, ROWS
 from ebbflow.engine.system_errors import SystemErrors
 from ebbflow.usercode.printing import Printed
@@ -75,7 +75,7 @@ class Settle:
     nacks: pa.Buffer
 
     @classmethod
-    def of(cls, ends: HandedBack) -> Settle:
+    def of(cls, ends: SourceAcks) -> Settle:
         """Returns the request with the acks and nacks of some chunks."""
         acks = pa.RecordBatch.from_arrays([ends.acks], schema=_ACKS)
         return cls(acks.serialize(), ends.nacks.serialize())

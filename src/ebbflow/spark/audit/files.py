@@ -59,8 +59,8 @@ from ebbflow.streams.audit_rows import (
     FEW_VALUES,
     PLAIN_TABLE,
     TABLE,
-    ToldFrame,
-    ToldRows,
+    AuditFrame,
+    PlacedRows,
     read_audit,
     to_table,
 )
@@ -368,7 +368,7 @@ class BatchRows:
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Yields the rows in the table's schema, many frames at a time."""
-        link, group = worker_link(self.server), list[ToldRows]()
+        link, group = worker_link(self.server), list[PlacedRows]()
         frames = {frame.seq: frame for frame in self.batch.frames}
         for pieces in _read_pieces(link, Names(self.pipeline), frames):
             group += pieces
@@ -380,8 +380,8 @@ class BatchRows:
 
 
 def _read_pieces(
-    link: Link, names: Names, frames: dict[int, ToldFrame]
-) -> Iterator[Sequence[ToldRows]]:
+    link: Link, names: Names, frames: dict[int, AuditFrame]
+) -> Iterator[Sequence[PlacedRows]]:
     """Yields the rows of the given frames, many frames at a time."""
     batches = read_after(link.client, names.audit, "", min(frames) - 1)
     left = len(frames)

@@ -37,7 +37,7 @@ from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.isolation import Trouble
 from ebbflow.engine.outage import Breaker
-from ebbflow.engine.outputs import INHERITED, NOBODY, ColumnOutputs
+from ebbflow.engine.outputs import INHERITED, NO_PARENT, ColumnOutputs
 from ebbflow.engine.position import Mark
 from ebbflow.engine.publications import Chunk, ChunkNumber, Publication
 from ebbflow.engine.rescue import settle_or_refuse
@@ -316,7 +316,7 @@ def _make_aggregates(verdict: Verdict, result: pa.Table, batch: str) -> Aggregat
         ids=_make_ids(vertex, batch, [texts[row] for row in order]),
         at=frames.to_time(pc.max(verdict.rows.batch.column("event_time"))),
     )
-    outputs.add([NOBODY] * len(texts), [0] * len(texts), tags, piece)
+    outputs.add([NO_PARENT] * len(texts), [0] * len(texts), tags, piece)
     return outputs
 
 

@@ -199,7 +199,7 @@ class BatchPartition:
             while not self._over():
                 worked = self._work_on()
                 self._events.waits(self._patience.waiting, self._breaker.tripped)
-                self._events.tell_now_and_then()
+                self._events.report_if_due()
                 idle = 0 if worked else idle + 1
                 if idle:
                     self._stopping.wait(self._patience.ready_in() or _IDLE.wait(idle + 1) / 1000)

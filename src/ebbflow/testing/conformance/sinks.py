@@ -269,7 +269,7 @@ def _landed_whole(sample: Sample, landed: dict[str, list[Sample]]) -> bool:
 
 
 @rule(SinkStage.REFUSED, SINK_RULES)
-def a_refused_message_holds_up_nobody(trial: SinkTrial) -> None:
+def a_refused_message_blocks_no_other(trial: SinkTrial) -> None:
     """When the target refuses some messages, the sink reports these and writes the others."""
     if not trial.under_test.can_refuse:
         raise SkipTest("the target cannot be made to refuse messages")
@@ -279,7 +279,7 @@ def a_refused_message_holds_up_nobody(trial: SinkTrial) -> None:
 
 
 @rule(SinkStage.REFUSED, SINK_RULES)
-def a_refused_message_is_not_taken_for_written(trial: SinkTrial) -> None:
+def a_refused_message_is_not_lost(trial: SinkTrial) -> None:
     """A message that the target refused lands later, or becomes a dead letter with the error."""
     if not trial.under_test.can_refuse:
         raise SkipTest("the target cannot be made to refuse messages")

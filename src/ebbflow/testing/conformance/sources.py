@@ -289,7 +289,7 @@ def every_message_arrives_once(trial: SourceTrial) -> None:
 
 
 @rule(SourceStage.FLOW, SOURCE_RULES)
-def every_nacked_message_comes_back(trial: SourceTrial) -> None:
+def every_nacked_message_is_redelivered(trial: SourceTrial) -> None:
     """Every tenth message is nacked once: it is redelivered once, as its second delivery."""
     _expect_deliveries(trial, samples.ONCE, 2)
     _expect_arrival(trial, samples.ONCE, once=True)

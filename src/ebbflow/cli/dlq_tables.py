@@ -27,7 +27,7 @@ _COUNTS = ("number", "tries", "replays")
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenLetters:
+class ChosenDeadLetters:
     """Dead letters chosen by number or id or, if ``which`` is empty, by a filter."""
 
     which: tuple[Which, ...]
