@@ -47,3 +47,20 @@ def test_importing_ebbflow_alone_starts_neither_spark_nor_nats():
 def test_the_web_kit_knows_neither_how_connections_are_read_nor_how_certificates_are_made():
     modules = ("ebbflow.web.app", "ebbflow.web.guard", "ebbflow.web.server")
     assert not loaded_by(*modules) & {"httptools", "cryptography", "nats"}
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"), [("/venv/bin/ebbflow", "SIG_DFL"), ("shop.py", "default_int_handler")]
+)
+def test_ctrl_c_ends_the_command_without_a_traceback_while_it_is_imported(
+    program: str, expected: str
+) -> None:
+    code = (
+        f"import signal, sys; sys.argv = [{program!r}, '--version']\n"
+        "import ebbflow; print(getattr(signal.getsignal(signal.SIGINT), '__name__', 'SIG_DFL'))\n"
+        "from ebbflow.cli import main\n"
+        "main.app = lambda: print(signal.getsignal(signal.SIGINT).__name__)\n"
+        "main.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [expected, "default_int_handler"]

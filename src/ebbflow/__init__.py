@@ -50,8 +50,18 @@ Importing this package loads neither Spark nor NATS: every Spark worker does it.
 one of them is imported when it is first used.
 """
 
+import os
+import signal
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if (
+    os.path.basename(sys.argv[0] if hasattr(sys, "argv") else "") == "ebbflow"
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
+    # Until the command is imported, Ctrl-C ends it without a traceback; cli.main takes over then.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from ebbflow.builders import MonoVertex, Pipeline
 from ebbflow.domain import __version__
