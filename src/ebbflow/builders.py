@@ -36,7 +36,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import (
@@ -223,17 +222,14 @@ class Builder:
             return f"<pre>{escape(str(error))}</pre>"
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Adds to the error about a missing part that each method returns another builder."""
-    try:
-        yield
-    except SpecError as error:
-        told = [
+def _explained(error: SpecError) -> SpecError:
+    """Returns the error; about a missing part it also says that methods return other builders."""
+    return SpecError(
+        [
             replace(each, message=f"{each.message}. {_KEEP}") if each.code in _MISSING else each
             for each in error.problems
         ]
-        raise SpecError(told) from None
+    )
 
 
 _MISSING = ("EB201", "EB204")
@@ -482,8 +478,10 @@ class Pipeline(Builder):
         from ebbflow.spec.lint import build
         from ebbflow.spec.model import PipelineSpec
 
-        with _explained():
+        try:
             return build(PipelineSpec, {"metadata": {"name": self._name}, "spec": self._body})
+        except SpecError as error:
+            raise _explained(error) from None
 
     def _add(self, vertex: dict[str, Any], options: VertexOptions) -> None:
         self._vertices.append(vertex | parts.settings(options))
@@ -667,8 +665,10 @@ class MonoVertex(Builder):
         from ebbflow.spec.lint import build
         from ebbflow.spec.model import MonoVertexSpec
 
-        with _explained():
+        try:
             return build(MonoVertexSpec, {"metadata": {"name": self._name}, "spec": self._body})
+        except SpecError as error:
+            raise _explained(error) from None
 
     @override
     def _copy(self) -> Self:
