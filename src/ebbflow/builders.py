@@ -223,17 +223,23 @@ class Builder:
 
 
 def _explained(error: SpecError) -> SpecError:
-    """Returns the error; about a missing part it also says that methods return other builders."""
-    return SpecError(
-        [
-            replace(each, message=f"{each.message}. {_KEEP}") if each.code in _MISSING else each
-            for each in error.problems
-        ]
-    )
+    """Returns the error with what to write in Python, where its words are those of YAML."""
+    return SpecError([_with_hint(problem) for problem in error.problems])
 
 
-_MISSING = ("EB201", "EB204")
+def _with_hint(problem: Problem) -> Problem:
+    hint = _HINTS.get(problem.code)
+    if hint is None or (problem.code == "EB207" and " needs one of " not in problem.message):
+        return problem
+    return replace(problem, message=f"{problem.message}. {hint}")
+
+
 _KEEP = "A builder never changes: keep what its methods return, p = p.sink(...)"
+_HINTS = {
+    "EB201": _KEEP,
+    "EB204": _KEEP,
+    "EB207": "In Python, give a function, a class, or a connector such as Log(), not None",
+}
 
 
 def _refuse_during_import(body: Mapping[str, Any], call: str) -> None:

@@ -237,7 +237,9 @@ def test_problems_name_the_vertex_or_edge_in_place_of_a_line() -> None:
         "digits and '-', starting with a letter and not ending with '-'",
         "pipeline Orders, vertex enrich: EB402 cannot use 'nowhere:fn': "
         "there is no module 'nowhere' next to the pipeline or on the Python path",
-        "pipeline Orders, vertex out: EB207 'sink' needs one of " + ", ".join(registry.SINKS),
+        "pipeline Orders, vertex out: EB207 'sink' needs one of "
+        + ", ".join(registry.SINKS)
+        + ". In Python, give a function, a class, or a connector such as Log(), not None",
         "pipeline Orders, edge enrich → ot: EB301 there is no vertex 'ot'; did you mean 'out'?",
     ]
 
