@@ -35,8 +35,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
+from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -52,7 +53,7 @@ from typing_extensions import override
 
 from ebbflow.domain.code import Code, Mode, OnFailure, SinkMode, TagOperator
 from ebbflow.domain.durations import Backoff
-from ebbflow.domain.errors import Problem, SpecError
+from ebbflow.domain.errors import Problem, SetupError, SpecError
 from ebbflow.domain.spelling import named_options
 from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import (
@@ -96,6 +97,7 @@ class Builder:
     """
 
     _name: str
+    _body: dict[str, Any]
 
     def _copy(self) -> Self:
         """Returns a builder with the same parts, which can be changed independently."""
@@ -137,7 +139,7 @@ class Builder:
         if watcher is not None:
             return self._prepare(watcher, ui, metrics, options).execute()
         from ebbflow.operations.pipeline_run import NotebookView, is_notebook
-        from ebbflow.status.run_report import NOTHING_READ, START_OVER, QuietWatcher
+        from ebbflow.status.run_report import QuietWatcher
 
         notebook = quiet is not True and is_notebook()
         if not notebook and (quiet is False or (quiet is None and sys.stdout.isatty())):
@@ -147,8 +149,7 @@ class Builder:
         summary = self._prepare(view or viewer, ui, metrics, options).execute()
         if view is not None:
             view.show(summary.status)
-        if summary.had_nothing_to_do:
-            viewer.stage(f"{NOTHING_READ} {START_OVER}")
+        viewer.end(summary)
         return summary
 
     def start(
@@ -187,6 +188,7 @@ class Builder:
 
         checked = RunOptions.of(options, call)  # a misspelt option is reported before anything else
         spec = self.spec
+        _refuse_during_import(self._body, call)
         from ebbflow.operations.pipeline_run import PipelineRun
 
         attachments: list[Attachment] = []
@@ -218,6 +220,56 @@ class Builder:
             return draw_svg(outline(self.spec))
         except SpecError as error:
             return f"<pre>{escape(str(error))}</pre>"
+
+
+def _explained(error: SpecError) -> SpecError:
+    """Returns the error with what to write in Python, where its words are those of YAML."""
+    return SpecError([_with_hint(problem) for problem in error.problems])
+
+
+def _with_hint(problem: Problem) -> Problem:
+    hint = _HINTS.get(problem.code)
+    if hint is None or (problem.code == "EB207" and " needs one of " not in problem.message):
+        return problem
+    return replace(problem, message=f"{problem.message}. {hint}")
+
+
+_KEEP = "A builder never changes: keep what its methods return, p = p.sink(...)"
+_HINTS = {
+    "EB201": _KEEP,
+    "EB204": _KEEP,
+    "EB207": "In Python, give a function, a class, or a connector such as Log(), not None",
+}
+
+
+def _refuse_during_import(body: Mapping[str, Any], call: str) -> None:
+    """Raises ``SetupError`` if code of the pipeline is in a module that is still being imported.
+
+    Python holds the lock of that module, so that the run could never send its code to Spark.
+    """
+    for name in _modules_of(body):
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if name != "__main__" and getattr(spec, "_initializing", False):
+            raise SetupError(
+                f"{call}() was called while {name} is being imported, and Spark's workers would "
+                "import it too.",
+                'Put the call in a function, or under: if __name__ == "__main__":',
+            )
+
+
+def _modules_of(part: Any) -> Iterator[str]:
+    """Yields the modules of the functions and classes in a pipeline."""
+    if isinstance(part, Mapping):
+        for each in part.values():
+            yield from _modules_of(each)
+    elif isinstance(part, list):
+        for each in part:
+            yield from _modules_of(each)
+    elif callable(part):
+        inner = getattr(part, "func", part)
+        name = getattr(inner, "__module__", None)
+        if isinstance(name, str):
+            yield name
 
 
 def _on_a_copy(method: Callable[Concatenate[B, P], B]) -> Callable[Concatenate[B, P], B]:
@@ -432,7 +484,10 @@ class Pipeline(Builder):
         from ebbflow.spec.lint import build
         from ebbflow.spec.model import PipelineSpec
 
-        return build(PipelineSpec, {"metadata": {"name": self._name}, "spec": self._body})
+        try:
+            return build(PipelineSpec, {"metadata": {"name": self._name}, "spec": self._body})
+        except SpecError as error:
+            raise _explained(error) from None
 
     def _add(self, vertex: dict[str, Any], options: VertexOptions) -> None:
         self._vertices.append(vertex | parts.settings(options))
@@ -616,7 +671,10 @@ class MonoVertex(Builder):
         from ebbflow.spec.lint import build
         from ebbflow.spec.model import MonoVertexSpec
 
-        return build(MonoVertexSpec, {"metadata": {"name": self._name}, "spec": self._body})
+        try:
+            return build(MonoVertexSpec, {"metadata": {"name": self._name}, "spec": self._body})
+        except SpecError as error:
+            raise _explained(error) from None
 
     @override
     def _copy(self) -> Self:

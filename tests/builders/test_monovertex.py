@@ -138,7 +138,7 @@ def test_a_part_given_twice_is_refused(build: Any, expected: str) -> None:
 
 def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def execute(run: PipelineRun) -> SimpleNamespace:
-        return SimpleNamespace(run=run, had_nothing_to_do=False)
+        return SimpleNamespace(run=run, had_nothing_to_do=False, dead_letters=0, ended="drained")
 
     monkeypatch.setattr(PipelineRun, "execute", execute)
     result: Any = started().sink(Log()).run(drain=True)

@@ -1,3 +1,4 @@
+import importlib
 import pickle
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from pyspark import cloudpickle
 from ebbflow import Backoff, Limits
 from ebbflow.builders import NatsStore, Pipeline
 from ebbflow.connectors import Blackhole, Generator, Log, registry
-from ebbflow.domain.errors import SpecError
+from ebbflow.domain.errors import SetupError, SpecError
 from ebbflow.operations.pipeline_run import PipelineRun
 from ebbflow.runtime.run_setup import RunOptions
 from ebbflow.spec.lint import load
@@ -236,7 +237,9 @@ def test_problems_name_the_vertex_or_edge_in_place_of_a_line() -> None:
         "digits and '-', starting with a letter and not ending with '-'",
         "pipeline Orders, vertex enrich: EB402 cannot use 'nowhere:fn': "
         "there is no module 'nowhere' next to the pipeline or on the Python path",
-        "pipeline Orders, vertex out: EB207 'sink' needs one of " + ", ".join(registry.SINKS),
+        "pipeline Orders, vertex out: EB207 'sink' needs one of "
+        + ", ".join(registry.SINKS)
+        + ". In Python, give a function, a class, or a connector such as Log(), not None",
         "pipeline Orders, edge enrich → ot: EB301 there is no vertex 'ot'; did you mean 'out'?",
     ]
 
@@ -250,7 +253,7 @@ def test_user_code_must_be_callable_or_named() -> None:
 
 def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def execute(run: PipelineRun) -> SimpleNamespace:
-        return SimpleNamespace(run=run, had_nothing_to_do=False)
+        return SimpleNamespace(run=run, had_nothing_to_do=False, dead_letters=0, ended="drained")
 
     monkeypatch.setattr(PipelineRun, "execute", execute)
     result: Any = started().sink("out", Log()).run(drain=True)
@@ -262,6 +265,36 @@ def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.Monke
 def test_a_pipeline_with_problems_is_not_run() -> None:
     with pytest.raises(SpecError, match="EB204 the pipeline has no sink"):
         started().run()
+
+
+def test_a_run_during_the_import_of_its_code_is_refused_and_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_program.py").write_text(
+        "from ebbflow import Datum, Message, Pipeline\n"
+        "from ebbflow.connectors import Generator, Log\n"
+        "def same(datum: Datum) -> Message:\n"
+        "    return Message(datum.value)\n"
+        "begun = Pipeline('p').source('in', Generator(messages=1)).map('m', same)\n"
+        "begun.sink('out', Log()).run(drain=True)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(PipelineRun, "execute", lambda run: pytest.fail("the run began"))
+    with pytest.raises(SetupError) as caught:
+        importlib.import_module("imported_program")
+    assert str(caught.value) == (
+        "run() was called while imported_program is being imported, and Spark's workers would "
+        'import it too. Put the call in a function, or under: if __name__ == "__main__":'
+    )
+
+
+def test_a_builder_that_was_not_kept_is_explained() -> None:
+    begun = Pipeline("p")
+    begun.source("in", Generator()).sink("out", Log())
+    assert problems(begun) == [
+        "pipeline p: EB201 the pipeline has no vertices: give it a source and a sink. "
+        "A builder never changes: keep what its methods return, p = p.sink(...)"
+    ]
 
 
 def test_a_builder_never_changes_so_a_cell_can_run_twice() -> None:

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from ebbflow import Datum, Nack, Status, Unavailable
+from ebbflow.cli import run
 from ebbflow.cli.demo import steps
 from ebbflow.cli.main import app
 
@@ -84,6 +86,16 @@ def test_the_demo_adds_up_and_its_next_commands_work(
     assert re.search(r"^store +1 +1 +1$", through, re.MULTILINE), through
     with sqlite3.connect(state / "orders.db") as database:
         assert database.execute("SELECT count(*) FROM orders").fetchone() == (ORDERS - BAD,)
+
+
+def test_a_demo_that_is_stopped_early_says_so_and_counts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORDERS_DB", "")
+    monkeypatch.setattr(run, "run_and_report", lambda flags: SimpleNamespace(ended="stopped"))
+    result = CliRunner().invoke(app, ["demo", "--state", str(tmp_path / "demo")])
+    assert result.exit_code == 0, result.output
+    assert "The demo was stopped before its end. Start it again: ebbflow demo" in result.stdout
 
 
 def test_orders_of_late_customers_are_nacked_twice() -> None:

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -43,6 +47,19 @@ def test_help_is_what_the_file_says() -> None:
 
 def test_help_fits_100_columns() -> None:
     assert [line for line in FILE.read_text(encoding="utf-8").split("\n") if len(line) > 100] == []
+
+
+@pytest.mark.parametrize(("columns", "widest"), [(80, 80), (200, 100)])
+def test_no_terminal_cuts_what_a_command_does(columns: int, widest: int) -> None:
+    """In a process of its own, because the runner of tests always says 80 columns."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ebbflow", "--help"],
+        capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": str(columns)},
+    )  # fmt: skip
+    listed = done.stdout.partition("Commands:\n")[2].partition("Exit codes")[0]
+    assert "..." not in listed
+    assert "check that no message is missing." in " ".join(listed.split())
+    assert widest - 10 < max(map(len, listed.splitlines())) <= widest
 
 
 def test_help_reads_as_commands() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ebbflow.testing import SOURCE_RULES, RuleBroken
+from ebbflow.testing import SOURCE_RULES, RuleBroken, SourceTrial
 from ebbflow.testing.conformance import samples
 from ebbflow.testing.conformance.samples import DELAY, name_of
-from ebbflow.testing.conformance.sources import Observations
+from ebbflow.testing.conformance.sources import Observations, SourceStage
 
 RULES = {rule.__name__: rule for rule in SOURCE_RULES}
 
@@ -54,3 +54,14 @@ def test_a_delay_is_honoured_as_soon_as_the_machine_allows(
         return
     with pytest.raises(RuleBroken, match=told):
         RULES["delays_are_honoured"](trial)
+
+
+def test_a_source_that_cannot_be_made_fails_every_rule_at_once(tmp_path: Path) -> None:
+    def source() -> Any:
+        raise ImportError("no connector 'Mine'")
+
+    under_test: Any = SimpleNamespace(source=source, keeps_waiting=False, waived={})
+    trial = SourceTrial(under_test, tmp_path, patience="1m")  # too long to wait for it
+    for stage in (SourceStage.FLOW, SourceStage.BLOCKED, SourceStage.ENDED):
+        with pytest.raises(ImportError, match="no connector 'Mine'"):
+            trial.reach(stage)

@@ -23,7 +23,14 @@ BROKEN = [
         "a:\n\tb: 1\n",
         [
             "2:1: EB002 found character '\\t' that cannot start any token "
-            "while scanning for the next token"
+            "while scanning for the next token: indent with spaces, not with tabs"
+        ],
+    ),
+    (
+        "a:\n  b: 1\n c: 2\n",
+        [
+            "3:2: EB002 expected <block end>, but found '<block mapping start>' while parsing "
+            "a block mapping: indent this line like the others of its list or mapping"
         ],
     ),
     ("a: \x07\n", ["1:4: EB002 a character that YAML does not allow: '\\x07'"]),

@@ -160,3 +160,9 @@ def test_a_vertex_is_found_by_its_name() -> None:
 def test_a_sample_says_whether_its_numbers_are_estimates(vertex: VertexStatus, exact: bool) -> None:
     sample = make_sample(PipelineStatus("orders", at=NOON, vertices=(vertex,)))
     assert sample.vertices["store"].exact is exact
+
+
+def test_a_prompt_shows_a_status_as_a_table() -> None:
+    status = PipelineStatus("p", vertices=(VertexStatus("in"),))
+    assert repr(status) == str(status)
+    assert len(repr(status)) < 200

@@ -54,6 +54,14 @@ def test_a_run_without_anything_to_do_says_so() -> None:
     assert not replace(idle, ended="timeout").had_nothing_to_do
 
 
+def test_the_end_of_a_quiet_run_is_printed_if_it_needs_attention(capsys) -> None:
+    died = Summary("p", "drained", 1.0, {"m": Counts(read=3, done=2, dead_lettered=1)}, {})
+    QuietWatcher().end(died)
+    assert capsys.readouterr().err.startswith("ebbflow: p\n  ")
+    QuietWatcher().end(replace(died, vertices={"m": Counts(read=3, done=3)}))
+    assert capsys.readouterr() == ("", "")
+
+
 def test_stages_are_information(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ebbflow"):
         QuietWatcher().stage("starting Spark")

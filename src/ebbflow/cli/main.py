@@ -43,9 +43,21 @@ from ebbflow.cli.options import (
 from ebbflow.domain import __version__
 from ebbflow.domain.errors import EbbflowError, EngineLost, SpecError
 
+_WIDTH = 100  # of help at most, also in a wider terminal
+_WHOLE = 1_000  # more characters than any help has
+
 
 class Commands(TyperGroup):
     """The group of all commands. It maps each kind of error to an exit code."""
+
+    @override
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Lists the commands with all their words, which a narrow terminal breaks into lines."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, one.get_short_help_str(_WHOLE)) for name, one in found if one is not None]
+            )
 
     @override
     def invoke(self, ctx: Any) -> Any:
@@ -76,6 +88,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     epilog=EXIT_CODE_HELP,
+    context_settings={"max_content_width": _WIDTH},
 )
 _COMMANDS = (
     demo, project_commands.new, spec_commands.lint, project_commands.check_examples, dev.dev,

@@ -147,6 +147,11 @@ class RunFlags:
 
 def run(flags: RunFlags) -> None:
     """Run a pipeline until it is drained, timed out or stopped with Ctrl-C."""
+    run_and_report(flags)
+
+
+def run_and_report(flags: RunFlags) -> Summary:
+    """Runs a pipeline, prints how the run ended, and returns its summary."""
     options = _read_options(flags)
     _check_summary(flags.summary)
     # Imported here: Spark is slow to import, and most mistakes are found without it.
@@ -163,6 +168,7 @@ def run(flags: RunFlags) -> None:
         attachments = _attachments(flags)
         result = run_pipeline(pipeline, watcher=watcher, attachments=attachments, **options)
     _report(flags, watcher, result)
+    return result
 
 
 def _attachments(flags: RunFlags) -> list[Attachment]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,7 +28,7 @@ from ebbflow.operations.pausing import PauseReport, pause_vertices, resume_verti
 from ebbflow.runtime.run_setup import Attachment, RunOptions
 from ebbflow.spark.run import Run
 from ebbflow.status.model import PipelineStatus
-from ebbflow.status.run_report import Summary, Watcher
+from ebbflow.status.run_report import QuietWatcher, Summary, Watcher
 from ebbflow.streams.logs import LogEntry
 from ebbflow.streams.names import Names
 
@@ -64,6 +64,11 @@ class _Relay(Watcher):
         self._to.look(status)
         self.started.set()
 
+    def end(self, summary: Summary) -> None:
+        """Lets the quiet watcher print how the run ended; others have the summary."""
+        if isinstance(self._to, QuietWatcher):
+            self._to.end(summary)
+
 
 class PipelineRun:
     """One run of a pipeline in the background; ``Pipeline(...).start()`` returns it.
@@ -93,7 +98,9 @@ class PipelineRun:
         Raises the error that keeps it from starting, or ``TimeoutError`` after ``timeout``.
         """
         within = _seconds(timeout)
-        thread = threading.Thread(target=self._execute, name=f"run {self.pipeline}", daemon=True)
+        thread = threading.Thread(
+            target=self._execute_and_report, name=f"run {self.pipeline}", daemon=True
+        )
         thread.start()
         if not self._relay.started.wait(within):
             self._run.stop()
@@ -108,9 +115,14 @@ class PipelineRun:
         self._execute()
         return self._result()
 
-    def _execute(self) -> None:
+    def _execute_and_report(self) -> None:
+        self._execute(self._relay.end)
+
+    def _execute(self, report: Callable[[Summary], None] | None = None) -> None:
         try:
             self._summary = self._run.execute()
+            if report is not None:
+                report(self._summary)
         except BaseException as error:  # raised where the run is waited for
             self._error = error
         finally:

@@ -79,13 +79,22 @@ def _parse(text: str, file: str) -> tuple[list[Document], list[Problem]]:
         problems.append(Problem(file, len(before), len(before[-1]) + 1, "EB002", message))
     except yaml.MarkedYAMLError as error:
         place = _at(error.problem_mark or error.context_mark)
-        message = " ".join(filter(None, (error.problem, error.context)))
+        message = _with_advice(" ".join(filter(None, (error.problem, error.context))))
         problems.append(Problem(file, place.line, place.column, "EB002", message))
     except RecursionError:
         problems.append(Problem(file, 1, 1, "EB002", "nested too deeply"))
     if not documents and not problems:
         problems.append(Problem(file, 1, 1, "EB004", "the file is empty"))
     return documents, problems
+
+
+def _with_advice(message: str) -> str:
+    """Returns what the parser says, with what to look at if the indentation is wrong."""
+    if message.startswith("found character '\\t'"):
+        return f"{message}: indent with spaces, not with tabs"
+    if message.startswith("expected <block end>, but found"):
+        return f"{message}: indent this line like the others of its list or mapping"
+    return message
 
 
 def _documents(text: str, file: str) -> Iterator[Document]:

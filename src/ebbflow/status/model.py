@@ -268,7 +268,7 @@ def html_table(
     return f"<div>{caption}<table><tr>{head}</tr>{body}</table>{lines}</div>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PipelineStatus:
     """The state of a pipeline at one moment.
 
@@ -312,6 +312,9 @@ class PipelineStatus:
             (each.name, each.words or each.condition, *map(str, (each.counts.read, each.pending)))
             for each in self.vertices
         ]
+
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows; all fields would fill screens
 
     def __str__(self) -> str:
         """Returns the phase, a line for each vertex, and what needs attention."""

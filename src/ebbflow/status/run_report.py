@@ -169,6 +169,13 @@ class QuietWatcher(Watcher):
             with contextlib.suppress(OSError):
                 stream.write(f"{entry.with_vertex()}\n")
 
+    def end(self, summary: Summary) -> None:
+        """Prints how the run ended if it needs attention: nothing read, or dead letters."""
+        if summary.had_nothing_to_do:
+            self.stage(f"{NOTHING_READ} {START_OVER}")
+        elif summary.dead_letters or (summary.ended == "timeout" and summary.left):
+            self.stage("\n  ".join([summary.pipeline, *filter(None, summary.describe())]))
+
     @override
     def look(self, status: PipelineStatus) -> None:
         """Logs why a vertex makes no progress and what to do, once for each reason."""

@@ -88,7 +88,10 @@ def demo(
     command = f"ebbflow run {_typed(spec)} --drain --fresh --timeout 5m --state {_quoted(state)}"
     console.print(f"$ {command}\n", markup=False, soft_wrap=True)
     server = ServerOptions(state)
-    run.run(run.RunFlags(spec, drain=True, fresh=True, timeout="5m", server=server))
+    flags = run.RunFlags(spec, drain=True, fresh=True, timeout="5m", server=server)
+    if run.run_and_report(flags).ended != "drained":
+        console.print("\nThe demo was stopped before its end. Start it again: ebbflow demo")
+        return
     _report(console, _count_orders(orders, state, database), spec, state)
 
 

@@ -109,6 +109,7 @@ class TrialRuns(Generic[Tested]):
         self._stage = 0
         self._troubles: list[str] = []
         self._live: BackgroundRun | None = None
+        self._never_ran: Exception | None = None
         self._stack = ExitStack()
 
     def stages(self) -> Sequence[Callable[[], None]]:
@@ -134,10 +135,20 @@ class TrialRuns(Generic[Tested]):
             self.stop()
 
     def reach(self, stage: IntEnum) -> None:
-        """Runs the stages up to this one that have not run yet."""
+        """Runs the stages up to this one that have not run yet.
+
+        If the pipeline could not be started, every rule raises that error.
+        """
+        if self._never_ran is not None:
+            raise self._never_ran
         while self._stage < stage:
             self._stage += 1
-            self.stages()[self._stage - 1]()
+            try:
+                self.stages()[self._stage - 1]()
+            except Exception as error:
+                if self._live is None:
+                    self._never_ran = error
+                raise
 
     def start(self, pipeline: Pipeline) -> None:
         """Starts the pipeline."""
