@@ -167,6 +167,16 @@ def test_what_an_earlier_life_has_left_waiting_is_found(tmp_path: Path):
     assert files.list_leftovers(BatchSpan(LIFE, 0, 1)) == []
 
 
+def test_incomplete_files_of_earlier_lives_of_the_pipeline_are_deleted(tmp_path: Path):
+    files = TableFiles(tmp_path)
+    lives = (LIFE, "orders-ffff", "orders-eu-ffff")
+    left = [files.begin(f"{life}-00000003").with_suffix(".part") for life in lives]
+    for path in left:
+        path.touch()
+    files.clean(BatchSpan("orders-ffff", 0, 1))
+    assert [path.exists() for path in left] == [False, True, True]
+
+
 def test_files_expire_with_the_last_of_their_rows_and_only_those_of_the_pipeline(tmp_path: Path):
     writer = Writer(tmp_path)
     writer.write(DAYS)

@@ -188,7 +188,7 @@ class Http2:
         """Processes bytes from the socket, which may begin and end anywhere in a frame."""
         buffer = self._rest + data if self._rest else data
         arrived: dict[int, list[int]] = {}
-        at, end, current = 0, len(buffer), 0
+        at, end, current = 0, len(buffer), -1
         edges: list[int] = []
         unpack, data_frame = _HEAD.unpack_from, int(FrameType.DATA)
         while end - at >= _HEAD_SIZE and self.lost is None:

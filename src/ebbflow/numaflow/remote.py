@@ -120,7 +120,7 @@ class _MapCall(FunctionCall):
         self._requests = encode_requests(batch, ids, session.service, watermark)
         self._in_flight = batch_size if self._batched else concurrency
         if self._streamed and session.process.server_info.language == _SENDS_CONCURRENTLY:
-            largest = pc.max(pc.binary_length(self._requests)).as_py()
+            largest = pc.max(pc.binary_length(self._requests)).as_py() or 1
             self._in_flight = max(1, min(concurrency, _SAFE_BYTES // largest))
         self.answers = Answers(ids, session.service, self._streamed)
 

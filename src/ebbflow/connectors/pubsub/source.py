@@ -61,7 +61,9 @@ class PubsubSubscription(QueueService):
             try:
                 found = self._client.get_subscription(self._target, retry=None, timeout=WITHIN)
             except exceptions.PermissionDenied:
-                return  # a login may consume without the right to see whether it is ordered
+                # A login may consume without the right to see whether it is ordered: assume so.
+                self.keeps_order = True
+                return
         self.keeps_order = bool(found.enable_message_ordering)
 
     @override

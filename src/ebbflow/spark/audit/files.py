@@ -238,10 +238,12 @@ class TableFiles(AuditFolder):
         finally:
             aside.unlink(missing_ok=True)
 
-    def clean(self, life: str) -> None:
-        """Deletes the incomplete files that a crash has left."""
+    def clean(self, now: BatchSpan) -> None:
+        """Deletes incomplete files that crashes in earlier lives of the same pipeline have left."""
+        pipeline = re.escape(now.life.rpartition("-")[0])
         for path in self.aside.glob("*.part"):
-            if path.name.startswith(life):
+            life = re.match(rf"{pipeline}-[0-9a-f]+(?=-\d{{8}})", path.name)
+            if life and life[0] != now.life:
                 path.unlink(missing_ok=True)
 
     # --- expiry ---------------------------------------------------------------------------------

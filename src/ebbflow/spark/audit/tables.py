@@ -144,6 +144,7 @@ class ParquetFolder(AuditTable):
             for left in self._files.list_leftovers(span):
                 self._files.publish(left, self._merge_on_worker)
             self._files.publish(span, self._merge_on_worker)
+            self._files.clean(span)
         except PySparkException as error:
             raise SparkError(*_explain(error)) from error
 
