@@ -48,8 +48,15 @@ def test_every_exported_name_is_there(module: str) -> None:
 
 
 def test_a_name_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(AttributeError, match="module 'ebbflow' has no attribute 'Pipline'"):
-        _ = ebbflow.Pipline
+    with pytest.raises(AttributeError, match="module 'ebbflow' has no attribute 'Windows'"):
+        _ = ebbflow.Windows
+
+
+def test_a_misspelt_name_is_an_error_with_the_nearest_one() -> None:
+    with pytest.raises(ImportError, match="ebbflow has no Datm; did you mean 'Datum'"):
+        exec("from ebbflow import Datm")
+    assert not hasattr(ebbflow, "__wrapped__")
+    assert not hasattr(ebbflow, "something_else_entirely")
 
 
 def test_a_name_that_was_there_before_says_what_to_write_now() -> None:

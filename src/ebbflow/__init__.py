@@ -68,6 +68,7 @@ from ebbflow.domain.message import (
     nack,
 )
 from ebbflow.domain.outcome import Counts
+from ebbflow.domain.spelling import nearest
 from ebbflow.domain.user_source import NackOffset, Source, SourceMessage
 from ebbflow.spec.typed import Limits
 
@@ -139,6 +140,9 @@ def __getattr__(name: str) -> Any:
         # Not an AttributeError, whose text ``from ebbflow import ...`` would not show.
         raise ImportError(f"ebbflow has no {name} any more; {_REPLACED[name]}")
     if name not in _IMPORTED_WHEN_USED:
+        meant = None if name.startswith("_") else nearest(name, __all__)
+        if meant is not None:
+            raise ImportError(f"ebbflow has no {name}; did you mean {meant!r}?")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_IMPORTED_WHEN_USED[name]), name)
     globals()[name] = value
