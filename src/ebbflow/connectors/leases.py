@@ -172,7 +172,7 @@ class LeasedSource(Source):
         self._lease = lease
         self._leases: Leases[str] = Leases(queue.name, lease, self._renew)
         self._arrived: deque[SourceMessage] = deque()
-        self._failure: EbbflowError | None = None
+        self._failure: Exception | None = None
         self._hands_over = False
         """Whether a call has failed, after which Ebbflow makes the source anew."""
         self._change = threading.Condition()
@@ -269,7 +269,7 @@ class LeasedSource(Source):
                     continue
             try:
                 lent = self._queue.receive(limit)
-            except EbbflowError as error:
+            except Exception as error:  # a thread that ended would receive nothing any more
                 self._fail(error)
                 continue
             self._take_in(lent)
@@ -285,7 +285,7 @@ class LeasedSource(Source):
             self._failure = None
             self._change.notify_all()
 
-    def _fail(self, error: EbbflowError) -> None:
+    def _fail(self, error: Exception) -> None:
         with self._change:
             self._failure = error
             self._change.notify_all()

@@ -132,7 +132,7 @@ def _read_keys(text: str | None) -> list[str]:
     """Returns keys that a sink has written; none for what others have written there."""
     try:
         found = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     fits = isinstance(found, list) and all(isinstance(key, str) for key in found)
     return found if fits else []
