@@ -307,7 +307,7 @@ def test_a_table_that_was_altered_is_looked_at_again(postgres, open_sink, monkey
     answers = sink(rows_of({"id": 2, "y": 2}, {"id": 3}, first=2))
     assert [(row, answer.status.name) for row, answer in answers.items()] == [(1, "FAILURE")]
     postgres.ask(f"ALTER TABLE {table} ADD COLUMN z integer")
-    monkeypatch.setattr(sinks, "_LOOK_AGAIN", 0)  # it refuses no row, so it is seen a bit later
+    monkeypatch.setattr(sinks, "LOOK_AGAIN", 0)  # it refuses no row, so it is seen a bit later
     assert not sink(rows_of({"id": 4, "y": 4, "z": 4}, first=4))
 
     found = postgres.ask(f"SELECT * FROM {table} ORDER BY id")

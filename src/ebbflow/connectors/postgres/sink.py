@@ -52,8 +52,9 @@ _MAKE = (
 )
 # Partitions are numbered from 0 without gaps: looking a few ahead finds those that were added.
 _AHEAD = 16
-# How many seconds a column that is added stays unknown, as long as no row is refused.
-_LOOK_AGAIN = 1.0
+
+LOOK_AGAIN = 1.0
+"""How many seconds a column that is added stays unknown, as long as no row is refused."""
 
 
 # --- marks --------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ class PostgresSink:
         return self._connection
 
     def _write(self, connection: Connection, messages: pa.RecordBatch) -> Answers:
-        if time.monotonic() - self._looked_at > _LOOK_AGAIN:
+        if time.monotonic() - self._looked_at > LOOK_AGAIN:
             self._look_again(connection)
         anew = False
         while True:
