@@ -232,3 +232,28 @@ def test_a_pulled_source_that_is_registered_as_another_is_refused_with_what_to_w
     spec = pipeline.sink("out", ebbflow.connectors.Log()).spec
     with pytest.raises(SetupError, match=r'Write @source\("kafka", returns=True\) above its'):
         make_plans(spec, Addresses(()), 1_000_000, None)
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (RuntimeError("no plan"), "RuntimeError: no plan"),
+        (SystemExit(7), "SystemExit: 7"),
+        (None, "TypeError: plan() returned NoneType where a plan belongs"),
+    ],
+)
+def test_a_connector_that_cannot_be_planned_is_named_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, fault: BaseException | None, why: str
+) -> None:
+    def plan(self: Any, *arguments: Any) -> None:
+        if fault is not None:
+            raise fault
+
+    log, generator = ebbflow.connectors.Log(), ebbflow.connectors.Generator()
+    spec = ebbflow.Pipeline("p").source("in", generator).sink("out", log).spec
+    for role, kind, table in (("sink", "log", SINKS), ("source", "generator", SOURCES)):
+        with monkeypatch.context() as patched:
+            patched.setattr(table[kind].section, "plan", plan)
+            with pytest.raises(SetupError) as raised:
+                make_plans(spec, Addresses(()), 1_000_000, None)
+        assert raised.value.what == f"The {role} {kind} cannot be planned: {why}."

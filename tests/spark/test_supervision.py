@@ -8,6 +8,7 @@ import signal
 import traceback
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from ebbflow import Message, Pipeline, Response
 from ebbflow.connectors import Blackhole, Generator, Log
@@ -259,6 +260,40 @@ def test_a_failed_epoch_is_explained_by_the_error_of_the_worker_whatever_its_nam
     error = RuntimeError(WORKER_ERROR % line)
     assert explain(error) == said
     assert find_raised(error).kind == said.partition(":")[0]
+
+
+JAVA_ERROR = """\
+An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed
+\tat org.apache.spark.rdd.RDD.iterator(RDD.scala:338)
+%s\
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("", "SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed"),
+        (
+            "Caused by: java.io.IOException: Cannot run program\n\tat x\n"
+            "Caused by: org.apache.spark.SparkException: EOFException occurred while reading\n",
+            "SparkException: EOFException occurred while reading",
+        ),
+    ],
+)
+def test_a_failed_epoch_is_explained_by_the_jvm_where_no_worker_has_raised(cause, said):
+    class JavaError(Py4JJavaError):
+        def __init__(self):
+            pass
+
+        def __str__(self):
+            return JAVA_ERROR % cause
+
+    with pytest.raises(Py4JJavaError) as raised:
+        raise JavaError
+    assert explain(raised.value) == said
+    assert find_raised(raised.value).where is None
 
 
 def test_a_failed_epoch_is_that_of_the_vertex_whose_loop_raised():

@@ -171,7 +171,7 @@ class LeasedSource(Source):
         self._lease = lease
         self._leases: Leases[str] = Leases(queue.name, lease, self._renew)
         self._arrived: deque[SourceMessage] = deque()
-        self._failure: EbbflowError | None = None
+        self._failure: Exception | None = None
         self._hands_over = False
         """Whether a call has failed, after which Ebbflow recreates the source."""
         self._change = threading.Condition()
@@ -268,7 +268,7 @@ class LeasedSource(Source):
                     continue
             try:
                 leased = self._queue.receive(limit)
-            except EbbflowError as error:
+            except Exception as error:  # the thread must not end: nothing else receives messages
                 self._fail(error)
                 continue
             self._take_in(leased)
@@ -284,7 +284,7 @@ class LeasedSource(Source):
             self._failure = None
             self._change.notify_all()
 
-    def _fail(self, error: EbbflowError) -> None:
+    def _fail(self, error: Exception) -> None:
         with self._change:
             self._failure = error
             self._change.notify_all()

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 from ebbflow.accounts.traces import read_trace_variables
 from ebbflow.connectors.base import SOURCES
 from ebbflow.connectors.generator import GeneratorPlan
-from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
-from ebbflow.domain.errors import SetupError
+from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, SinkPlan
+from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.inlet import Feeder
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
@@ -313,14 +314,36 @@ def _map(
 def _sinks(sink: sections.SinkSpec, store: sections.ServingStoreSpec | None) -> SinksPlan:
     own = _own_store(store)
     return SinksPlan(
-        primary=sink.section.plan(),
-        fallback=sink.fallback.section.plan() if sink.fallback else None,
-        on_success=sink.on_success.section.plan() if sink.on_success else None,
+        primary=_plan_sink(sink),
+        fallback=_plan_sink(sink.fallback) if sink.fallback else None,
+        on_success=_plan_sink(sink.on_success) if sink.on_success else None,
         strategy=_strategy(sink.retry_strategy),
         serves=store is not None,
         store=own.code if own else None,
         store_env=own.variables if own else (),
     )
+
+
+def _plan_sink(sink: sections.SinkTarget) -> SinkPlan:
+    with _explaining_faults("sink", sink.kind):
+        plan = sink.section.plan()
+        if not isinstance(plan, SinkPlan):
+            raise TypeError(f"plan() returned {type(plan).__name__} where a plan belongs")
+        return plan
+
+
+@contextmanager
+def _explaining_faults(role: str, kind: str) -> Iterator[None]:
+    """Raises ``SetupError`` for a connector that cannot be planned: it may be another package's."""
+    try:
+        yield
+    except EbbflowError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SetupError(
+            f"The {role} {kind} cannot be planned: {type(error).__name__}: {error}.",
+            "Correct the connector, or its section in the spec.",
+        ) from error
 
 
 def _own_store(store: sections.ServingStoreSpec | None) -> sections.ServingStoreSpec | None:
@@ -347,7 +370,10 @@ def _source(
     """Returns the plan of a vertex's source, if it has one; ``asked`` are the rows of one read."""
     if step.source is None:
         return None
-    plan = step.source.section.plan(run.pipeline, step.name)
+    with _explaining_faults("source", step.source.kind):
+        plan = step.source.section.plan(run.pipeline, step.name)
+        if not isinstance(plan, GeneratorPlan | Pulled | FeedPlan):
+            raise TypeError(f"plan() returned {type(plan).__name__} where a plan belongs")
     if isinstance(plan, FeedPlan):
         return replace(plan, store=_store(spec.serving_store, run))
     if not isinstance(plan, Pulled):

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from itertools import chain, count
 from typing import TYPE_CHECKING, assert_never
 
+from py4j.protocol import Py4JJavaError
 from pyspark import InheritableThread
 
 from ebbflow.domain.durations import Backoff
@@ -45,6 +46,8 @@ _ERROR_LINE = re.compile(
 _AFTER_FRAMES = re.compile(
     r'^  File "(?:(?!^  File ").)*?^(?:\w+\.)*([A-Za-z_]\w*)(?:: ([^\n]*))?$', re.M | re.S
 )
+# An error of the JVM's own has no Python error behind it.
+_JAVA_ERROR = re.compile(r"^(?:Caused by)?: (?:\w+\.)*(\w+): (.+)$", re.M)
 _VERTEX = re.compile(rf"^{IN_VERTEX}(\S+)$", re.M)
 _TRACE = re.compile(r"Traceback \(most recent call last\):\n.*?(?=\n\s*\n?\tat |\Z)", re.S)
 
@@ -177,7 +180,8 @@ def explain(error: BaseException) -> str:
     text = str(error)
     if says_worker_died(text):
         return WORKER_DIED
-    errors = _AFTER_FRAMES.findall(text) or _ERROR_LINE.findall(text)
+    patterns = (_AFTER_FRAMES, _ERROR_LINE, _JAVA_ERROR)
+    errors = next((found for pattern in patterns if (found := pattern.findall(text))), None)
     if errors:
         kind, what = errors[-1]
         return f"{kind}: {what}" if what else kind
@@ -196,7 +200,9 @@ def find_raised(error: BaseException) -> Raised:
     Spark forwards a worker's error as text, followed by its own stack.
     """
     trace = _TRACE.search(str(error))
-    shown = trace[0].rstrip() if trace else format_traceback(error)
+    # The frames of a call to the JVM are those of the driver, which is not where the error is.
+    own = str(error) if isinstance(error, Py4JJavaError) else format_traceback(error)
+    shown = trace[0].rstrip() if trace else own
     return Raised.of_line(explain(error), shown)
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +89,17 @@ class ExampleIncident(Section):
     outage: fields.Text | None = None
     pause: fields.Text | None = None
     crash: fields.Text | None = None
-    at: fields.Text = "0s"
-    lasts: fields.Text = "1m"
+    at: fields.Millis = 0
+    lasts: fields.Wait = 60_000
 
     def incident(self) -> Incident:
         """Returns the incident to pass to ``simulate``."""
+        at, lasts = timedelta(milliseconds=self.at), timedelta(milliseconds=self.lasts)
         if self.crash is not None:
-            return Crash(self.crash, self.at)
+            return Crash(self.crash, at)
         if self.pause is not None:
-            return Pause(self.pause, self.lasts, self.at)
-        return Outage(str(self.outage), self.lasts, self.at)
+            return Pause(self.pause, lasts, at)
+        return Outage(str(self.outage), lasts, at)
 
 
 class Example(Section):
@@ -213,14 +215,20 @@ def _each(
 def _check(example: Example, index: int, vertices: Sequence[str]) -> Iterator[Finding]:
     for name in example.expect:
         if name not in vertices:
-            meant = did_you_mean(name, vertices, "there are")
-            message = f"there is no vertex {name!r}; {meant}"
+            message = _no_vertex(name, vertices)
             yield Finding("EB301", message, (index, "expect", name), at_key=True)
     for number, incident in enumerate(example.incidents):
         named = [each for each in (incident.outage, incident.pause, incident.crash) if each]
         if len(named) != 1:
             message = "an incident has exactly one of outage, pause and crash"
             yield Finding("EB207", message, (index, "incidents", number))
+        elif named[0] not in vertices:
+            message = _no_vertex(named[0], vertices)
+            yield Finding("EB301", message, (index, "incidents", number))
+
+
+def _no_vertex(name: str, vertices: Sequence[str]) -> str:
+    return f"there is no vertex {name!r}; {did_you_mean(name, vertices, 'there are')}"
 
 
 # --- checking -------------------------------------------------------------------------------------

@@ -243,6 +243,17 @@ def test_numbers_keep_all_their_digits(postgres, open_sink):
     ]
 
 
+def test_numbers_in_documents_keep_all_their_digits(postgres, open_sink):
+    table = postgres.table("doc jsonb, docs jsonb[], note text")
+    document = '{"a": [0.10000000000000000001, null, true], "é\\"": {"b": "\\t"}}'
+    value = f'{{"doc": {document}, "docs": [{document}], "note": {document}}}'
+
+    assert not open_sink(table)(rows_of(value.encode()))
+
+    found = postgres.ask(f"SELECT doc::text, docs[1]::text, note::jsonb::text FROM {table}")
+    assert found == [(document, document, document)]
+
+
 def test_values_that_are_broken_do_not_pass_for_whole_ones_together(postgres, open_sink):
     table = postgres.table("id integer, note jsonb")
     halves = [b'{"id": 1, "note": [1', b"2]}", b'{"id": 3}, "x", {"id": 4}', b'{"id": 5}']
@@ -267,9 +278,51 @@ def test_rows_of_many_shapes_are_updated_in_few_statements(postgres, open_sink, 
     assert postgres.ask(f"SELECT count(x), count(y) FROM {table}") == [(500, 500)]
 
 
+@pytest.mark.parametrize("mode", ["fail", "ignore", "update"])
+def test_names_of_columns_may_have_any_sign(postgres, open_sink, mode):
+    names = ("a %s", "b%%", '{c} "', "d%(e)s")
+    columns = ", ".join(f"{psycopg.sql.Identifier(name).as_string()} int" for name in names)
+    table = f"orders %s {mode}"
+    postgres.ask(f'CREATE TABLE "{table}" ({columns}, PRIMARY KEY ("a %s"))')
+    row = dict.fromkeys(names, 1)
+
+    assert not open_sink(table, on_conflict=mode)(rows_of(row, {"a %s": 2}))
+
+    assert postgres.ask(f'SELECT * FROM "{table}" ORDER BY 1') == [
+        (1, 1, 1, 1),
+        (2, None, None, None),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["fail", "update"])
+def test_a_table_that_was_altered_is_looked_at_again(postgres, open_sink, monkeypatch, mode):
+    table = postgres.table("id integer PRIMARY KEY, x varchar(3)")
+    sink = open_sink(table, on_conflict=mode)
+    assert not sink(rows_of({"id": 0, "x": "abc"}))
+
+    postgres.ask(f"ALTER TABLE {table} ALTER COLUMN x TYPE varchar(9)")
+    assert not sink(rows_of({"id": 1, "x": "abcdef"}, first=1))
+    postgres.ask(f"ALTER TABLE {table} ADD COLUMN y integer NOT NULL DEFAULT 0")
+    postgres.ask(f"ALTER TABLE {table} ALTER COLUMN y DROP DEFAULT")
+    answers = sink(rows_of({"id": 2, "y": 2}, {"id": 3}, first=2))
+    assert [(row, answer.status.name) for row, answer in answers.items()] == [(1, "FAILURE")]
+    postgres.ask(f"ALTER TABLE {table} ADD COLUMN z integer")
+    monkeypatch.setattr(sinks, "LOOK_AGAIN", 0)  # it refuses no row, so it is seen a bit later
+    assert not sink(rows_of({"id": 4, "y": 4, "z": 4}, first=4))
+
+    found = postgres.ask(f"SELECT * FROM {table} ORDER BY id")
+    assert found == [
+        (0, "abc", 0, None),
+        (1, "abcdef", 0, None),
+        (2, None, 2, None),
+        (4, None, 4, 4),
+    ]
+
+
 def test_what_does_not_fit_the_table_is_said_when_the_sink_opens(postgres, open_sink):
     table = postgres.table("id integer NOT NULL, n integer GENERATED ALWAYS AS IDENTITY, x text")
     keyed = postgres.table("n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, x text")
+    late = postgres.table("id integer PRIMARY KEY DEFERRABLE")
     cases = {
         "Postgres has no table nowhere that this login can see.": {"table": "nowhere"},
         f"The table {table} has no column y.": {"columns": (("y", "y"),)},
@@ -281,6 +334,7 @@ def test_what_does_not_fit_the_table_is_said_when_the_sink_opens(postgres, open_
         f"There is no unique index on x of {table}.": {
             "on_conflict": "ignore", "conflict_columns": ("x",),
         },
+        f"There is no unique index on id of {late}.": {"table": late, "on_conflict": "update"},
         f"The column id of {table} is of the type integer, which cannot hold $id.": {
             "columns": (("id", "$id"),)
         },

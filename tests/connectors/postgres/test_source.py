@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
+import psycopg
 import pytest
 
 from ebbflow.connectors.postgres.postgres_client import PostgresAccess
@@ -90,6 +91,55 @@ def test_a_nack_sets_the_due_time_and_the_count(postgres, open_source, jobs):
     assert postgres.ask(late.format(jobs, rows[1]["offset"].decode())) == [(True, 1)]
 
 
+@pytest.mark.parametrize(
+    ("type", "key"), [("char(26)", "01J8ZC"), ("bit(3)", "101"), ("varchar(9)", 'a,"b\\')]
+)
+def test_rows_are_found_by_keys_of_every_type(postgres, open_source, type, key):
+    table = postgres.table(f"id {type} PRIMARY KEY, due_at timestamptz", "jobs")
+    postgres.ask(f"INSERT INTO {table} VALUES ('{key}')")
+    source = open_source(table)
+    (row,) = read(source)
+    source.nack([NackOffset(row["offset"], NackOptions(delay=0))])
+    source.ack([row["offset"] for row in read(source)])
+    assert source.exhausted
+
+
+@pytest.mark.parametrize("type", ["date", "timestamptz", "timestamp"])
+def test_times_that_python_does_not_know_are_no_event_times(postgres, open_source, type):
+    table = postgres.table(f"id int PRIMARY KEY, at {type}, due_at timestamptz", "jobs")
+    times = ["infinity", "-infinity", "20000-01-01", "0044-03-15 BC", "9999-12-31", "0001-01-01"]
+    values = ", ".join(f"({number}, '{time}')" for number, time in enumerate(times))
+    postgres.ask(f"INSERT INTO {table} VALUES {values}")
+    found = {row["offset"]: row["event_time"] for row in read(open_source(table, event_time="at"))}
+    years = {int(key): time and time.year for key, time in found.items()}
+    assert years == {0: None, 1: None, 2: None, 3: None, 4: 9999, 5: 1}
+
+
+def test_names_of_columns_may_have_any_sign(postgres, open_source):
+    names = ("a %s", "b%%", '{c} "', "d%(e)s")
+    key, value, due, nacks = (psycopg.sql.Identifier(name).as_string() for name in names)
+    columns = f"{key} int PRIMARY KEY, {value} text, {due} timestamptz, {nacks} int"
+    table = "jobs %s"
+    postgres.ask(f'CREATE TABLE "{table}" ({columns})')
+    postgres.ask(f"INSERT INTO \"{table}\" VALUES (1, 'x')")
+    source = open_source(table, key=names[0], value=names[1], due=names[2], nacks=names[3])
+    source.nack([NackOffset(row["offset"], NackOptions(delay=0)) for row in read(source)])
+    (row,) = read(source)
+    assert row["value"] == b"x"
+    source.ack([row["offset"]])
+    assert source.exhausted
+
+
+def test_a_table_that_was_altered_is_looked_at_again(postgres, open_source, jobs):
+    source = open_source(jobs)
+    (first,) = read(source, 1)
+    postgres.ask(f"ALTER TABLE {jobs} ALTER COLUMN id TYPE text")
+    with pytest.raises(Unavailable):
+        source.ack([first["offset"]])
+    source.ack([first["offset"]])
+    assert postgres.ask(f"SELECT count(*) FROM {jobs}") == [(4,)]
+
+
 @pytest.mark.guarantee("postgres-queue-loses-no-row")
 def test_rows_in_flight_stay_leased_while_their_process_lives(postgres, open_source, jobs):
     source, other = open_source(jobs, lease=0.3), open_source(jobs)
@@ -127,7 +177,10 @@ def test_an_outage_is_one_and_the_next_read_connects_again(postgres, open_source
 
 
 def test_what_does_not_make_a_queue_is_said_when_the_source_opens(postgres, open_source):
-    table = postgres.table("id int, other int UNIQUE, due_at timestamp, at timestamptz, note text")
+    table = postgres.table(
+        "id int, other int UNIQUE NOT NULL, due_at timestamp, at timestamptz, note text UNIQUE, "
+        "clock time"
+    )
     parts = postgres.table("id int PRIMARY KEY, due_at timestamptz")
     postgres.ask(f"CREATE TABLE part_of_{parts} () INHERITS ({parts})")
     cases = {
@@ -140,6 +193,9 @@ def test_what_does_not_make_a_queue_is_said_when_the_source_opens(postgres, open
         f"The column note of {table} is of the type text, and nacks needs a number.": {
             "key": "other", "due": "at", "nacks": "note",
         },
+        f"The column clock of {table} is of the type time without time zone, and eventTime needs a "
+        "date or a time.": {"key": "other", "due": "at", "event_time": "clock"},
+        f"The column note of {table} may be NULL, and a row needs a key.": {"key": "note"},
     }  # fmt: skip
     for text, options in cases.items():
         with pytest.raises(SetupError) as raised:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -155,3 +155,46 @@ def test_a_missing_queue_is_said_when_the_source_opens(opened):
     assert raised.value.what == (
         "There is no SQS queue nowhere in us-east-1 that this login can see."
     )
+
+
+def test_what_others_write_into_our_attributes_stops_nothing(sqs, opened):
+    queue = sqs.queue()
+    strange = {
+        "ebbflow.encoding": "base64",
+        "ebbflow.keys": "[" * 5_000,
+        "ebbflow.headers": "{",
+    }
+    given = {name: {"DataType": "String", "StringValue": text} for name, text in strange.items()}
+    sqs.send(queue, "no base64", MessageAttributes=given)
+    sqs.send(queue, "later")
+    found = read(opened(queue), 2)
+    assert sorted(values(found)) == ["later", "no base64"]
+
+
+def test_an_error_that_nobody_expects_is_raised_by_the_next_read(sqs, opened, monkeypatch):
+    queue = sqs.queue()
+    source = opened(queue)
+    receive = source._queue.receive
+
+    def fail(limit):
+        raise ValueError("what is this?")
+
+    monkeypatch.setattr(source._queue, "receive", fail)
+    with pytest.raises(ValueError, match="what is this"):
+        read(source, 1)
+    monkeypatch.setattr(source._queue, "receive", receive)
+    sqs.send(queue, "x")
+    assert values(read_when_possible(source)) == ["x"]
+
+
+def read_when_possible(source):
+    """The next message; what failed before may be raised again meanwhile."""
+    found = []
+
+    def take():
+        with suppress(ValueError):
+            found.extend(source.read(1, timedelta(seconds=0.05)))
+        return found
+
+    until(take)
+    return found

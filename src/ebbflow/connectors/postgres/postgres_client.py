@@ -150,6 +150,8 @@ class Column:
     category: str
     required: bool
     generated: bool
+    nullable: bool
+    modifier: int
 
     @property
     def is_json(self) -> bool:
@@ -159,7 +161,7 @@ class Column:
     @property
     def is_exact(self) -> bool:
         """Whether it may hold numbers with more digits than a float."""
-        return self.category in ("N", "A") and self.type not in _INEXACT
+        return self.is_json or (self.category in ("N", "A") and self.type not in _INEXACT)
 
     @property
     def is_array(self) -> bool:
@@ -171,7 +173,8 @@ class Column:
 class CatalogueTable:
     """A table: its columns by name, its primary key, and all sets of columns that are unique.
 
-    ``is_plain`` is true if it has no partitions and is not a view.
+    A set that may be violated until a transaction ends is not in ``unique``. ``is_plain`` is true
+    if it has no partitions and is not a view.
     """
 
     name: str
@@ -191,20 +194,26 @@ def identifier_of(table: str) -> sql.Identifier:
     return sql.Identifier(*table.split(".", 1))
 
 
+def escape_for_parameters(name: str) -> str:
+    """Returns a name as it has to be in a statement that has parameters."""
+    return name.replace("%", "%%")
+
+
+# With a modifier of -1: a type such as character, by its name alone, has a length of 1.
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, NULL), t.typcategory,
+SELECT a.attname, format_type(a.atttypid, -1), t.typcategory,
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '',
-       a.attgenerated <> '' OR a.attidentity = 'a'
+       a.attgenerated <> '' OR a.attidentity = 'a', NOT a.attnotnull, a.atttypmod
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 _UNIQUE = """
-SELECT i.indisprimary, array_agg(a.attname::text ORDER BY k.place)
+SELECT i.indisprimary, i.indimmediate, array_agg(a.attname::text ORDER BY k.place)
 FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-WHERE i.indrelid = %s AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
-  AND k.place <= i.indnkeyatts
-GROUP BY i.indexrelid, i.indisprimary
+WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
+  AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
+GROUP BY i.indexrelid, i.indisprimary, i.indimmediate
 """
 
 
@@ -231,9 +240,9 @@ def read_catalogue(
                 f"Run in Postgres: GRANT {privilege} ON {quoted} TO …",
             )
     columns = [Column(*facts) for facts in connection.execute(_COLUMNS, (oid,))]
-    keys = [(primary, tuple(names)) for primary, names in connection.execute(_UNIQUE, (oid,))]
-    primary_key = next((names for primary, names in keys if primary), ())
-    unique = tuple(names for _, names in keys)
+    keys = connection.execute(_UNIQUE, (oid,)).fetchall()
+    primary_key = next((tuple(names) for primary, _, names in keys if primary), ())
+    unique = tuple(tuple(names) for _, immediate, names in keys if immediate)
     plain = connection.execute(_PLAIN, (oid,)).fetchone()
     by_name = {each.name: each for each in columns}
     return CatalogueTable(name, by_name, primary_key, unique, bool(plain and plain[0]))

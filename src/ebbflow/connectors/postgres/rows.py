@@ -77,7 +77,23 @@ def _escape(text: str) -> str:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=float)
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except TypeError:  # a decimal number, which json does not write
+        return _dump_exactly(value)
+
+
+def _dump_exactly(value: Any) -> str:
+    match value:
+        case Decimal():
+            return str(value)
+        case list():
+            return "[" + ",".join(map(_dump_exactly, value)) + "]"
+        case dict():
+            items = (f"{_dump(key)}:{_dump_exactly(item)}" for key, item in value.items())
+            return "{" + ",".join(items) + "}"
+        case _:
+            return json.dumps(value, ensure_ascii=False)
 
 
 def _write_plain(value: Any) -> str:
@@ -258,7 +274,8 @@ class Target:
         self._on_conflict = settings.on_conflict
         reads = ("SELECT",) if self.is_staged else ()
         updates = ("UPDATE",) if self._on_conflict == "update" else ()
-        self.table = read_catalogue(connection, settings.table, "INSERT", *updates, *reads)
+        self._privileges = ("INSERT", *updates, *reads)
+        self.table = read_catalogue(connection, settings.table, *self._privileges)
         self._keys = settings.conflict_columns or self.table.primary_key
         self.fields = dict(settings.columns) or {
             name: name for name, column in self.table.columns.items() if not column.generated
@@ -271,6 +288,10 @@ class Target:
     def is_staged(self) -> bool:
         """Whether rows pass through a temporary table, with a cell for every column."""
         return self._on_conflict != "fail"
+
+    def is_altered(self, connection: Connection) -> bool:
+        """Returns whether the catalogue describes the table differently by now."""
+        return self.table != read_catalogue(connection, self.table.name, *self._privileges)
 
     def prepare(self, connection: Connection) -> None:
         """Creates the temporary table outside of any transaction: a rollback would drop it."""
@@ -307,7 +328,7 @@ class Target:
             self._write_staged(connection, rows[half:])
             return
         for shape, number in shapes.items():
-            connection.execute(self._insert(shape), (number,))
+            connection.execute(self._insert(shape, number))
 
     def _have_common_keys(self, connection: Connection) -> bool:
         """Returns whether rows of different shapes share a key, so that their order matters."""
@@ -317,21 +338,22 @@ class Target:
         ).format(_STAGING, keys=_list(self._keys), shape=sql.Identifier(_SHAPE))
         return bool((connection.execute(query).fetchone() or (False,))[0])
 
-    def _insert(self, shape: RowShape) -> sql.Composed:
-        """Returns the statement for staged rows of one shape, whose number is the parameter."""
+    def _insert(self, shape: RowShape, number: int) -> sql.Composed:
+        """Returns the statement for staged rows of one shape, which has this number."""
         return sql.SQL("INSERT INTO {} ({}) {} ON CONFLICT ({}) {}").format(
             self.table.identifier,
             _list(shape.columns),
-            self._select(shape),
+            self._select(shape, number),
             _list(self._keys),
             self._resolve(shape),
         )
 
-    def _select(self, shape: RowShape) -> sql.Composed:
+    def _select(self, shape: RowShape, number: int) -> sql.Composed:
         """Returns the query for the rows to insert: the last, or the first, row of each key."""
-        columns, order, wanted = _list(shape.columns), sql.Identifier(_ORDER), _list((_SHAPE,))
+        columns, order = _list(shape.columns), sql.Identifier(_ORDER)
+        wanted = sql.SQL("{} = {}").format(sql.Identifier(_SHAPE), sql.Literal(number))
         if not set(self._keys) <= set(shape.columns):
-            return sql.SQL("SELECT {} FROM {} WHERE {} = %s ORDER BY {}").format(
+            return sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {}").format(
                 columns, _STAGING, wanted, order
             )
         keys = [sql.Identifier(name) for name in self._keys]
@@ -341,7 +363,7 @@ class Target:
         same = sql.SQL(", ").join([*keys, alone])
         last = sql.SQL("DESC" if self._on_conflict == "update" else "ASC")
         return sql.SQL(
-            "SELECT DISTINCT ON ({same}) {} FROM {} WHERE {} = %s ORDER BY {same}, {} {}"
+            "SELECT DISTINCT ON ({same}) {} FROM {} WHERE {} ORDER BY {same}, {} {}"
         ).format(columns, _STAGING, wanted, order, last, same=same)
 
     def _resolve(self, shape: RowShape) -> sql.Composable:
@@ -407,7 +429,8 @@ def _check_keys(table: CatalogueTable, keys: Sequence[str], fields: Mapping[str,
     if set(keys) not in [set(unique) for unique in table.unique]:
         raise SetupError(
             f"There is no unique index on {', '.join(keys)} of {table.name}.",
-            "Postgres finds conflicts only by the columns of a unique index; name those.",
+            "Postgres finds conflicts only by the columns of a unique index that is not "
+            "deferrable; name those.",
         )
     if absent := [name for name in keys if name not in fields]:
         raise SetupError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from psycopg import sql
 
 from ebbflow.connectors.postgres.postgres_client import (
     describe_database_error,
+    escape_for_parameters,
     first_line,
     identifier_of,
     is_about_the_row,
@@ -51,8 +53,15 @@ _MAKE = (
 # Partitions are numbered from 0 without gaps, so reading a few further finds those that were added.
 _AHEAD = 16
 
+LOOK_AGAIN = 1.0
+"""How many seconds a column that is added stays unknown, as long as no row is refused."""
+
 
 # --- marks --------------------------------------------------------------------------------------
+
+
+class Altered(Exception):
+    """The table is another one than its rows were made for."""
 
 
 class Overtaken(Exception):
@@ -103,7 +112,7 @@ class Marks:
 
     def __init__(self, table: str, written_to: str) -> None:
         self._name = table
-        self._table = identifier_of(table)
+        self._table = identifier_of(escape_for_parameters(table))
         environment = os.environ.get
         vertex = environment("NUMAFLOW_VERTEX_NAME", "")
         pipeline = environment("NUMAFLOW_PIPELINE_NAME", "")
@@ -115,8 +124,9 @@ class Marks:
 
     def open(self, connection: Connection) -> None:
         """Creates the table if it is missing; ``SetupError`` says what to do if that is refused."""
-        make = sql.SQL(_MAKE).format(self._table)
-        found = connection.execute("SELECT to_regclass(%s)", (self._table.as_string(connection),))
+        table = identifier_of(self._name)
+        make = sql.SQL(_MAKE).format(table)
+        found = connection.execute("SELECT to_regclass(%s)", (table.as_string(connection),))
         if (found.fetchone() or (None,))[0] is not None:
             return
         try:
@@ -257,6 +267,7 @@ class PostgresSink:
             connection.close()
             raise
         self._connection = connection
+        self._looked_at = time.monotonic()
 
     def close(self) -> None:
         """Closes the connection; nothing is in flight."""
@@ -270,14 +281,24 @@ class PostgresSink:
         try:
             if self._connection is None:  # a retry after an error that closed the connection
                 self.open()
-            assert self._connection is not None
-            return self._write(self._connection, messages)
-        except (psycopg.Error, SetupError, Unavailable) as error:
+            try:
+                return self._write(self._opened(), messages)
+            except Altered:
+                self.close()
+                self.open()
+                return self._write(self._opened(), messages)
+        except (psycopg.Error, SetupError, Unavailable, Altered) as error:
             self.close()
             why = self._settings.access.describe(error)
             return dict.fromkeys(range(messages.num_rows), Response.unavailable(what=why))
 
+    def _opened(self) -> Connection:
+        assert self._connection is not None
+        return self._connection
+
     def _write(self, connection: Connection, messages: pa.RecordBatch) -> Answers:
+        if time.monotonic() - self._looked_at > LOOK_AGAIN:
+            self._look_again(connection)
         again = False
         while True:
             if self._marks is not None:
@@ -330,9 +351,16 @@ class PostgresSink:
         except psycopg.Error as error:
             if not is_about_the_row(error):
                 raise
+            self._look_again(connection)
             return self._commit_good(connection, rows)
         self._remember(rows)
         return {}
+
+    def _look_again(self, connection: Connection) -> None:
+        """Raises ``Altered`` if the table was altered since the sink has looked at it."""
+        if self._target.is_altered(connection):
+            raise Altered("the table is being altered")
+        self._looked_at = time.monotonic()
 
     def _commit_good(self, connection: Connection, rows: Sequence[Row]) -> Answers:
         refused: Answers = {}

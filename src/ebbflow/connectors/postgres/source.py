@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -25,6 +25,9 @@ from ebbflow.connectors.leases import Leases
 from ebbflow.connectors.postgres.postgres_client import (
     CatalogueTable,
     PostgresAccess,
+    escape_for_parameters,
+    identifier_of,
+    is_about_the_row,
     read_catalogue,
     require_columns,
 )
@@ -81,13 +84,13 @@ class QueueTable:
         _require_type(table, settings.nacks, "nacks", "N", "a number")
         is_open: sql.Composable = sql.SQL("TRUE")
         if settings.done:
-            is_open = sql.SQL("t.{} IS NULL").format(sql.Identifier(settings.done))
+            is_open = sql.SQL("t.{} IS NULL").format(_name(settings.done))
         self._names: dict[str, sql.Composable] = {
-            "table": table.identifier,
-            "key": sql.Identifier(self._key),
-            "due": sql.Identifier(settings.due),
-            "done": sql.Identifier(settings.done or ""),
-            "nacks": sql.Identifier(settings.nacks or ""),
+            "table": identifier_of(escape_for_parameters(table.name)),
+            "key": _name(self._key),
+            "due": _name(settings.due),
+            "done": _name(settings.done or ""),
+            "nacks": _name(settings.nacks or ""),
             "keys": sql.SQL("%s::{}[]").format(_type_of(table, self._key)),
             "open": is_open,
         }
@@ -103,10 +106,14 @@ class QueueTable:
         if settings.value is not None:
             is_bytes = self._table.columns[settings.value].type == "bytea"
             text = "t.{value}" if is_bytes else "convert_to(t.{value}::text, 'UTF8')"
-            value = sql.SQL(text).format(value=sql.Identifier(settings.value))
+            value = sql.SQL(text).format(value=_name(settings.value))
         event_time: sql.Composable = sql.SQL("NULL::timestamptz")
         if settings.event_time is not None:
-            event_time = sql.SQL("t.{}::timestamptz").format(sql.Identifier(settings.event_time))
+            # Postgres knows times that Python does not, such as infinity.
+            event_time = sql.SQL(
+                "CASE WHEN t.{0} >= '0001-01-01' AND t.{0} < '10000-01-01' "
+                "THEN t.{0}::timestamptz END"
+            ).format(_name(settings.event_time))
         return self._format(
             # By ctid, which is stable for locked rows: no second index lookup is needed.
             "UPDATE {table} t SET {due} = now() + make_interval(secs => %s) WHERE t.ctid = ANY "
@@ -150,6 +157,10 @@ class QueueTable:
         )
 
 
+def _name(column: str) -> sql.Identifier:
+    return sql.Identifier(escape_for_parameters(column))
+
+
 def _require_type(
     table: CatalogueTable, name: str | None, field: str, category: str, wanted: str
 ) -> None:
@@ -162,6 +173,8 @@ def _require_type(
     require_columns(table, (name,))
     column = table.columns[name]
     fits = column.type == wanted if category == "T" else column.category == category
+    if category == "D":  # the time of a day is none
+        fits = fits and not column.type.startswith("time ")
     if not fits:
         raise SetupError(
             f"The column {name} of {table.name} is of the type {column.type}, and {field} needs "
@@ -177,10 +190,15 @@ def _type_of(table: CatalogueTable, column: str) -> sql.SQL:
 def _find_key(table: CatalogueTable, named: str | None) -> str:
     if named is not None:
         require_columns(table, (named,))
-        if (named,) not in table.unique:
+        if (named,) not in (table.primary_key, *table.unique):
             raise SetupError(
                 f"The column {named} of {table.name} is not unique.",
                 "Name a column with a unique index as key.",
+            )
+        if table.columns[named].nullable:
+            raise SetupError(
+                f"The column {named} of {table.name} may be NULL, and a row needs a key.",
+                f"Run in Postgres: ALTER TABLE {table.name} ALTER COLUMN {named} SET NOT NULL",
             )
         return named
     if len(table.primary_key) != 1:
@@ -222,7 +240,7 @@ class PostgresSource(Source):
         """Leases up to ``limit`` rows; polls while there are none."""
         deadline = time.monotonic() + timeout.total_seconds()
         while True:
-            leased = self._run(self._queue.take, (self._settings.lease, limit), binary=True)
+            leased = self._run(lambda queue: queue.take, (self._settings.lease, limit), binary=True)
             rows = leased.fetchall()
             if rows or (left := deadline - time.monotonic()) <= 0:
                 break
@@ -238,7 +256,7 @@ class PostgresSource(Source):
     @override
     def ack(self, offsets: Sequence[bytes]) -> None:
         """Deletes rows, or marks them as done."""
-        self._run(self._queue.settle, (_texts(offsets),))
+        self._run(lambda queue: queue.settle, (_texts(offsets),))
         self._leases.remove(offsets)
 
     @override
@@ -248,7 +266,7 @@ class PostgresSource(Source):
         delays = [(nack.options.delay or 0) / 1000 for nack in nacks]
         # First, so that a renewed lease does not replace the delay.
         self._leases.remove(offsets, after_renewal=True)
-        self._run(self._queue.give_back, (_texts(offsets), delays))
+        self._run(lambda queue: queue.give_back, (_texts(offsets), delays))
 
     @override
     def pending(self) -> int | None:
@@ -266,22 +284,28 @@ class PostgresSource(Source):
         in_flight = self._leases.stop()
         if self._connection is not None:
             with contextlib.suppress(psycopg.Error, Unavailable):
-                self._run(self._queue.keep, (0.0, list(in_flight.values())))
+                self._run(lambda queue: queue.keep, (0.0, list(in_flight.values())))
             self._disconnect()
 
     def _count(self, most: int) -> int:
-        row = self._run(self._queue.left, (most,)).fetchone()
+        row = self._run(lambda queue: queue.left, (most,)).fetchone()
         return int(row[0]) if row else 0
 
     def _run(
-        self, command: sql.Composed, values: Sequence[Any] = (), *, binary: bool = False
+        self,
+        command: Callable[[QueueTable], sql.Composed],
+        values: Sequence[Any] = (),
+        *,
+        binary: bool = False,
     ) -> psycopg.Cursor[Any]:
         """Runs one statement, on a new connection if the last one broke."""
         try:
             connection = self._connection or self._connect()
-            return connection.execute(command, values, binary=binary)
-        except (psycopg.OperationalError, psycopg.InterfaceError, SetupError) as error:
-            self._disconnect()
+            return connection.execute(command(self._queue), values, binary=binary)
+        except (psycopg.Error, SetupError) as error:
+            self._disconnect()  # the table is looked at again: it may have been altered
+            if isinstance(error, psycopg.Error) and is_about_the_row(error):
+                raise
             raise Unavailable(self._settings.access.describe(error)) from None
 
     def _disconnect(self) -> None:

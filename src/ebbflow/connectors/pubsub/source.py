@@ -133,7 +133,7 @@ def _read_keys(text: str | None) -> list[str]:
     """Returns the keys that a sink has written; none if the text is something else."""
     try:
         found = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     fits = isinstance(found, list) and all(isinstance(key, str) for key in found)
     return found if fits else []

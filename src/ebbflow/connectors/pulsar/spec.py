@@ -25,7 +25,7 @@ Address = Annotated[
     fields.matching(
         r"pulsar(\+ssl)?://[^\s@/]+/?",
         "EB104",
-        "must be pulsar://HOST:PORT or pulsar+ssl://HOST:PORT, without a login, not {value}",
+        "must be pulsar://HOST:PORT or pulsar+ssl://HOST:PORT, without a login",
     ),
 ]
 """Brokers, as a Pulsar service URL."""

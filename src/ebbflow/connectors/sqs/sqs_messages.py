@@ -12,6 +12,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
@@ -149,7 +150,7 @@ def _read_json(text: str | bytes | None, kind: type[Any]) -> Any:
     """Returns a list or an object of texts; an empty one if the text is something else."""
     try:
         found = json.loads(text) if text else kind()
-    except ValueError:
+    except (ValueError, RecursionError):
         return kind()
     texts = found.values() if isinstance(found, dict) else found
     fits = isinstance(found, kind) and all(isinstance(each, str) for each in texts)
@@ -159,4 +160,7 @@ def _read_json(text: str | bytes | None, kind: type[Any]) -> Any:
 def _read_body(body: str, encoding: str | bytes | None) -> bytes:
     if encoding == "empty":
         return b""
-    return base64.b64decode(body) if encoding == "base64" else body.encode()
+    if encoding == "base64":
+        with suppress(ValueError):  # others may have written that it is
+            return base64.b64decode(body, validate=True)
+    return body.encode()

@@ -120,4 +120,8 @@ def show_end(display: Display, summary: Summary, where: str = "") -> None:
 
 
 def _style(line: str) -> str:
-    return "bold red" if line.startswith(("Not drained", "Counts do not match", "failed after")) else ""
+    return (
+        "bold red"
+        if line.startswith(("Not drained", "Counts do not match", "failed after"))
+        else ""
+    )
