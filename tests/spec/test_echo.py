@@ -163,6 +163,10 @@ def test_where_secrets_are_is_shown(spec):
         ("args", ["--user", "me", "--password", SECRET]),
         ("args", [f"--api-key={SECRET}"]),
         ("dsn", f"host=db user=me password='{SECRET}'"),
+        ("args", ["-u", "me", "-p", SECRET]),
+        ("args", ["-a", f"{SECRET}!"]),
+        ("brokers", [f"me:{SECRET}@kafka:9092"]),
+        ("brokers", f"kafka:9092,me:{SECRET}@kafka-2:9092"),
         ("client_secret", SECRET),
         ("X-Auth", SECRET),
         ("oauth", {"clientSecret": SECRET}),
@@ -180,6 +184,9 @@ def test_options_that_hold_secrets_are_hidden(name, value):
         ("keys", ["a"]),
         ("topic", "tokens"),
         ("query", "select key from t"),
+        ("args", ["-p", "8080:80", "-x", "text", "-a", "--flag"]),
+        ("brokers", ["kafka-1:9092", "kafka-2:9092"]),
+        ("mail", "me@example.com at 10:30"),
     ],
 )
 def test_other_options_are_shown(name, value):

@@ -39,7 +39,10 @@ _SECRET_NAMES = re.compile(
 # Kubernetes' fields for references to secrets, in parts of a spec that have no effect here.
 _REFERENCES = ("secretKeyRef", "configMapKeyRef", "secretRef", "configMapRef")
 _FLAG = re.compile(r"-[^=]*")
-_USER_INFO = re.compile(r"(?<=://)[^/\s]+(?=@)")
+# Clients such as mysql and redis-cli read a password after one of these; others read a number.
+_SHORT_FLAG = re.compile(r"-[paPW]")
+_NUMBER = re.compile(r"[\d.:]*")
+_USER_INFO = re.compile(r"(?<=://)[^/\s]+(?=@)|(?<![^\s,;='\"])[^\s,;:/@='\"]+:[^\s,;/@]+(?=@)")
 _PARAMETER = re.compile(
     r"(?i)([?&;,\s]|^)((?:[\w.-]*(?:passw|secret|token|api.?key|signature)[\w.-]*|pwd|sig)\s*=)"
     r"\s*(\"[^\"]*\"|'[^']*'|[^&;,\s]+)"
@@ -124,8 +127,14 @@ def _hide_in_list(values: Sequence[Any], name: str) -> list[Any]:
     """Hides items; an item after a flag, as in ``[--password, …]``, has the flag's name."""
     flags = ["", *(item if _FLAG.fullmatch(str(item)) else "" for item in values)]
     return [
-        hide_secrets(item, str(flag or name)) for flag, item in zip(flags, values, strict=False)
+        HIDDEN if _is_short_secret(flag, item) else hide_secrets(item, str(flag or name))
+        for flag, item in zip(flags, values, strict=False)
     ]
+
+
+def _is_short_secret(flag: Any, item: Any) -> bool:
+    is_text = isinstance(item, str) and not _NUMBER.fullmatch(item) and not item.startswith("-")
+    return is_text and _SHORT_FLAG.fullmatch(str(flag)) is not None
 
 
 def _is_secret(name: str) -> bool:
