@@ -69,7 +69,7 @@ def test_permissions_are_json(tmp_path: Path) -> None:
     file = tmp_path / "good.yaml"
     file.write_text(SPEC)
     permitted = json.loads(CliRunner().invoke(app, ["permissions", str(file), "--json"]).stdout)
-    assert "ebb.orders.control" in permitted["subscribe"]["the word to stop, and what tasks tell"]
+    assert "ebb.orders.control" in permitted["subscribe"]["control messages, and reports of tasks"]
 
 
 def test_what_a_doctor_finds_is_json(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_where_a_source_serves_every_vertex_may_tell_its_trail():
 def test_a_vertex_whose_batches_are_planned_reads_its_streams_directly_as_well():
     batched = derive_permissions(Names("p"), [VertexStreams("out", 1, True, batched=True)]).publish
     followed = derive_permissions(Names("p"), [VertexStreams("out", 1, True)]).publish
-    purpose = "read its buffers and redeliveries, and forget what is done"
+    purpose = "read its buffers and redeliveries, and purge finished messages"
     assert sorted(subject for subject in batched[purpose] if "CONSUMER" not in subject) == [
         "$JS.API.DIRECT.GET.ebb_p_out_0",
         "$JS.API.DIRECT.GET.ebb_p_out_0_redelivery",

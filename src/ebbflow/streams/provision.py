@@ -162,15 +162,15 @@ def derive_permissions(
         for purpose, subjects in _list_granted(kind, pipeline):
             publish.setdefault(purpose, []).extend(subjects)
     subscribe = {
-        "answers to its requests": [f"{names.inbox}.>"],
-        "the word to stop, and what tasks tell": [
+        "replies to its requests": [f"{names.inbox}.>"],
+        "control messages, and reports of tasks": [
             names.control_subject,
             names.event_subject(),
             names.log_subject(),
         ],
-        "see what passes": [names.tap_subject()],
-        "be the one run of this pipeline": [names.run_subject],
-        "the state of the pipeline": [names.status_subject("now")],
+        "messages of taps": [names.tap_subject()],
+        "lock the pipeline against a second run": [names.run_subject],
+        "the status of the pipeline": [names.status_subject("now")],
     }
     in_order = (purpose for purpose in Purpose if publish.get(purpose))
     return Permissions({purpose.value: publish[purpose] for purpose in in_order}, subscribe)
