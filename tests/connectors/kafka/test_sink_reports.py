@@ -91,8 +91,8 @@ def rows_of(count, call):
     st.integers(1, 15),
 )
 def test_an_unconfirmed_message_never_counts_as_written(calls, room):
-    outcomes = {b"%d in call %d" % (row, call): outcome
-                for call, every in enumerate(calls) for row, outcome in enumerate(every)}  # fmt: skip
+    outcomes = {b"%d in call %d" % (row, call): end
+                for call, every in enumerate(calls) for row, end in enumerate(every)}  # fmt: skip
     producers = []
 
     def make_client(kind, settings, complaints):
