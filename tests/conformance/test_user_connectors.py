@@ -3,7 +3,7 @@
 How to do that with a connector of your own:
 
     class MyQueueUnderTest(SourceUnderTest):
-        def source(self):                  # what Pipeline(...).source("in", ...) is given
+        def source(self):                  # what Pipeline(...).source("in", ...) takes
             return MyQueue                 # or a kind with its fields: {"http": {"port": 8443}}
 
         def put(self, samples):            # called by several threads

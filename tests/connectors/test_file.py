@@ -221,7 +221,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_lines_and_every_ok_message(p
         writer = context.Process(target=write_until_killed, args=(path, write))
         writer.start()
         os.close(write)
-        assert os.read(read, 100)  # it writes
+        assert os.read(read, 100)  # the writer has begun
         let_time_pass(rng.uniform(0, 0.05))
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()

@@ -40,7 +40,7 @@ class Answered:
 
 
 class Posting:
-    """A feed that runs, seen from outside."""
+    """A running feed, as its clients see it."""
 
     def __init__(
         self, link: Link, pipeline: str, vertex: str, feed: Feed, lines: list[str]

@@ -23,7 +23,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Reply:
-    """What to answer."""
+    """An answer to send."""
 
     status: int = 200
     body: bytes = b""

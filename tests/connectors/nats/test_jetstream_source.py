@@ -84,7 +84,7 @@ def test_a_message_has_its_subject_headers_keys_time_and_sequence(stream, source
     assert message.value == b"value"
     assert ids_of(columns_of([message]), "in", 3).to_pylist() == [
         "in-0-1"
-    ]  # in whichever partition it is
+    ]  # whatever the partition
     assert list(message.keys) == ["a", "b"]
     assert message.headers == {
         "Colour": "blue",

@@ -64,11 +64,11 @@ class Postgres:
         return _driver()
 
     def stop(self) -> None:
-        """End it at once."""
+        """Stop it immediately."""
         self._run("pg_ctl", "-D", self._folder / "data", "-m", "immediate", "stop")
 
     def ask(self, sql: str) -> list[str]:
-        """What a statement gives, a line for each row."""
+        """The result of a statement, a line for each row."""
         address = f"postgresql://test@127.0.0.1:{self.port}/postgres"
         return self._run("psql", address, "-Atc", sql).splitlines()
 
