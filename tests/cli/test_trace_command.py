@@ -77,8 +77,8 @@ def test_the_way_of_a_request_while_it_is_open_and_when_it_has_ended(
         desk.submit(book, "r")
         assert "now:       r waits in the buffer of in, next" in trace("r").stdout
 
-        desk.tell("in", row("r", "done", "out:r/1", at=at(1)))
-        desk.tell("out", row("r/1", "redelivered", reason="busy", due=at(5), at=at(2)))
+        desk.report("in", row("r", "done", "out:r/1", at=at(1)))
+        desk.report("out", row("r/1", "redelivered", reason="busy", due=at(5), at=at(2)))
         desk.settle(Mark(1))
         result = trace("r")
         assert result.exit_code == 0, result.output + repr(result.exception)
@@ -95,7 +95,7 @@ def test_the_way_of_a_request_while_it_is_open_and_when_it_has_ended(
         ]
 
         dead = row("r/1", "dead_lettered", deliveries=2, reason="failures", error="No: 1", at=at(6))
-        desk.tell("out", dead)
+        desk.report("out", dead)
         desk.wait(book, "r")
         desk.run(book._records.flush())
     result = trace("r")

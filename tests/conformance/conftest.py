@@ -9,8 +9,8 @@ from tests.spark.conftest import session
 
 __all__ = ["session"]
 
-# Nothing is proved by how fast a busy machine is. A connector that keeps the rules waits for
-# neither, and ``test_source_rules.py`` and ``test_faults_are_caught.py`` show the usual limits.
+# The speed of a busy machine proves nothing. A connector that keeps the rules never waits as long
+# as this, and ``test_source_rules.py`` and ``test_faults_are_caught.py`` show the usual limits.
 PATIENCE = "120s"
 LATENESS = 15.0
 

@@ -46,7 +46,7 @@ class FaultySource(SourceUnderTest):
 
 
 class Careless(MemoryReader):
-    """Loses a message, gives one twice, forgets a nack, comes early, and forgets who it gave."""
+    """Loses a message, duplicates one, ignores a nack, redelivers early, and changes offsets."""
 
     def open(self):
         super().open()
@@ -55,14 +55,14 @@ class Careless(MemoryReader):
     def read(self, limit, timeout):
         found = super().read(limit, timeout)
         self.ack([m.offset for m in found if m.value == b"plain flow 7"])
-        given = [self._named(m) for m in found if m.value != b"plain flow 7"]
+        delivered = [self._named(m) for m in found if m.value != b"plain flow 7"]
         twice = [
-            replace(m, offset=b"%b0000" % m.offset) for m in given if m.value == b"plain flow 8"
+            replace(m, offset=b"%b0000" % m.offset) for m in delivered if m.value == b"plain flow 8"
         ]
-        return [*given, *twice]
+        return [*delivered, *twice]
 
     def _named(self, message: SourceMessage) -> SourceMessage:
-        """A limited message has another offset each time."""
+        """A limited message has a different offset each time."""
         if not message.value.startswith(b"limited"):
             return message
         self._renamed[other := b"%d" % (10**6 + len(self._renamed))] = message.offset
@@ -81,12 +81,12 @@ class Careless(MemoryReader):
 
 
 def replace_delay(options):
-    """Without the delay if it is the one that is to come early."""
+    """The options, without the delay if this redelivery is to be early."""
     return type(options)(None if options.reason == "later 2" else options.delay)
 
 
 class Tidy(MemoryReader):
-    """Cleans values up, leaves headers out, and reads all there is into a memory of its own."""
+    """Strips values, omits headers, and reads everything there is into its own memory."""
 
     def open(self):
         super().open()
@@ -99,9 +99,9 @@ class Tidy(MemoryReader):
 
 
 class Forgetful(MemoryReader):
-    """Acknowledges slow messages when it reads them, and nacked ones it keeps to itself.
+    """Acknowledges slow messages when it reads them, and held ones when they are nacked.
 
-    It never acknowledges those that came while it was not there, and leaves a process behind.
+    It never acknowledges messages that arrived while it was down, and leaves a process behind.
     """
 
     def open(self):
@@ -144,7 +144,7 @@ class FaultySink(SinkUnderTest):
 
 
 class Hasty(MemoryWriter):
-    """Drops one row, writes one twice, changes values, and says OK whatever the target says."""
+    """Drops one row, writes one twice, changes values, and returns OK in any case."""
 
     def __call__(self, data):
         rows = [datum for datum in data if datum.value != b"plain landing 7"]

@@ -33,11 +33,11 @@ def sample_of(value: bytes) -> Sample:
 
 
 class Numbered(ScriptedTransformer):
-    """Takes the generator's numbers for the messages of the suite."""
+    """Maps the generator's numbers to the messages of the suite."""
 
     def __call__(self, datum: Datum):
-        told = {"deliveries": datum.deliveries, "nack_reason": datum.nack_reason}
-        return super().__call__(Datum(sample_of(datum.value).value, id=datum.id, **told))
+        history = {"deliveries": datum.deliveries, "nack_reason": datum.nack_reason}
+        return super().__call__(Datum(sample_of(datum.value).value, id=datum.id, **history))
 
 
 class GeneratorUnderTest(SourceUnderTest):
@@ -81,7 +81,7 @@ def generator_trial(tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
-def test_the_generator(rule, generator_trial):
+def test_the_generator_keeps_every_rule(rule, generator_trial):
     rule(generator_trial)
 
 
@@ -90,7 +90,7 @@ class LogUnderTest(SinkUnderTest):
 
     waived = dict.fromkeys(
         ("odd_input_lands_unchanged_or_is_refused", "keys_and_headers_land_unchanged"),
-        "a line shows bytes that are no text escaped",
+        "a line shows bytes that are not text escaped",
     )
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class LogUnderTest(SinkUnderTest):
 
 
 class BlackholeUnderTest(SinkUnderTest):
-    """Nobody can see what lands; the counts must be right."""
+    """What lands cannot be seen; the counts must be right."""
 
     def sink(self):
         return Blackhole()
@@ -125,5 +125,5 @@ def sink_trial(request, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_the_sinks_without_a_system(rule, sink_trial):
+def test_the_sinks_without_a_system_keep_every_rule(rule, sink_trial):
     rule(sink_trial)

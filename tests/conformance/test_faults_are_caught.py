@@ -54,7 +54,7 @@ def end_processes_of(pipeline):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize(
-    ("reader", "rule", "told"),
+    ("reader", "rule", "problem"),
     [
         (
             Careless,
@@ -81,10 +81,10 @@ def end_processes_of(pipeline):
         (Forgetful, "nothing_is_left_behind", r"process \d+: sleep 600"),
     ],
 )
-def test_a_faulty_source_is_caught(reader, rule, told, trial_of):
+def test_a_faulty_source_is_caught(reader, rule, problem, trial_of):
     trial = trial_of(reader)
 
-    with pytest.raises(RuleBroken, match=told) as caught:
+    with pytest.raises(RuleBroken, match=problem) as caught:
         SOURCE[rule](trial)
 
     assert f"FaultySource breaks {rule}: {SOURCE[rule].__doc__.split('``')[0]}" in str(caught.value)
@@ -100,7 +100,7 @@ def sink_trial(tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize(
-    ("rule", "told"),
+    ("rule", "problem"),
     [
         ("every_message_lands_once", "1 of 300 messages have not landed: plain landing 7"),
         ("odd_input_lands_unchanged_or_is_refused", "1 of 11 odd values have neither landed"),
@@ -109,8 +109,8 @@ def sink_trial(tmp_path_factory):
         ("a_target_that_was_down_gets_everything", "50 of 50 messages have not landed"),
     ],
 )
-def test_a_faulty_sink_is_caught(rule, told, sink_trial):
-    with pytest.raises(RuleBroken, match=told) as caught:
+def test_a_faulty_sink_is_caught(rule, problem, sink_trial):
+    with pytest.raises(RuleBroken, match=problem) as caught:
         SINK[rule](sink_trial)
 
     assert f"FaultySink breaks {rule}: " in str(caught.value)

@@ -13,14 +13,14 @@ GUIDE = next(page for page in PAGES if page.path.name == "testing.md" and "guide
 
 
 def example_with(name):
-    """The names that the block of the guide defines which has this function or class."""
+    """The names that are defined by the guide's block with this function or class."""
     (text,) = (b.text for b in GUIDE.blocks if b.language == "python" and f" {name}(" in b.text)
     names = {"__name__": "guide"}
     exec(compile(text, str(GUIDE), "exec"), names)
     return names
 
 
-def test_the_pipeline_between_memory_runs(tmp_path):
+def test_the_guides_pipeline_between_memory_connectors_runs(tmp_path):
     example_with("test_orders_arrive")["test_orders_arrive"](tmp_path)
 
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 
 class HttpSourceUnderTest(SourceUnderTest):
-    """Clients that post one by one, or lines together where there is nothing else to say."""
+    """Clients that post one by one, or several lines at once if the messages are plain values."""
 
     keeps_keys = True
     keeps_waiting = False
@@ -96,7 +96,7 @@ def source_trial(tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
-def test_the_http_source(rule, source_trial):
+def test_the_http_source_keeps_every_rule(rule, source_trial):
     rule(source_trial)
 
 
@@ -104,7 +104,7 @@ def test_the_http_source(rule, source_trial):
 
 
 class HttpSinkUnderTest(SinkUnderTest):
-    """A web server that keeps what it is sent."""
+    """A web server that records what it receives."""
 
     can_refuse = True
     can_go_down = True
@@ -202,5 +202,5 @@ def sink_trial(request, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_the_http_and_file_sinks(rule, sink_trial):
+def test_the_http_and_file_sinks_keep_every_rule(rule, sink_trial):
     rule(sink_trial)

@@ -82,7 +82,7 @@ def source_trial(kafka, tmp_path_factory):
 
 
 @pytest.mark.parametrize("rule", RULES_FLOODED_WHEN_ASKED)
-def test_the_kafka_source(rule, source_trial):
+def test_the_kafka_source_keeps_every_rule(rule, source_trial):
     rule(source_trial)
 
 
@@ -92,7 +92,7 @@ class KafkaSinkUnderTest(SinkUnderTest):
     keeps_keys = True
     keeps_headers = True
     can_go_down = True
-    writes_twice = True  # what a killed broker did not confirm may be there all the same
+    writes_twice = True  # a killed broker may have stored what it did not confirm
 
     def __init__(self, kafka) -> None:
         from confluent_kafka import TopicPartition
@@ -137,5 +137,5 @@ def sink_trial(kafka, tmp_path_factory):
 
 
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_the_kafka_sink(rule, sink_trial):
+def test_the_kafka_sink_keeps_every_rule(rule, sink_trial):
     rule(sink_trial)

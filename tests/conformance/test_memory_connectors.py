@@ -54,7 +54,7 @@ KINDS = {
     "columns, redelivers": {"redelivers": True, "columns": True},
     "columns, does not redeliver": {"redelivers": False, "columns": True},
 }
-# Between them these two have all that the others have.
+# Together these two cover everything that the others cover.
 ALWAYS = ("redelivers", "columns, does not redeliver")
 TRIED = [
     pytest.param(kind, id=name, marks=() if name in ALWAYS else pytest.mark.long)
@@ -72,7 +72,7 @@ def source_trial(request, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", RULES_FLOODED_WHEN_ASKED)
-def test_the_memory_source(rule, source_trial):
+def test_the_memory_source_keeps_every_rule(rule, source_trial):
     rule(source_trial)
 
 
@@ -106,11 +106,11 @@ def sink_trial(request, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_the_memory_sink(rule, sink_trial):
+def test_the_memory_sink_keeps_every_rule(rule, sink_trial):
     rule(sink_trial)
 
 
-def test_a_pipeline_between_them_ends_when_all_is_acknowledged(tmp_path):
+def test_a_pipeline_between_memory_connectors_ends_when_all_is_acknowledged(tmp_path):
     def double(datum):
         return Message(datum.value * 2, keys=[*datum.keys, "twice"])
 

@@ -1,4 +1,4 @@
-"""The four NATS connectors keep every rule, on a server that knows who may do what."""
+"""The four NATS connectors keep every rule, on a server with permissions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ authorization {{ users: [
 
 
 class Server:
-    """The server, and the login of the pipelines, which can be kept from publishing."""
+    """The server, and the login of the pipelines, which can be denied publishing."""
 
     def __init__(self, folder, monitor, outside) -> None:
         self._folder, self._monitor = folder, monitor
@@ -56,7 +56,7 @@ class Server:
         reload(self._folder, USERS.format(monitor=self._monitor, allowed=publishing))
 
     def connections(self) -> list[str]:
-        """Those of the pipelines that are open."""
+        """The open connections of the pipelines."""
         address = f"http://127.0.0.1:{self._monitor}/connz?auth=1"
         with urllib.request.urlopen(address, timeout=5) as answer:
             found = json.load(answer)["connections"]
@@ -150,7 +150,7 @@ def source_trial(request, server, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", RULES_FLOODED_WHEN_ASKED)
-def test_the_nats_sources(rule, source_trial):
+def test_the_nats_sources_keep_every_rule(rule, source_trial):
     rule(source_trial)
 
 
@@ -183,20 +183,20 @@ class SubjectTarget(_Target):
 
     def __init__(self, server):
         super().__init__(server)
-        self._heard = []
+        self._received = []
         link = server.outside.link
-        self._listening = link.run(link.client.subscribe("landing.a", cb=self._hear))
+        self._listening = link.run(link.client.subscribe("landing.a", cb=self._record))
         link.flush()
 
-    async def _hear(self, message):
+    async def _record(self, message):
         keys, headers = read_keys_and_headers(message.subject, message.headers)
-        self._heard.append(Sample(message.data, tuple(keys), headers))
+        self._received.append(Sample(message.data, tuple(keys), headers))
 
     def sink(self):
         return Nats(**self.server.access | {"subject": "landing.a"})
 
     def landed(self):
-        return list(self._heard)
+        return list(self._received)
 
 
 @pytest.fixture(scope="module", params=[StreamTarget, SubjectTarget])
@@ -207,9 +207,9 @@ def sink_trial(request, server, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_the_nats_sinks(rule, sink_trial):
+def test_the_nats_sinks_keep_every_rule(rule, sink_trial):
     rule(sink_trial)
 
 
-def test_what_is_left_behind_would_be_seen(server):
+def test_no_connection_of_the_pipelines_is_left_open(server):
     until(lambda: server.connections() == [])

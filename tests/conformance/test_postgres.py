@@ -55,7 +55,7 @@ def source_trial(postgres, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", RULES_FLOODED_WHEN_ASKED)
-def test_the_postgres_source(rule, source_trial):
+def test_the_postgres_source_keeps_every_rule(rule, source_trial):
     rule(source_trial)
 
 
@@ -114,5 +114,5 @@ def sink_trial(postgres, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_the_postgres_sink(rule, sink_trial):
+def test_the_postgres_sink_keeps_every_rule(rule, sink_trial):
     rule(sink_trial)

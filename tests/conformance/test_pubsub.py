@@ -38,7 +38,7 @@ class SubscriptionUnderTest(SourceUnderTest):
 
     keeps_keys = keeps_headers = True
     waived = blocked_elsewhere("the Postgres queue")
-    # Half a second for which the server sleeps before it looks again, and the way of a lease.
+    # The server sleeps for half a second between two checks, and leases take time to be sent.
     lateness = 4.0
 
     def __init__(self, server) -> None:
@@ -72,7 +72,7 @@ def source_trial(server, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
-def test_the_pubsub_source(rule, source_trial):
+def test_the_pubsub_source_keeps_every_rule(rule, source_trial):
     rule(source_trial)
 
 
@@ -112,5 +112,5 @@ def sink_trial(server, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_the_pubsub_sink(rule, sink_trial):
+def test_the_pubsub_sink_keeps_every_rule(rule, sink_trial):
     rule(sink_trial)

@@ -88,7 +88,7 @@ def source_trial(pulsar_broker, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
-def test_the_pulsar_source(rule, source_trial):
+def test_the_pulsar_source_keeps_every_rule(rule, source_trial):
     rule(source_trial)
 
 
@@ -98,7 +98,7 @@ class PulsarSinkUnderTest(SinkUnderTest):
     keeps_keys = True
     keeps_headers = True
     can_go_down = True
-    writes_twice = True  # what a killed broker did not confirm may be there all the same
+    writes_twice = True  # a killed broker may have stored what it did not confirm
 
     def __init__(self, broker) -> None:
         self._broker = broker
@@ -145,5 +145,5 @@ def sink_trial(pulsar_broker, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_the_pulsar_sink(rule, sink_trial):
+def test_the_pulsar_sink_keeps_every_rule(rule, sink_trial):
     rule(sink_trial)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 class ServingSourceUnderTest(HttpSourceUnderTest):
-    """Callers that ask one by one, and leave the answers to others."""
+    """Callers that send requests one by one, and never fetch the answers."""
 
     path = "/v1/process/async"
     lines = 1
@@ -33,5 +33,5 @@ def trial(tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
-def test_the_serving_source(rule, trial):
+def test_the_serving_source_keeps_every_rule(rule, trial):
     rule(trial)

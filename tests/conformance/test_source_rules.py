@@ -1,4 +1,4 @@
-"""What rules for sources make of what was seen, without a pipeline."""
+"""How the rules for sources judge what was observed, without a pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RULES = {rule.__name__: rule for rule in SOURCE_RULES}
 
 
 def seen(folder: Path, redelivered_after: float, passage: float) -> Any:
-    """A trial whose redeliveries all came so late, and whose pipeline took so long to its sink."""
+    """A trial with redeliveries this late, and a pipeline that takes this long to its sink."""
     observations = Observations(folder / "calls", folder / "arrivals")
     for name in map(name_of, samples.LATER):
         calls = [(name, number * redelivered_after, number + 1, None) for number in range(3)]
@@ -35,7 +35,7 @@ def seen(folder: Path, redelivered_after: float, passage: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("redelivered_after", "passage", "told"),
+    ("redelivered_after", "passage", "problem"),
     [
         (DELAY, 0.0, None),
         (DELAY - 0.01, 0.0, r"10 of 10 redeliveries came before the delay of 0\.4 s was over"),
@@ -43,20 +43,20 @@ def seen(folder: Path, redelivered_after: float, passage: float) -> Any:
         (DELAY + 3.1, 0.5, None),
         (DELAY + 3.1, 0.05, r"came later than 3\.5 s"),
     ],
-    ids=["in time", "early", "late", "late on a slow machine", "late all the same"],
+    ids=["in time", "early", "late", "late on a slow machine", "late even for a slow machine"],
 )
-def test_a_delay_is_honoured_as_soon_as_the_machine_allows(
-    redelivered_after: float, passage: float, told: str | None, tmp_path: Path
+def test_a_redelivery_may_be_late_only_by_the_slowness_of_the_machine(
+    redelivered_after: float, passage: float, problem: str | None, tmp_path: Path
 ) -> None:
     trial = seen(tmp_path, redelivered_after, passage)
-    if told is None:
+    if problem is None:
         RULES["delays_are_honoured"](trial)
         return
-    with pytest.raises(RuleBroken, match=told):
+    with pytest.raises(RuleBroken, match=problem):
         RULES["delays_are_honoured"](trial)
 
 
-def test_a_source_that_cannot_be_made_fails_every_rule_at_once(tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_created_fails_every_rule_at_once(tmp_path: Path) -> None:
     def source() -> Any:
         raise ImportError("no connector 'Mine'")
 

@@ -61,12 +61,12 @@ def source_trial(tmp_path_factory):
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
 @pytest.mark.parametrize("rule", RULES_FLOODED_WHEN_ASKED)
-def test_the_spark_source(rule, source_trial):
+def test_the_spark_source_keeps_every_rule(rule, source_trial):
     rule(source_trial)
 
 
 class TableUnderTest(SinkUnderTest):
-    """Nobody can write into the folder while there is a file in its place."""
+    """The folder cannot be written to while there is a file in its place."""
 
     keeps_keys = True
     keeps_headers = True
@@ -75,7 +75,7 @@ class TableUnderTest(SinkUnderTest):
 
     def __init__(self, folder: Path) -> None:
         self._table = folder / "table"
-        self._away = folder / "away"
+        self._aside = folder / "aside"
 
     def sink(self):
         columns = {"value": "value", "keys": "keys", "headers": "headers"}
@@ -83,20 +83,20 @@ class TableUnderTest(SinkUnderTest):
         return Spark(format="parquet", options=options, columns=columns)
 
     def landed(self):
-        files = [*self._table.glob("part-*"), *self._away.glob("part-*")]
+        files = [*self._table.glob("part-*"), *self._aside.glob("part-*")]
         rows = [row for file in files for row in pq.read_table(file).to_pylist()]
         return [Sample(row["value"], tuple(row["keys"]), dict(row["headers"])) for row in rows]
 
     def go_down(self):
         if self._table.exists():
-            self._table.rename(self._away)
+            self._table.rename(self._aside)
         self._table.write_text("in the way")
 
     def come_up(self):
         if self._table.is_file():
             self._table.unlink()
-        if self._away.exists():
-            self._away.rename(self._table)
+        if self._aside.exists():
+            self._aside.rename(self._table)
 
 
 @pytest.fixture(scope="module")
@@ -108,5 +108,5 @@ def sink_trial(tmp_path_factory):
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_the_spark_sink(rule, sink_trial):
+def test_the_spark_sink_keeps_every_rule(rule, sink_trial):
     rule(sink_trial)

@@ -1,4 +1,4 @@
-"""The SQS source and sink keep the rules for all connectors, against a server of its protocol."""
+"""The SQS source and sink keep the rules for all connectors, against moto's server."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def source_trial(login, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
-def test_the_sqs_source(rule, source_trial):
+def test_the_sqs_source_keeps_every_rule(rule, source_trial):
     rule(source_trial)
 
 
@@ -120,5 +120,5 @@ def sink_trial(login, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_the_sqs_sink(rule, sink_trial):
+def test_the_sqs_sink_keeps_every_rule(rule, sink_trial):
     rule(sink_trial)

@@ -3,7 +3,7 @@
 How to do that with a connector of your own:
 
     class MyQueueUnderTest(SourceUnderTest):
-        def source(self):                  # what Pipeline(...).source("in", ...) is given
+        def source(self):                  # what Pipeline(...).source("in", ...) takes
             return MyQueue                 # or a kind with its fields: {"http": {"port": 8443}}
 
         def put(self, samples):            # called by several threads
@@ -81,7 +81,7 @@ def queue_trial(request, tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
-def test_a_users_queue(rule, queue_trial):
+def test_a_users_queue_keeps_every_rule(rule, queue_trial):
     rule(queue_trial)
 
 
@@ -165,5 +165,5 @@ def table_trial(tmp_path_factory):
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
-def test_a_users_table(rule, table_trial):
+def test_a_users_table_keeps_every_rule(rule, table_trial):
     rule(table_trial)

@@ -1,4 +1,4 @@
-"""Lint, as tests of connectors in a spec ask for it."""
+"""The fixtures with which tests of connectors lint a spec."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TIME = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch):
-    """What a vertex's task tells user code about where it is."""
+    """The environment variables that a vertex's task sets for user code."""
     monkeypatch.setenv("NUMAFLOW_PIPELINE_NAME", "orders")
     monkeypatch.setenv("NUMAFLOW_VERTEX_NAME", "out")
     monkeypatch.setenv("NUMAFLOW_REPLICA", "0")
@@ -39,7 +39,7 @@ def path(tmp_path):
 
 
 class Answering(FileSink):
-    """The sink, answering for every row."""
+    """The sink, with a response for every row."""
 
     def __call__(self, batch):
         answers = super().__call__(batch)
@@ -67,7 +67,7 @@ def test_each_value_is_a_line(path):
     assert path.read_bytes() == b"one\n\nt\xffwo\r\nthree\n"
 
 
-def test_a_value_with_a_line_break_is_no_line_and_the_others_are_written(path):
+def test_a_value_with_a_line_break_is_nacked_and_the_others_are_written(path):
     first, second, third = sink_to(path)(data(b"one", b"two\nlines", b"three"))
 
     assert (first.status, third.status) == (Status.OK, Status.OK)
@@ -78,20 +78,20 @@ def test_a_value_with_a_line_break_is_no_line_and_the_others_are_written(path):
     assert path.read_bytes() == b"one\nthree\n"
 
 
-def test_lines_of_a_slice_are_those_of_its_rows(path):
+def test_a_sliced_batch_writes_only_its_own_rows(path):
     sink_to(path)(data(b"zero\n", b"one", b"", b"three", b"fo\nur").slice(1, 3))
 
     assert path.read_bytes() == b"one\n\nthree\n"
 
 
-def test_a_call_without_a_row_that_can_be_a_line_writes_nothing(path):
+def test_a_batch_without_a_valid_line_writes_nothing(path):
     answers = sink_to(path)(data(b"\n", b"a\n"))
 
     assert statuses(answers) == [Status.NACK] * 2
     assert path.read_bytes() == b""
 
 
-def test_json_has_all_of_each_message_on_one_line(path):
+def test_json_format_writes_every_field_of_a_message_on_one_line(path):
     sink = sink_to(path, format="json")
     headers = [[("h", "v")], None]
     sink(data(b"a\nb", b"\xff", keys=[["k"], None], headers=headers, event_time=[TIME, None]))
@@ -108,7 +108,7 @@ def test_json_has_all_of_each_message_on_one_line(path):
     ]
 
 
-def test_the_path_names_pipeline_vertex_and_partition_of_the_moment(tmp_path, monkeypatch):
+def test_the_path_uses_the_current_pipeline_vertex_and_partition(tmp_path, monkeypatch):
     sink = sink_to(tmp_path / "{pipeline}" / "{vertex}-{partition}.txt")
     sink.open()
     sink(data(b"zero"))
@@ -122,14 +122,14 @@ def test_the_path_names_pipeline_vertex_and_partition_of_the_moment(tmp_path, mo
 @pytest.mark.guarantee("file-ok-means-on-disk")
 @pytest.mark.parametrize("torn", [b"ha", b"x" * 200_000, b"\xff"])
 @pytest.mark.parametrize("before", [b"", b"one\n", b"one\ntwo\n" * 30_000])
-def test_a_line_that_a_crash_has_torn_is_cut_off(path, before, torn):
+def test_a_partial_line_left_by_a_crash_is_removed(path, before, torn):
     path.write_bytes(before + torn)
     sink_to(path)(data(b"next"))
 
     assert path.read_bytes() == before + b"next\n"
 
 
-def test_what_was_there_is_kept(path):
+def test_existing_lines_are_kept(path):
     path.write_bytes(b"one\ntwo\n")
     sink_to(path)(data(b"three"))
 
@@ -137,7 +137,7 @@ def test_what_was_there_is_kept(path):
 
 
 @pytest.mark.guarantee("file-ok-means-on-disk")
-def test_when_the_disk_is_full_nothing_is_ok_and_no_part_of_a_line_stays(path, monkeypatch):
+def test_a_full_disk_is_an_outage_and_leaves_no_partial_line(path, monkeypatch):
     sink_to(path)(data(b"one"))
     write = os.write
 
@@ -154,7 +154,7 @@ def test_when_the_disk_is_full_nothing_is_ok_and_no_part_of_a_line_stays(path, m
     assert path.read_bytes() == b"one\n"
 
 
-def test_a_file_that_cannot_be_written_fails_the_vertex_before_any_message(tmp_path):
+def test_an_unwritable_file_fails_the_vertex_before_any_message(tmp_path):
     (tmp_path / "file").touch()
     sink = sink_to(tmp_path / "file" / "out.txt")
 
@@ -163,7 +163,7 @@ def test_a_file_that_cannot_be_written_fails_the_vertex_before_any_message(tmp_p
     assert str(raised.value) == (f"{tmp_path}/file/out.txt cannot be written: Not a directory.")
 
 
-def test_a_file_that_is_large_enough_is_set_aside(path):
+def test_a_file_over_its_size_limit_is_rotated(path):
     sink = sink_to(path, max_bytes=10)
     for value in (b"12345", b"67890", b"abc", b"0123456789", b"x"):
         sink(data(value))
@@ -210,10 +210,10 @@ def write_until_killed(path, acknowledged):
 
 
 @pytest.mark.guarantee("file-ok-means-on-disk")
-def test_a_writer_killed_at_any_moment_leaves_whole_lines_and_all_that_was_ok(path, tmp_path):
+def test_a_writer_killed_at_any_moment_leaves_whole_lines_and_every_ok_message(path, tmp_path):
     seed = time.time_ns()
     print(f"seed {seed}")
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     context = multiprocessing.get_context("fork")
     for round_ in range(8):
         path.unlink(missing_ok=True)
@@ -221,15 +221,15 @@ def test_a_writer_killed_at_any_moment_leaves_whole_lines_and_all_that_was_ok(pa
         writer = context.Process(target=write_until_killed, args=(path, write))
         writer.start()
         os.close(write)
-        assert os.read(read, 100)  # it writes
-        let_time_pass(chance.uniform(0, 0.05))
+        assert os.read(read, 100)  # the writer has begun
+        let_time_pass(rng.uniform(0, 0.05))
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
-        told = b""
+        reported = b""
         while piece := os.read(read, 65_536):
-            told += piece
+            reported += piece
         os.close(read)
-        ok = int(told.split()[-1]) if told.split() else 20
+        ok = int(reported.split()[-1]) if reported.split() else 20
 
         sink_to(path)(data(b"after"))
         *lines, last = path.read_bytes().splitlines()
@@ -240,7 +240,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_lines_and_all_that_was_ok(pa
 
 
 @pytest.mark.slow
-def test_every_partition_of_a_vertex_has_its_file(run, tmp_path):
+def test_every_partition_of_a_vertex_has_its_own_file(run, tmp_path):
     def number(datum):
         return Message(b"%d" % json.loads(datum.value)["value"])
 

@@ -16,7 +16,7 @@ TIMES: dict[str, Callable[[], Any]] = {}
 
 
 class Clock:
-    """Time that passes only when told to."""
+    """A clock that only the test moves forward."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -66,7 +66,7 @@ def test_partitions_together_count_from_zero_without_gap_or_overlap(messages, pa
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 4), st.data())
-def test_a_replay_makes_exactly_the_same_messages(start, length, partitions, data):
+def test_a_replay_produces_exactly_the_same_messages(start, length, partitions, data):
     plan = GeneratorPlan(rate=None, key_count=3)
     partition = data.draw(st.integers(0, partitions - 1))
     end = Mark(start + length)
@@ -79,7 +79,7 @@ def test_a_replay_makes_exactly_the_same_messages(start, length, partitions, dat
     assert again.take_until(end) == []
 
 
-def test_an_exhausted_generator_gives_nothing_and_need_not_be_asked_soon():
+def test_an_exhausted_generator_returns_nothing_and_asks_for_a_long_wait():
     one = inlet(GeneratorPlan(rate=None, messages=3))
     assert not one.exhausted
     assert numbers(one.take(100)) == [0, 1, 2]
@@ -88,18 +88,18 @@ def test_an_exhausted_generator_gives_nothing_and_need_not_be_asked_soon():
     assert one.ready_in() >= 60
 
 
-def test_more_partitions_than_messages_leaves_some_with_nothing():
+def test_partitions_without_a_message_are_exhausted_from_the_start():
     plan = GeneratorPlan(rate=None, messages=2)
     assert [inlet(plan, p, 4).exhausted for p in range(4)] == [False, False, True, True]
 
 
-def test_without_a_number_of_messages_it_never_ends():
+def test_a_generator_without_a_message_count_never_ends():
     one = inlet(GeneratorPlan(rate=None), start=10**9)
     assert not one.exhausted
     assert numbers(one.take(2)) == [10**9, 10**9 + 1]
 
 
-def test_the_rate_bounds_what_is_there_at_any_time(clock):
+def test_the_rate_limits_the_messages_available_at_any_time(clock):
     one = inlet(GeneratorPlan(rate=10.0))
     assert one.take(100) == []
     assert one.ready_in() == pytest.approx(0.1)
@@ -113,19 +113,19 @@ def test_the_rate_bounds_what_is_there_at_any_time(clock):
     assert len(numbers(one.take(1_000))) == 103 - 7
 
 
-def test_each_partition_has_the_rate(clock):
+def test_the_rate_applies_to_each_partition(clock):
     parts = [inlet(GeneratorPlan(rate=10.0), p, 2) for p in range(2)]
     clock.now += 1
     assert [len(numbers(part.take(100))) for part in parts] == [10, 10]
 
 
-def test_a_generator_that_goes_on_from_a_mark_does_not_make_up_for_lost_time(clock):
+def test_a_generator_resumed_from_a_mark_does_not_make_up_for_lost_time(clock):
     one = inlet(GeneratorPlan(rate=10.0), start=50)
     clock.now += 0.2
     assert numbers(one.take(100)) == [50, 51]
 
 
-def test_replaying_is_not_held_up_by_the_rate(clock):
+def test_a_replay_is_not_limited_by_the_rate(clock):
     one = inlet(GeneratorPlan(rate=1.0))
     assert numbers(one.take_until(Mark(20))) == list(range(20))
     assert one.take(5) == []
@@ -141,7 +141,7 @@ def test_replaying_is_not_held_up_by_the_rate(clock):
         (GeneratorPlan(None, blob=b"\x00blob"), b"\x00blob"),
     ],
 )
-def test_the_payload_is_what_was_asked_for(clock, plan, value):
+def test_the_payload_follows_the_settings(clock, plan, value):
     assert column(inlet(plan, 1, 2).take(1), "value") == [value]
 
 
@@ -151,7 +151,7 @@ def test_the_ids_in_the_payloads_differ(clock):
     assert ids == ["5000-0", "5001-0", "5002-0"]
 
 
-def test_event_times_lie_whole_seconds_back_and_fewer_than_the_jitter():
+def test_event_times_are_late_by_whole_seconds_below_the_jitter():
     batches = inlet(GeneratorPlan(None, jitter=4)).take(200)
     late = [
         (seen - time).total_seconds()
@@ -164,7 +164,7 @@ def test_event_times_lie_whole_seconds_back_and_fewer_than_the_jitter():
     assert column(same, "event_time") == column(same, "first_seen")
 
 
-def test_keys_go_round():
+def test_keys_repeat_in_a_cycle():
     batches = inlet(GeneratorPlan(None, key_count=2)).take(3)
     assert column(batches, "keys") == [["key-0"], ["key-1"], ["key-0"]]
     assert column(inlet(GeneratorPlan(None)).take(1), "keys") == [None]

@@ -1,4 +1,4 @@
-"""Messages as JSON: in columns the same as one by one."""
+"""Messages as JSON: columns give the same result as single messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES)
-def test_rows_are_written_as_each_message_would_be(messages):
+def test_a_batch_is_written_like_its_single_messages(messages):
     ids, values, keys, headers, times = zip(*messages, strict=True) if messages else ([],) * 5
     columns = {"id": ids, "value": values, "keys": keys, "event_time": times}
     columns["headers"] = [None if pairs is None else list(pairs.items()) for pairs in headers]

@@ -40,7 +40,7 @@ CLIENTS = {
     "sqs": "boto3",
     "pubsub": "google.pubsub_v1",
 }
-GIVEN_SOURCES: dict[str, dict[str, Any]] = {
+SAMPLE_SOURCES: dict[str, dict[str, Any]] = {
     "generator": {},
     "udsource": {"python": "tests.connectors.user_code.queue:Queue"},
     "http": {},
@@ -54,7 +54,7 @@ GIVEN_SOURCES: dict[str, dict[str, Any]] = {
     "spark": {"format": "rate"},
     "serving": {},
 }
-GIVEN_SINKS: dict[str, dict[str, Any]] = {
+SAMPLE_SINKS: dict[str, dict[str, Any]] = {
     "log": {},
     "blackhole": {},
     "serve": {},
@@ -72,7 +72,7 @@ GIVEN_SINKS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_folder_is_registered_by_the_sections_of_its_spec() -> None:
+def test_every_connector_folder_registers_the_sections_of_its_spec() -> None:
     kinds = [*SOURCES.values(), *SINKS.values()]
     registered = {kind.section.__module__ for kind in kinds}
     folder = Path(ebbflow.connectors.__file__).parent
@@ -83,8 +83,8 @@ def test_every_folder_is_registered_by_the_sections_of_its_spec() -> None:
     assert {f"{path.parent.name}.spec" for path in folder.glob("*/spec.py")} <= modules
 
 
-def test_the_samples_here_are_of_all_kinds() -> None:
-    assert (GIVEN_SOURCES.keys(), GIVEN_SINKS.keys()) == (SOURCES.keys(), SINKS.keys())
+def test_every_kind_of_connector_has_a_sample() -> None:
+    assert (SAMPLE_SOURCES.keys(), SAMPLE_SINKS.keys()) == (SOURCES.keys(), SINKS.keys())
 
 
 WORKERS = """
@@ -104,7 +104,7 @@ while size := int(sys.stdin.buffer.readline() or 0):
 
 @pytest.fixture(scope="module")
 def loaded_with() -> Iterator[Callable[[object], set[str]]]:
-    """The top-level packages that a worker has loaded when it has a plan."""
+    """The top-level packages that a worker has loaded after it has read a plan."""
     command = [sys.executable, "-c", WORKERS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         assert daemon.stdin is not None
@@ -122,23 +122,23 @@ def loaded_with() -> Iterator[Callable[[object], set[str]]]:
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_workers_read_the_plan_of_a_source_without_the_spec_and_its_servers(
+def test_workers_load_a_source_plan_without_pydantic_httptools_and_pyspark(
     loaded_with: Callable[[object], set[str]], kind: str
 ) -> None:
     if kind in CLIENTS:
         pytest.importorskip(CLIENTS[kind])
-    source = SourceSpec.model_validate({kind: GIVEN_SOURCES[kind]})
+    source = SourceSpec.model_validate({kind: SAMPLE_SOURCES[kind]})
     loaded = loaded_with(source.section.plan("pipeline", "vertex"))
     assert not loaded & {"pydantic", "httptools", "pyspark"}
 
 
 @pytest.mark.parametrize("kind", SINKS)
-def test_workers_read_the_plan_of_a_sink_without_the_spec(
+def test_workers_load_a_sink_plan_without_pydantic_and_pyspark(
     loaded_with: Callable[[object], set[str]], kind: str
 ) -> None:
     if kind in CLIENTS:
         pytest.importorskip(CLIENTS[kind])
-    sink = SinkTarget.model_validate({kind: GIVEN_SINKS[kind]})
+    sink = SinkTarget.model_validate({kind: SAMPLE_SINKS[kind]})
     loaded = loaded_with(sink.section.plan())
     assert not loaded & {"pydantic", "pyspark"}
 
@@ -162,7 +162,7 @@ class Login(Section):
 
 
 class Sample(ConnectorSection):
-    """A section with a field of each kind that settings have in another form."""
+    """A section with a field of each kind that settings convert."""
 
     url: StrictStr
     timeout: fields.Wait = 1_500
@@ -179,7 +179,7 @@ class SampleSettings:
     pause: float | None = None
 
 
-def test_settings_have_secrets_read_and_durations_in_seconds(monkeypatch, loaded_with) -> None:
+def test_settings_contain_secret_values_and_durations_in_seconds(monkeypatch, loaded_with) -> None:
     monkeypatch.setenv("PASSWORD", "sesame")
     login = {"user": "me", "password": {"env": "PASSWORD"}}
     section = Sample(url="x", pause="2s", login=login, headers={"a": "b"}, topics=("t",))
@@ -198,7 +198,7 @@ def test_settings_have_secrets_read_and_durations_in_seconds(monkeypatch, loaded
     assert section.freeze("it", SampleSettings) == SampleSettings("x", 1.5, 2.0)
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_immutable() -> None:
     settings = Sample(url="x").freeze("the sample sink")
     with pytest.raises(AttributeError, match="settings do not change; url cannot be set"):
         settings.url = "y"
@@ -206,14 +206,14 @@ def test_settings_do_not_change() -> None:
         _ = settings.uri
 
 
-def test_a_secret_that_is_not_there_is_told_with_whose_it_is(monkeypatch) -> None:
+def test_a_missing_secret_is_reported_with_its_owner(monkeypatch) -> None:
     monkeypatch.delenv("PASSWORD", raising=False)
     section = Sample(url="x", login={"user": "me", "password": {"env": "PASSWORD"}})
     with pytest.raises(SetupError, match="the password of the login of the sample sink"):
         section.freeze("the sample sink")
 
 
-def test_two_kinds_of_one_name_are_refused_with_both_named() -> None:
+def test_two_connectors_of_the_same_name_are_rejected_with_both_named() -> None:
     with pytest.raises(SetupError, match=r"Two sinks are called log: ebbflow\..* and tests\."):
 
         @sink("log")
@@ -223,7 +223,7 @@ def test_two_kinds_of_one_name_are_refused_with_both_named() -> None:
     assert SINKS["log"].section.__module__.startswith("ebbflow.")
 
 
-def test_a_pulled_source_that_is_registered_as_another_is_refused_with_what_to_write(
+def test_a_pulled_source_registered_as_another_kind_is_rejected_with_a_correction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pulled = SOURCES["kafka"]

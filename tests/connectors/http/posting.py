@@ -40,7 +40,7 @@ class Answered:
 
 
 class Posting:
-    """A feed that runs, seen from outside."""
+    """A running feed, as its clients see it."""
 
     def __init__(
         self, link: Link, pipeline: str, vertex: str, feed: Feed, lines: list[str]
@@ -85,7 +85,7 @@ class Posting:
         return [row["value"] for row in self.rows()]
 
     def purge(self) -> None:
-        """As a vertex does with what it has settled."""
+        """Purge the buffer, as a vertex does with settled messages."""
         subject = self.names.buffer_subject(self.vertex, 0)
         stream = self.names.buffer(self.vertex, 0)
         self.link.run(api.purge_subject(self.link.client, stream, subject, 2**40))
@@ -129,7 +129,7 @@ def posting(
 
 
 def in_background(call, *arguments) -> tuple[threading.Thread, list[Any]]:
-    """Something that blocks, on a thread of its own, and what it returns or raises."""
+    """Run a blocking call on its own thread; the list holds what it returned or raised."""
     results: list[Any] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""A web server for sinks to send to: it keeps what it takes, and fails as it is reply."""
+"""A web server for sinks to send to: it records what it accepts, and fails when a test says so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Reply:
-    """What to answer."""
+    """An answer to send."""
 
     status: int = 200
     body: bytes = b""
@@ -38,7 +38,7 @@ class Receiver:
         self.taken: list[Taken] = []
         self.down = False
         self.hangs_up = False
-        """Whether connections are closed after an answer, without a word about it."""
+        """Whether connections are closed after an answer that does not announce it."""
         self.answer = answer or self.take
         self._refused: Collection[bytes] = ()
         handler = type("Handler", (_Handler,), {"receiver": self})
@@ -95,7 +95,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_: object) -> None:
-        """A sink that reads no further is no error here."""
+        """A sink that stops reading is not an error here."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -22,7 +22,7 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 
 def decide_each(ids: Sequence[str], answer: HttpAnswer) -> list[Response]:
-    """The answer for each message; what is not answered for is written."""
+    """The response for each message; a message without one has been written."""
     responses = answers.decide_each(ids, answer)
     assert responses.keys() <= set(range(len(ids)))
     return [responses.get(row, Response.ok()) for row in range(len(ids))]
@@ -50,7 +50,7 @@ def test_retry_after_is_a_number_of_seconds_or_a_date(text, seconds):
 
 
 @given(st.text())
-def test_no_retry_after_breaks_anything(text):
+def test_any_retry_after_text_gives_a_bounded_wait_or_none(text):
     seconds = parse_retry_after(text, NOW)
     assert seconds is None or 0 <= seconds <= LONGEST_WAIT
 
@@ -71,7 +71,7 @@ def test_no_retry_after_breaks_anything(text):
         (HttpAnswer(502, 3.0, b"no route"), Status.UNAVAILABLE, "HTTP 502: no route"),
     ],
 )
-def test_the_status_decides(answer, status, text):
+def test_the_http_status_decides_the_outcome(answer, status, text):
     response = decide_response(answer) or Response.ok()
 
     assert response.status is status
@@ -102,7 +102,7 @@ def test_in_a_batch_each_message_has_its_own_status():
 
 
 @pytest.mark.parametrize("body", [b"", b"thanks", b'{"ok": true}', b"3"])
-def test_a_batch_without_statuses_is_decided_by_the_status_of_the_answer(body):
+def test_a_batch_without_its_own_statuses_uses_the_status_of_the_answer(body):
     assert {r.status for r in decide_each(["a", "b"], HttpAnswer(202, None, body))} == {Status.OK}
     assert [r.error for r in decide_each(["a"], HttpAnswer(500, None, b"oops"))] == [
         "HTTP 500: oops"
@@ -110,7 +110,7 @@ def test_a_batch_without_statuses_is_decided_by_the_status_of_the_answer(body):
     assert [r.nack_options.delay for r in decide_each(["a"], HttpAnswer(503, 3.0))] == [3_000]
 
 
-def test_a_strategy_decides_what_an_outage_means():
+def test_a_retry_strategy_can_count_an_outage_as_a_failure():
     verdict = verdict_on(some("a"))
     answers = {0: decide_response(HttpAnswer(504))}
     assert record_rows(verdict, 0, 1, answers, fail_unavailable=True) == []
@@ -118,7 +118,7 @@ def test_a_strategy_decides_what_an_outage_means():
 
 
 @pytest.mark.guarantee("http-each-message-has-its-answer")
-def test_an_answer_that_was_cut_off_is_not_taken_for_a_yes():
+def test_an_incomplete_answer_does_not_count_as_success():
     (response,) = decide_each(["a"], HttpAnswer(200, None, b'[{"id": "a"', whole=False))
     assert response.error == "HTTP 200, but the answer could not be read completely"
 
@@ -129,7 +129,7 @@ ENTRY = SCALAR | st.dictionaries(FIELD, SCALAR | st.just([]) | st.just({}))
 
 
 @given(st.lists(ENTRY), st.lists(st.sampled_from("abc"), unique=True))
-def test_whatever_the_answer_each_message_has_one_response(entries, ids):
+def test_each_message_has_one_response_whatever_the_answer(entries, ids):
     responses = decide_each(ids, HttpAnswer(200, None, json.dumps(entries).encode()))
 
     assert len(responses) == len(ids)

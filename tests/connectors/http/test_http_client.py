@@ -1,4 +1,4 @@
-"""The client of the HTTP sink: whatever comes back is an answer, or the reason for none."""
+"""The client of the HTTP sink: any reply becomes an answer, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ebbflow.connectors.http.http_client import HttpAnswer, HttpClient, NoAnswer
 
 
 class Script:
-    """A server that answers each request with the next of its lines, and keeps what it was sent.
+    """A server that answers each request with the next of its replies, and records the requests.
 
-    A reply of ``None`` closes the connection without a word. ``closes`` if it closes behind each.
+    A reply of ``None`` closes the connection without an answer; ``closes`` closes it after each.
     """
 
     def __init__(self, *replies: bytes | None, closes: bool = False) -> None:
@@ -75,7 +75,7 @@ def ask(script: Script, times: int = 1, longest: int = 1_000, **options) -> list
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
-def test_requests_go_one_after_another_on_the_same_connection():
+def test_consecutive_requests_use_the_same_connection():
     script = Script(OK, OK, OK)
 
     assert ask(script, 3) == [HttpAnswer(200, None, b"ok")] * 3
@@ -113,7 +113,7 @@ def test_a_request_has_a_target_a_host_and_all_headers():
         ),
     ],
 )
-def test_an_answer_is_read_to_its_end_and_the_next_one_is_right(reply, answer):
+def test_an_answer_is_read_completely_and_the_next_one_is_correct(reply, answer):
     assert ask(Script(reply, OK), 2) == [answer, HttpAnswer(200, None, b"ok")]
 
 
@@ -133,7 +133,7 @@ def test_an_answer_is_read_to_its_end_and_the_next_one_is_right(reply, answer):
         (b"identity", b"[1]", HttpAnswer(200, None, b"[1]")),
     ],
 )
-def test_a_packed_answer_is_unpacked_or_known_to_be_unread(coding, body, answer):
+def test_a_compressed_answer_is_decompressed_or_marked_as_incomplete(coding, body, answer):
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\ncontent-length: %d\r\n\r\n"
 
     assert ask(Script(head % (coding, len(body)) + body)) == [answer]
@@ -156,20 +156,20 @@ def test_a_body_without_a_length_ends_with_the_connection():
         ),
     ],
 )
-def test_half_an_answer_is_none(reply, reason):
+def test_a_truncated_answer_counts_as_no_answer(reply, reason):
     script = Script(reply, closes=True)
 
     assert ask(script) == [reason]
     assert len(script.bodies) == 1
 
 
-def test_what_is_not_http_is_no_answer():
+def test_a_reply_that_is_not_http_counts_as_no_answer():
     (reason,) = ask(Script(b"SSH-2.0-OpenSSH\r\n"))
 
     assert reason.startswith("no answer: the reply is not HTTP: ")
 
 
-def test_a_connection_that_the_other_side_ends_is_not_used_again():
+def test_a_connection_closed_by_the_server_is_not_used_again():
     closing = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
     script = Script(closing, OK)
 
@@ -177,7 +177,7 @@ def test_a_connection_that_the_other_side_ends_is_not_used_again():
     assert script.connections == 2
 
 
-def test_a_request_on_a_kept_connection_that_was_closed_is_sent_once_more_and_not_twice():
+def test_a_request_on_a_kept_connection_that_was_closed_is_retried_only_once():
     script = Script(OK, None, OK)
     assert [answer.status for answer in ask(script, 2)] == [200, 200]
     assert script.bodies == [b"0", b"1", b"1"]
@@ -186,13 +186,13 @@ def test_a_request_on_a_kept_connection_that_was_closed_is_sent_once_more_and_no
     assert script.bodies == [b"0", b"1", b"1"]
 
 
-def test_a_request_that_a_new_connection_was_closed_for_is_not_sent_again():
+def test_a_request_cut_off_on_a_new_connection_is_not_retried():
     script = Script(None, OK)
     assert ask(script) == ["no answer: Server disconnected"]
     assert script.bodies == [b"0"]
 
 
-def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
+def test_a_late_answer_is_not_mistaken_for_the_next_one():
     async def run() -> list[HttpAnswer | str]:
         script = Script(b"", OK)
         async with served(script, timeout=0.2) as client:

@@ -1,4 +1,4 @@
-"""The HTTP sink: what the other side answers is what happens to each message."""
+"""The HTTP sink: the answer of the server decides the outcome of each message."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def opened():
 
 
 def answered(handler, data):
-    """The answer for each message; what the sink does not answer for is written."""
+    """The response for each message; a message without one has been written."""
     answers = handler.finish(handler.call(rows_of(data))) or {}
     assert answers.keys() <= set(range(len(data)))
     return [answers.get(row, Response.ok()) for row in range(len(data))]
@@ -70,10 +70,12 @@ def statuses(responses):
     return [response.status for response in responses]
 
 
-# --- one message a request ----------------------------------------------------------------------
+# --- one message per request --------------------------------------------------------------------
 
 
-def test_each_message_is_a_request_with_what_an_http_source_needs(receiver, opened, monkeypatch):
+def test_a_message_is_one_request_with_the_headers_an_http_source_reads(
+    receiver, opened, monkeypatch
+):
     monkeypatch.setenv(LINEAGE, "l1")
     sink = opened(receiver.url, headers=(("X-Team", "blue"),))
     datum = Datum(b"\x00value", id="in-1/map", keys=["a", "b,c", "ünï"], event_time=TIME)
@@ -90,7 +92,7 @@ def test_each_message_is_a_request_with_what_an_http_source_needs(receiver, open
     assert request.headers["x-team"] == "blue"
 
 
-def test_requests_run_side_by_side_on_connections_that_are_kept(receiver, opened):
+def test_requests_run_concurrently_on_connections_that_are_reused(receiver, opened):
     together = threading.Barrier(20)
 
     def answer_together(request):
@@ -131,7 +133,7 @@ def test_each_message_gets_the_outcome_of_its_own_answer(receiver, opened):
 # --- no answer ----------------------------------------------------------------------------------
 
 
-def test_without_an_answer_the_other_side_is_away_or_the_strategy_decides(opened):
+def test_an_unreachable_server_counts_as_unavailable(opened):
     with Receiver() as gone:
         pass
     (response,) = opened(gone.url)(some(1))
@@ -140,7 +142,7 @@ def test_without_an_answer_the_other_side_is_away_or_the_strategy_decides(opened
     assert response.error.startswith(f"{gone.url}: no answer: Cannot connect to host 127.0.0.1")
 
 
-def test_an_answer_that_takes_too_long_is_none(receiver, opened):
+def test_a_request_that_times_out_counts_as_unanswered(receiver, opened):
     given_up = threading.Event()
     receiver.answer = lambda request: given_up.wait(120) and Reply()
     (response,) = opened(receiver.url, timeout=0.1)(some(1))
@@ -156,21 +158,21 @@ def test_waiting_for_a_free_connection_does_not_count_as_waiting_for_an_answer(r
     assert set(statuses(responses)) == {Status.OK}
 
 
-def test_a_connection_that_was_closed_meanwhile_is_no_failure(receiver, opened):
+def test_a_connection_closed_between_calls_causes_no_failure(receiver, opened):
     sink = opened(receiver.url)
     receiver.hangs_up = True
     for _ in range(5):
         assert set(statuses(sink(some(20)))) == {Status.OK}
-        let_time_pass(0.05)  # the other side closes while nobody looks
+        let_time_pass(0.05)  # the server closes between the calls
 
     assert len(receiver.taken) == len(receiver.requests) == 100
 
 
-def test_a_request_that_a_new_connection_cuts_off_is_left_to_the_retry_strategy(receiver, opened):
+def test_a_request_cut_off_on_a_new_connection_is_left_to_the_retry_strategy(receiver, opened):
     receiver.answer = lambda request: None
     (response,) = opened(receiver.url)(some(1))
     assert response.error == f"{receiver.url}: no answer: Server disconnected"
-    assert len(receiver.requests) == 1, "whoever closes a new connection may have seen the request"
+    assert len(receiver.requests) == 1, "the server may have seen the request"
 
 
 # --- batches ------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def test_a_request_that_a_new_connection_cuts_off_is_left_to_the_retry_strategy(
 
 @pytest.mark.guarantee("http-each-message-has-its-answer")
 @pytest.mark.parametrize("form", ["ndjson", "json"])
-def test_a_batch_has_everything_of_each_message_and_is_answered_one_by_one(receiver, opened, form):
+def test_a_batch_carries_every_field_and_has_an_outcome_for_each_message(receiver, opened, form):
     receiver.refuse([b"1"])
     sink = opened(receiver.url, batch=BatchSettings(form))
     data = [
@@ -203,7 +205,7 @@ def test_a_batch_has_everything_of_each_message_and_is_answered_one_by_one(recei
     ]
 
 
-def test_a_batch_is_sent_in_parts_that_are_not_too_large(receiver, opened):
+def test_a_batch_is_split_into_parts_within_its_limits(receiver, opened):
     def sizes(**limits):
         return [len(part) for part in split_lines([b"x" * 10] * 10, BatchSettings(**limits))]
 
@@ -217,7 +219,7 @@ def test_a_batch_is_sent_in_parts_that_are_not_too_large(receiver, opened):
 
 
 @pytest.mark.guarantee("http-each-message-has-its-answer")
-def test_parts_of_a_call_are_answered_for_each_on_its_own(receiver, opened):
+def test_each_part_of_a_call_has_its_own_outcomes(receiver, opened):
     receiver.refuse([b"3", b"9"])
     sink = opened(receiver.url, batch=BatchSettings(size=4))
 
@@ -226,7 +228,7 @@ def test_parts_of_a_call_are_answered_for_each_on_its_own(receiver, opened):
     assert failed == [3, 9]
 
 
-def test_an_answer_that_never_ends_is_not_read_to_its_end(receiver, opened):
+def test_an_overlong_answer_is_not_read_to_its_end(receiver, opened):
     receiver.answer = lambda request: Reply(200, b" " * 5_000_000)
     sink = opened(receiver.url, batch=BatchSettings())
 
@@ -239,7 +241,7 @@ def test_an_answer_that_never_ends_is_not_read_to_its_end(receiver, opened):
 # --- logins and TLS -----------------------------------------------------------------------------
 
 
-def test_a_login_goes_with_each_request_and_is_in_no_text(receiver, opened):
+def test_a_login_is_sent_with_each_request_and_never_shown(receiver, opened):
     opened(receiver.url, token=Secret("open sesame"))(some(1))
     opened(receiver.url, login=(Secret("me"), Secret("pass")))(some(1))
 
@@ -252,7 +254,7 @@ def test_a_login_goes_with_each_request_and_is_in_no_text(receiver, opened):
     assert "sesame" not in repr(settings)
 
 
-def test_only_a_server_that_is_trusted_gets_anything(receiver, opened):
+def test_only_a_trusted_server_receives_requests(receiver, opened):
     authority, stranger = trustme.CA(), trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -276,7 +278,7 @@ def test_only_a_server_that_is_trusted_gets_anything(receiver, opened):
 
 @pytest.mark.guarantee("http-each-message-has-its-answer")
 @pytest.mark.slow
-def test_a_message_waits_as_long_as_the_other_side_asks_for(run, receiver):
+def test_a_message_waits_as_long_as_the_server_asks_for(run, receiver):
     times = []
 
     def busy_at_first(request):
@@ -293,7 +295,7 @@ def test_a_message_waits_as_long_as_the_other_side_asks_for(run, receiver):
 
 
 @pytest.mark.slow
-def test_what_is_refused_is_a_dead_letter_with_the_first_words(run, receiver, server_letters):
+def test_a_refused_message_becomes_a_dead_letter_with_its_error(run, receiver, server_letters):
     receiver.answer = lambda request: Reply(422, b"no such product")
     pipeline = Pipeline("test").source("in", Generator(messages=3))
     run(pipeline.sink("out", Http(url=receiver.url, batch=HttpBatch())))

@@ -1,4 +1,4 @@
-"""The HTTP source: 200 means stored, the same id is stored once, and all else is told clearly."""
+"""The HTTP source: 200 means stored, an id is stored once, and every refusal has a clear reason."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def source(link, tmp_path, shared):
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
-    """All who share a port have been added as soon as one is there."""
+    """All vertices that share a port count as added as soon as the first one is."""
     monkeypatch.setattr(Listener, "settling", 0.0)
 
 
@@ -59,7 +59,7 @@ def settled(monkeypatch):
 
 
 @pytest.mark.guarantee("http-200-means-stored")
-def test_what_was_answered_with_200_is_in_the_buffer_as_it_was_posted(source):
+def test_a_post_answered_with_200_is_in_the_buffer_as_it_was_sent(source):
     value = bytes(range(256))
     answer = source.post(
         value,
@@ -78,7 +78,7 @@ def test_what_was_answered_with_200_is_in_the_buffer_as_it_was_posted(source):
     assert row["deliveries"] == 1
 
 
-def test_without_headers_there_is_a_new_id_and_the_time_is_now(source):
+def test_a_post_without_headers_gets_a_new_id_and_the_current_time(source):
     before = datetime.now(UTC)
     ids = [source.post(b"same").body["id"] for _ in range(2)]
 
@@ -89,7 +89,7 @@ def test_without_headers_there_is_a_new_id_and_the_time_is_now(source):
     assert before <= first["event_time"] <= first["first_seen"] <= datetime.now(UTC)
 
 
-def test_headers_of_the_hop_and_of_the_login_are_not_the_messages(source):
+def test_hop_by_hop_and_login_headers_are_not_stored_with_the_message(source):
     source.post(
         b"x",
         authorization="Bearer secret",
@@ -107,7 +107,7 @@ def test_headers_of_the_hop_and_of_the_login_are_not_the_messages(source):
     assert row["headers"].keys() == {"host", "accept-encoding", "content-type", "cookie"}
 
 
-def test_a_header_that_is_there_twice_is_a_list_and_texts_may_be_utf_8(source):
+def test_a_repeated_header_becomes_a_list_and_values_may_be_utf_8(source):
     connection = source.connect()
     connection.putrequest("POST", source.path)
     for name, value in (("X-Tag", "a"), ("X-Tag", "b"), ("X-Name", "Zoë 💧".encode())):
@@ -123,7 +123,7 @@ def test_a_header_that_is_there_twice_is_a_list_and_texts_may_be_utf_8(source):
     assert row["value"] == b""
 
 
-def test_a_body_may_come_in_pieces(source):
+def test_a_body_may_be_sent_in_chunks(source):
     answer = source.ask(
         "POST", source.path, iter([b"a" * 40_000, b"b" * 50_000]), encode_chunked=True
     )
@@ -185,14 +185,14 @@ def test_a_batch_is_stored_as_a_whole_or_not_at_all(link, tmp_path):
         ),
     ],
 )
-def test_a_batch_that_is_none_is_refused(source, body, headers, status, reason):
+def test_an_invalid_batch_is_refused(source, body, headers, status, reason):
     answer = source.post(body, content_type=NDJSON, **headers)
 
     assert (answer.status, answer.reason) == (status, reason)
     assert source.rows() == []
 
 
-def test_headers_that_each_line_would_have_are_bounded(source):
+def test_headers_copied_to_each_line_of_a_batch_are_bounded(source):
     answer = source.post(b"x\n" * 9_000, content_type=NDJSON, x_long="v" * 1_000)
 
     assert answer.status == 413
@@ -212,7 +212,7 @@ def test_the_same_id_is_stored_once(source):
 
 
 @pytest.mark.guarantee("http-200-means-stored")
-def test_the_same_id_posted_by_many_at_the_same_time_is_stored_once(source):
+def test_an_id_posted_by_many_clients_at_once_is_stored_once(source):
     with ThreadPoolExecutor(16) as pool:
         ids = [f"m{n % 20}" for n in range(200)]
         answers = list(pool.map(lambda name: source.post(b"x", x_numaflow_id=name), ids))
@@ -222,7 +222,7 @@ def test_the_same_id_posted_by_many_at_the_same_time_is_stored_once(source):
 
 
 @pytest.mark.guarantee("http-200-means-stored")
-def test_ids_are_known_after_a_restart_of_everything_though_the_buffer_is_empty(tmp_path):
+def test_ids_are_known_after_a_full_restart_even_if_the_buffer_is_empty(tmp_path):
     for run in range(2):
         with (
             start_embedded(tmp_path / "nats") as server,
@@ -235,12 +235,12 @@ def test_ids_are_known_after_a_restart_of_everything_though_the_buffer_is_empty(
             source.purge()
 
 
-def test_an_id_is_forgotten_when_the_window_for_copies_is_over(source, monkeypatch):
+def test_an_id_is_forgotten_after_the_deduplication_window(source, monkeypatch):
     source.post(b"x", x_numaflow_id="a")
     clock = time.time
     monkeypatch.setattr("ebbflow.connectors.http.known_ids.time.time", lambda: clock() + 121)
 
-    # Known to the buffer still, which keeps its own time: asked for again, and not stored again.
+    # The buffer, which keeps its own time, still knows it: it is asked, and stores nothing.
     assert source.post(b"x", x_numaflow_id="a").status == 200
     assert "a" in source.feed._store._known_ids
     assert len(source.rows()) == 1
@@ -270,14 +270,14 @@ def test_an_id_is_forgotten_when_the_window_for_copies_is_over(source, monkeypat
         ),
     ],
 )
-def test_a_header_that_makes_no_sense_is_a_bad_request(source, headers, reason):
+def test_an_invalid_header_is_a_bad_request(source, headers, reason):
     answer = source.post(b"x", **headers)
 
     assert (answer.status, answer.reason) == (400, reason)
     assert source.rows() == []
 
 
-def test_an_id_that_is_there_twice_is_a_bad_request(source):
+def test_a_duplicate_id_header_is_a_bad_request(source):
     connection = source.connect()
     connection.putrequest("POST", source.path)
     connection.putheader("x-numaflow-id", "a")
@@ -303,7 +303,7 @@ def test_an_id_that_is_there_twice_is_a_bad_request(source):
         ("POST", "/health", 405, "Method Not Allowed"),
     ],
 )
-def test_what_is_not_there_is_told_as_json(source, method, path, status, reason):
+def test_an_unknown_path_or_method_is_rejected_with_json(source, method, path, status, reason):
     answer = source.ask(method, path, b"x")
 
     assert (answer.status, answer.reason) == (status, reason)
@@ -319,7 +319,7 @@ def test_a_body_without_a_length_is_refused(source):
     assert (response.status, json.load(response)) == (411, {"reason": "content-length is missing"})
 
 
-def test_a_body_that_is_too_large_is_refused_and_the_largest_is_taken(source):
+def test_a_body_over_the_limit_is_refused_and_one_at_the_limit_is_stored(source):
     too_large = source.post(b"x" * 100_001)
     in_pieces = source.ask("POST", source.path, iter([b"x" * 60_000] * 2), encode_chunked=True)
 
@@ -329,7 +329,7 @@ def test_a_body_that_is_too_large_is_refused_and_the_largest_is_taken(source):
     assert [len(value) for value in source.values()] == [100_000]
 
 
-def test_a_message_that_no_frame_can_hold_is_refused(link, tmp_path):
+def test_a_message_too_large_for_a_frame_is_refused(link, tmp_path):
     with posting(link, tmp_path, largest=2**30) as source:
         answer = source.post(os.urandom(9_000_000))
 
@@ -337,7 +337,7 @@ def test_a_message_that_no_frame_can_hold_is_refused(link, tmp_path):
     assert "is over the limit of" in answer.reason
 
 
-def test_a_full_buffer_says_so_and_when_to_come_again(link, tmp_path):
+def test_a_full_buffer_is_answered_with_429_and_retry_after(link, tmp_path):
     with posting(link, tmp_path, max_frames=3) as source:
         answers = [source.post(b"x") for _ in range(5)]
 
@@ -348,7 +348,7 @@ def test_a_full_buffer_says_so_and_when_to_come_again(link, tmp_path):
         assert source.post(b"x").status == 200
 
 
-def test_more_than_may_be_on_its_way_is_refused(link, tmp_path):
+def test_requests_over_the_in_flight_limit_are_refused(link, tmp_path):
     with posting(link, tmp_path, in_flight=2) as source, contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(contextlib.closing(begun(source, b"half")))
@@ -372,7 +372,7 @@ def begun(source, part, length=1_000):
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /vertices/in HT", b"POST / HTTP/1.1\r\nA: b\r\n"])
-def test_a_client_too_slow_to_say_what_it_wants_is_sent_away(link, tmp_path, sent):
+def test_a_client_too_slow_to_send_its_request_is_disconnected(link, tmp_path, sent):
     with posting(link, tmp_path, read_timeout=0.3) as source:
         connection = socket.create_connection(("127.0.0.1", source.port), timeout=120)
         connection.sendall(sent)
@@ -382,7 +382,7 @@ def test_a_client_too_slow_to_say_what_it_wants_is_sent_away(link, tmp_path, sen
     assert answer.endswith(b'{"reason":"no request arrived within 0.3 s"}')
 
 
-def test_a_client_too_slow_to_send_its_body_is_sent_away(link, tmp_path):
+def test_a_client_too_slow_to_send_its_body_is_disconnected(link, tmp_path):
     with posting(link, tmp_path, read_timeout=0.3) as source:
         answer = everything(begun(source, b"half"))
 
@@ -391,7 +391,7 @@ def test_a_client_too_slow_to_send_its_body_is_sent_away(link, tmp_path):
 
 
 def everything(connection):
-    """All that comes until the other side closes."""
+    """Everything that arrives until the server closes."""
     with connection:
         return b"".join(iter(lambda: connection.recv(65_536), b""))
 
@@ -399,7 +399,7 @@ def everything(connection):
 # --- who may post -------------------------------------------------------------------------------
 
 
-def test_only_who_knows_the_token_may_post(link, tmp_path):
+def test_only_a_client_with_the_token_may_post(link, tmp_path):
     with posting(link, tmp_path, token=Secret("open sesame")) as source:
         wrong = [
             "",
@@ -421,7 +421,7 @@ def test_only_who_knows_the_token_may_post(link, tmp_path):
 
 
 @pytest.mark.guarantee("guessing-is-slow")
-def test_whoever_guesses_tokens_has_to_wait(link, tmp_path):
+def test_a_client_that_guesses_tokens_has_to_wait(link, tmp_path):
     with posting(link, tmp_path, token=Secret("open sesame")) as source:
         answers = [source.post(b"x", authorization=f"Bearer guess {n}") for n in range(12)]
 
@@ -457,7 +457,7 @@ def test_a_web_page_of_another_site_cannot_post_and_programs_can(link, tmp_path)
 
 
 @pytest.mark.guarantee("http-200-means-stored")
-def test_beyond_this_machine_there_is_no_listening_without_a_token(link, tmp_path):
+def test_a_source_without_a_token_cannot_listen_beyond_this_machine(link, tmp_path):
     with (
         pytest.raises(SetupError) as raised,
         posting(link, tmp_path, endpoints=(Endpoint("0.0.0.0", 0),)),
@@ -470,7 +470,7 @@ def test_beyond_this_machine_there_is_no_listening_without_a_token(link, tmp_pat
     )
 
 
-def test_with_a_token_it_may_listen_anywhere(link, tmp_path):
+def test_a_source_with_a_token_may_listen_anywhere(link, tmp_path):
     with posting(link, tmp_path, endpoints=(Endpoint("0.0.0.0", 0),), token=Secret("t")) as source:
         assert source.post(b"x").status == 401
         assert source.post(b"x", authorization="Bearer t").status == 200
@@ -479,7 +479,7 @@ def test_with_a_token_it_may_listen_anywhere(link, tmp_path):
         )
 
 
-def test_a_secret_is_in_no_text():
+def test_settings_never_show_secrets():
     endpoint = Endpoint("127.0.0.1", 0, Certificate("chain", Secret("the key")))
     settings = HttpSourceSettings((endpoint,), Secret("the token"))
 
@@ -498,7 +498,7 @@ def certificate(authority, name="127.0.0.1"):
     return Certificate(chain, Secret(issued.private_key_pem.bytes().decode()))
 
 
-def test_with_a_certificate_it_speaks_tls_only(link, tmp_path, authority):
+def test_a_source_with_a_certificate_accepts_tls_only(link, tmp_path, authority):
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     endpoint = Endpoint("127.0.0.1", 0, certificate(authority))
@@ -511,7 +511,7 @@ def test_with_a_certificate_it_speaks_tls_only(link, tmp_path, authority):
         assert source.values() == [b"x"]
 
 
-def test_a_certificate_that_is_none_is_told_at_the_start(link, tmp_path):
+def test_an_invalid_certificate_is_reported_at_the_start(link, tmp_path):
     endpoint = Endpoint("127.0.0.1", 0, Certificate("no", Secret("no")))
     with pytest.raises(SetupError) as raised, posting(link, tmp_path, endpoints=(endpoint,)):
         pass
@@ -530,7 +530,7 @@ def curl(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
-def test_numaflows_own_curl_posts_to_the_certificate_that_is_made(link, tmp_path):
+def test_numaflows_own_curl_command_works_with_the_self_signed_certificate(link, tmp_path):
     with posting(link, tmp_path, endpoints=(SELF_SIGNED,)) as source:
         url = f"https://localhost:{source.port}/vertices/in"
         posted = curl("-kq", "-X", "POST", "-d", "hello world", url)
@@ -545,7 +545,7 @@ def test_numaflows_own_curl_posts_to_the_certificate_that_is_made(link, tmp_path
         )
 
 
-def test_the_certificate_that_is_made_is_for_this_machine_and_the_host():
+def test_the_self_signed_certificate_covers_this_machine_and_the_host():
     made = make_certificate("in.example.org")
     shown = x509.load_pem_x509_certificate(made.chain.encode())
     extension = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName)
@@ -558,7 +558,7 @@ def test_the_certificate_that_is_made_is_for_this_machine_and_the_host():
 # --- ports --------------------------------------------------------------------------------------
 
 
-def test_a_vertex_is_reached_in_the_clear_and_over_tls_and_knows_ids_of_both(link, tmp_path):
+def test_a_vertex_that_takes_http_and_https_knows_the_ids_of_both(link, tmp_path):
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     with posting(link, tmp_path, endpoints=(LOOPBACK, SELF_SIGNED)) as source:
@@ -572,7 +572,7 @@ def test_a_vertex_is_reached_in_the_clear_and_over_tls_and_knows_ids_of_both(lin
         source.post(b"x")
 
 
-def test_https_that_nobody_asked_for_is_left_out_where_its_port_is_taken(link, tmp_path):
+def test_optional_https_is_skipped_when_its_port_is_taken(link, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         secured = Endpoint("127.0.0.1", port, self_signed=True, optional=True)
@@ -583,7 +583,7 @@ def test_https_that_nobody_asked_for_is_left_out_where_its_port_is_taken(link, t
             )
 
 
-def test_a_port_that_is_free_is_let_go_when_another_is_taken(link, tmp_path):
+def test_a_free_port_is_released_when_another_port_is_taken(link, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -597,7 +597,7 @@ def test_a_port_that_is_free_is_let_go_when_another_is_taken(link, tmp_path):
         pass
 
 
-def test_vertices_with_certificates_that_are_made_share_a_port(link, tmp_path):
+def test_vertices_with_self_signed_certificates_share_a_port(link, tmp_path):
     optional = replace(SELF_SIGNED, optional=True)
     with (
         posting(link, tmp_path, pipeline="made", vertex="one", endpoints=(SELF_SIGNED,)) as first,
@@ -606,7 +606,7 @@ def test_vertices_with_certificates_that_are_made_share_a_port(link, tmp_path):
         assert first.port == second.port
 
 
-def test_a_port_that_is_taken_is_told_at_the_start(link, tmp_path):
+def test_a_taken_port_is_reported_at_the_start(link, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with (
@@ -633,7 +633,7 @@ def test_two_vertices_share_a_port_until_the_last_one_stops(link, tmp_path):
         first.post(b"x")
 
 
-def test_a_vertex_that_is_about_to_listen_is_not_taken_for_unknown(source, monkeypatch):
+def test_a_vertex_that_may_still_be_starting_is_answered_with_503(source, monkeypatch):
     monkeypatch.setattr(Listener, "settling", 60.0)
     answer = source.ask("POST", "/vertices/other", b"x")
 
@@ -654,11 +654,11 @@ def test_two_vertices_with_different_certificates_do_not_share_a_port(link, tmp_
         first.post(b"x")
 
 
-# --- when things end ----------------------------------------------------------------------------
+# --- stops and outages --------------------------------------------------------------------------
 
 
 @pytest.mark.guarantee("http-200-means-stored")
-def test_a_stop_finishes_what_is_on_its_way_and_refuses_the_rest(link, tmp_path):
+def test_a_stop_finishes_requests_in_flight_and_refuses_new_ones(link, tmp_path):
     with posting(link, tmp_path) as source:
         waiting = begun(source, b"x" * 999)
         idle = source.connect()
@@ -679,7 +679,7 @@ def test_a_stop_finishes_what_is_on_its_way_and_refuses_the_rest(link, tmp_path)
         source.post(b"x")
 
 
-def test_a_stop_does_not_wait_for_ever_for_a_slow_client(link, tmp_path, monkeypatch):
+def test_a_stop_does_not_wait_forever_for_a_slow_client(link, tmp_path, monkeypatch):
     monkeypatch.setattr(HttpFeed, "grace", 0.2)
     with posting(link, tmp_path) as source:
         slow = begun(source, b"half")
@@ -690,7 +690,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_slow_client(link, tmp_path, monkeyp
         assert source.rows() == []
 
 
-def test_without_nats_it_refuses_and_goes_on_when_nats_is_back(tmp_path):
+def test_posts_are_refused_while_nats_is_down_and_stored_when_it_is_back(tmp_path):
     with contextlib.ExitStack() as first:
         server = first.enter_context(start_embedded(tmp_path / "nats", port=free_port()))
         link = first.enter_context(open_link(server))

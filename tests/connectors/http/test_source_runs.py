@@ -1,4 +1,4 @@
-"""HTTP sources in pipelines that run: what is posted arrives, also after a restart."""
+"""HTTP sources in running pipelines: posted messages arrive, even after a restart."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def post(port: int, vertex: str, body: bytes, **headers: str) -> Answered:
         connection.close()
 
 
-def test_what_is_posted_to_two_sources_on_one_port_arrives(port, store, journal, tmp_path):
+def test_posts_to_two_sources_on_one_port_arrive(port, store, journal, tmp_path):
     both = {"ports": {"http": port}}
     pipeline = (
         Pipeline("test")
@@ -68,7 +68,7 @@ def test_what_is_posted_to_two_sources_on_one_port_arrives(port, store, journal,
     assert (summary.vertices["one"].read, summary.vertices["two"].read) == (20, 3)
 
 
-def test_a_stop_and_a_start_lose_nothing_and_know_the_ids(port, store, journal, tmp_path):
+def test_a_restart_loses_no_message_and_keeps_the_known_ids(port, store, journal, tmp_path):
     mono = MonoVertex("test").source(Http(ports=Ports(http=port))).map(slowly).sink(store)
     posted = 0
     for _ in range(2):
@@ -105,7 +105,7 @@ class Stages(Watcher):
         self.stages.append(text)
 
 
-def test_a_port_that_is_taken_ends_the_run_before_spark_is_started(run, tmp_path):
+def test_a_taken_port_ends_the_run_before_spark_starts(run, tmp_path):
     stages = Stages()
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -115,7 +115,7 @@ def test_a_port_that_is_taken_ends_the_run_before_spark_is_started(run, tmp_path
     assert [stage for stage in stages.stages if "NATS" not in stage] == []
 
 
-def test_it_runs_with_the_permissions_that_are_printed_for_it(port, store, journal, tmp_path):
+def test_a_pipeline_runs_with_the_permissions_printed_for_it(port, store, journal, tmp_path):
     pipeline = Pipeline("test").source("in", Http(ports=Ports(http=port))).sink("out", store)
     (tmp_path / "nats").mkdir()
     (tmp_path / "nats" / "me.conf").write_text(permissions_of(pipeline.spec).to_config())

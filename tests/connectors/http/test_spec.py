@@ -53,7 +53,7 @@ TLS = "{certSecret: {file: c.pem}, keySecret: {file: k.pem}}"
         f"{{tls: {TLS}, ports: {{https: 0}}, readTimeout: 5s, ackWait: 2s, maxInFlight: 10}}",
     ],
 )
-def test_an_http_source_that_is_fine(problems_of, fields):
+def test_a_valid_http_source_has_no_problems(problems_of, fields):
     assert problems_of(with_source(fields)) == []
 
 
@@ -82,7 +82,7 @@ def test_an_http_source_that_is_fine(problems_of, fields):
         ),
     ],
 )
-def test_an_http_source_that_is_not(problems_of, fields, problem):
+def test_an_invalid_http_source_is_reported(problems_of, fields, problem):
     assert [line.split(": ", 1)[1] for line in problems_of(with_source(fields))] == [problem]
 
 
@@ -98,7 +98,7 @@ def test_an_http_source_that_is_not(problems_of, fields, problem):
         "log: {}, fallback: {file: {path: aside.txt}}, onSuccess: {http: {url: 'http://a'}}",
     ],
 )
-def test_a_sink_that_is_fine(problems_of, fields):
+def test_a_valid_sink_has_no_problems(problems_of, fields):
     assert problems_of(with_sink(fields)) == []
 
 
@@ -138,18 +138,18 @@ def test_a_sink_that_is_fine(problems_of, fields):
         ("file: {path: a, maxBytes: 0}", "EB104 'maxBytes' must be at least 1, not 0"),
     ],
 )
-def test_a_sink_that_is_not(problems_of, fields, problem):
+def test_an_invalid_sink_is_reported(problems_of, fields, problem):
     assert [line.split(": ", 1)[1] for line in problems_of(with_sink(fields))] == [problem]
 
 
-# --- what they become ---------------------------------------------------------------------------
+# --- plans --------------------------------------------------------------------------------------
 
 
 def planned(pipeline):
     return make_plans(pipeline.spec, Addresses.of("nats://localhost"), 1_000_000, None)
 
 
-def test_the_settings_of_a_source_have_its_secrets_read(tmp_path, monkeypatch):
+def test_the_settings_of_a_source_contain_its_secrets(tmp_path, monkeypatch):
     issued = trustme.CA().issue_cert("localhost")
     (tmp_path / "c.pem").write_bytes(issued.cert_chain_pems[0].bytes())
     (tmp_path / "k.pem").write_bytes(issued.private_key_pem.bytes())
@@ -188,13 +188,13 @@ def test_the_settings_of_a_source_have_its_secrets_read(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_it_listens_as_numaflows_does_but_on_this_machine_only(ports, endpoints):
+def test_a_source_listens_on_numaflows_port_but_on_this_machine_only(ports, endpoints):
     http = {"ports": ports} if ports else {}
     source, _ = planned(Pipeline("web").source("in", Http(**http)).sink("out", Log()))
     assert source.source.settings.endpoints == tuple(endpoints)
 
 
-def test_a_secret_that_is_not_there_is_told_at_the_start():
+def test_a_missing_secret_is_reported_at_the_start():
     http = {"auth": {"token": {"env": "NO_SUCH_TOKEN"}}}
     with pytest.raises(SetupError) as raised:
         planned(Pipeline("web").source("in", Http(**http)).sink("out", Log()))
@@ -203,7 +203,7 @@ def test_a_secret_that_is_not_there_is_told_at_the_start():
     )
 
 
-def test_a_certificate_that_is_none_is_told_at_the_start(tmp_path):
+def test_an_invalid_certificate_is_reported_at_the_start(tmp_path):
     (tmp_path / "ca.pem").write_text("no certificate")
     http = {"url": "https://a", "tls": {"ca_cert_secret": {"file": str(tmp_path / "ca.pem")}}}
     with pytest.raises(SetupError) as raised:
@@ -214,7 +214,7 @@ def test_a_certificate_that_is_none_is_told_at_the_start(tmp_path):
     )
 
 
-def test_the_settings_of_sinks(monkeypatch, tmp_path):
+def test_the_settings_of_sinks_follow_their_spec(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     http = {"url": "http://a", "headers": {"X-A": "b"}, "batch": {"size": 7}, "timeout": "3s"}
     pipeline = Pipeline("web").source("in", Generator())
@@ -231,7 +231,7 @@ def test_the_settings_of_sinks(monkeypatch, tmp_path):
     assert aside == FileSettings(str(tmp_path / "x"))
 
 
-def test_without_the_extra_its_name_is_told(monkeypatch):
+def test_a_missing_extra_is_reported_with_the_command_to_install_it(monkeypatch):
     pipeline = Pipeline("web").source("in", Http()).sink("out", Log())
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(SetupError) as raised:
@@ -241,7 +241,7 @@ def test_without_the_extra_its_name_is_told(monkeypatch):
     )
 
 
-def test_what_takes_posts_in_stays_on_the_driver(monkeypatch):
+def test_the_server_for_posts_stays_on_the_driver(monkeypatch):
     monkeypatch.setenv("TOKEN", "open sesame")
     http = {"auth": {"token": {"env": "TOKEN"}}}
     plan, _ = planned(Pipeline("web").source("in", Http(**http)).sink("out", Log()))

@@ -1,1 +1,1 @@
-"""A real Kafka broker for tests: what it is made of, how it is started, what tests ask of it."""
+"""A real Kafka broker for tests: its files, how it is started, and what tests need of it."""

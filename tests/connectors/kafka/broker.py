@@ -1,7 +1,7 @@
 """One Kafka broker in a folder of its own, on free ports of this machine.
 
-It listens without and with protection: TLS with a login by PLAIN or SCRAM. Whoever starts it stops
-it; ``kill`` and ``start`` again keep what it has stored.
+It listens without and with protection: TLS with a login by PLAIN or SCRAM. Whatever starts it
+also stops it; its data survives a ``kill`` and another ``start``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 
 
 class Broker:
-    """A broker and what tests want of it. ``address`` is open to all, ``protected`` is not."""
+    """A broker and what tests need of it. ``address`` is open to all, ``protected`` is not."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,7 +71,7 @@ class Broker:
             "ssl.keystore.certificate.chain": chain.replace("\n", "\\n"),
             "ssl.keystore.key": pkcs8(key).replace("\n", "\\n"),
             "log.dirs": self._folder / "data",
-            # Else a record whose time is years ago is deleted half a minute after the start.
+            # Otherwise a record with an old timestamp is deleted half a minute after the start.
             "log.retention.ms": -1,
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1,
@@ -80,7 +80,7 @@ class Broker:
             "transaction.state.log.min.isr": 1,
             "group.initial.rebalance.delay.ms": 500,
             "auto.create.topics.enable": "false",
-            # So that a broker that was killed is missed soon, and may come back.
+            # So that a killed broker is detected soon, and may rejoin.
             "broker.session.timeout.ms": 2_000,
             "broker.heartbeat.interval.ms": 500,
         }
@@ -123,7 +123,7 @@ class Broker:
         return False
 
     def stop(self) -> None:
-        """End it, gently at first."""
+        """Stop it, gracefully if it can."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -133,12 +133,12 @@ class Broker:
         self._process = None
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
-    # --- what tests want ------------------------------------------------------------------------
+    # --- what tests need ------------------------------------------------------------------------
 
     @cached_property
     def admin(self) -> AdminClient:
@@ -146,7 +146,7 @@ class Broker:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Settings of a client that says nothing when the broker is down."""
+        """Settings of a client that logs nothing while the broker is down."""
         return {"bootstrap.servers": self.address, "log_level": 0}
 
     def topic(self, partitions: int = 1, name: str | None = None, **config: str) -> str:
@@ -158,7 +158,7 @@ class Broker:
         return name
 
     def delete(self, topic: str) -> None:
-        """Delete a topic, and wait until the broker no longer knows it: that takes it a while."""
+        """Delete a topic, and wait until the broker no longer knows it, which takes a while."""
         self.admin.delete_topics([topic])[topic].result(20)
         until(lambda: topic not in self.admin.list_topics(timeout=10).topics, 60, every=0.05)
 
@@ -223,7 +223,7 @@ class Broker:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Ports that no program listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listener.getsockname()[1] for listener in sockets]
     for listener in sockets:

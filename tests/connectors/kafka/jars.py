@@ -1,6 +1,6 @@
 """The broker's jars: fetched once by Ivy, which comes with Spark, and kept for later runs.
 
-Ivy gets them from where it gets everything; ``EBBFLOW_TEST_IVY_SETTINGS`` names a settings file
+Ivy uses its usual repositories; ``EBBFLOW_TEST_IVY_SETTINGS`` names a settings file
 for machines that have a repository of their own. About 45 MB, in ``$XDG_CACHE_HOME/ebbflow-tests``.
 """
 
@@ -34,7 +34,7 @@ def java() -> str:
 
 
 def jars() -> Path:
-    """The folder that has them; ``NoBroker`` if they cannot be had."""
+    """The folder with the jars; raises ``NoBroker`` if they are not available."""
 
     def fetch(place: Path) -> Path:
         run_ivy(IVY_FILE, place, ("jar", "bundle"))
@@ -46,7 +46,7 @@ def jars() -> Path:
 
 
 def keep(name: str, ivy_file: Path, fetch: Callable[[Path], Path]) -> Path:
-    """The folder with what that file names; ``fetch`` makes it in a folder that it is given."""
+    """The folder with what the file names; ``fetch`` makes it in a temporary folder."""
     version = hashlib.sha256(ivy_file.read_bytes()).hexdigest()[:12]
     folder = _cache() / f"{name}-{version}"
     if not folder.is_dir():
@@ -69,7 +69,7 @@ def _put(fetched: Path, folder: Path) -> None:
 
 
 def run_ivy(ivy_file: Path, place: Path, types: tuple[str, ...]) -> None:
-    """Fetches what the file names to ``place/files``; ``NoBroker`` if it cannot be had."""
+    """Fetch what the file names to ``place/files``; raises ``NoBroker`` if that fails."""
     (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
     settings = os.environ.get("EBBFLOW_TEST_IVY_SETTINGS")
     command = [

@@ -1,4 +1,4 @@
-"""A broker is killed and comes back: the source reads on, the sink writes on."""
+"""A broker is killed and restarted: the source and the sink continue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sink_with(kafka, topic, milliseconds):
 
 @pytest.mark.long
 @pytest.mark.guarantee("kafka-skips-no-record")
-def test_an_outage_is_sat_out_and_nothing_is_lost_or_doubled(kafka):
+def test_source_and_sink_survive_an_outage_without_loss_or_duplicates(kafka):
     topic = kafka.topic()
     source = KafkaSource(KafkaSourceSettings(KafkaAccess((kafka.address,)), (topic,), topic))
     source.open()

@@ -1,4 +1,4 @@
-"""Of a partition, everything before the first message that is not settled may be committed."""
+"""In a partition, everything before the first unsettled message may be committed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ebbflow.connectors.kafka.source import Progress, read_offsets, write_offset
 numbers = st.lists(st.integers(0, 500), unique=True, max_size=60).map(sorted)
 
 
-def fetch(progress, offsets, chance):
-    """Has them fetched in pieces, as they come."""
+def fetch(progress, offsets, rng):
+    """Fetch the offsets in several parts."""
     while offsets:
-        count = chance.randint(1, len(offsets))
+        count = rng.randint(1, len(offsets))
         progress.fetch(offsets[:count])
         offsets = offsets[count:]
 
 
 @pytest.mark.guarantee("kafka-skips-no-record")
 @given(numbers, st.randoms(use_true_random=False))
-def test_what_is_committed_never_skips_a_message_whatever_the_order_of_settling(fetched, chance):
+def test_a_commit_never_skips_a_message_whatever_the_order_of_settling(fetched, rng):
     progress = Progress()
-    fetch(progress, fetched, chance)
-    left, order = set(fetched), chance.sample(fetched, len(fetched))
+    fetch(progress, fetched, rng)
+    left, order = set(fetched), rng.sample(fetched, len(fetched))
     while order:
-        count = chance.randint(1, len(order))
+        count = rng.randint(1, len(order))
         settled, order = order[:count], order[count:]
         progress.settle(settled)
         left -= set(settled)
@@ -39,9 +39,9 @@ def test_what_is_committed_never_skips_a_message_whatever_the_order_of_settling(
 
 
 @given(numbers, st.integers(501, 600), st.randoms(use_true_random=False))
-def test_offsets_that_nothing_is_at_do_not_hold_it_up(fetched, end, chance):
+def test_offsets_without_a_message_do_not_block_commits(fetched, end, rng):
     progress = Progress()
-    fetch(progress, fetched, chance)
+    fetch(progress, fetched, rng)
     progress.reach(end)
     assert progress.committable == (fetched[0] if fetched else end)
     progress.settle(fetched)
@@ -50,7 +50,7 @@ def test_offsets_that_nothing_is_at_do_not_hold_it_up(fetched, end, chance):
 
 
 @given(numbers.filter(len), st.integers(0, 500), st.data())
-def test_a_place_that_was_set_back_skips_nothing(fetched, back, data):
+def test_a_position_that_was_set_back_skips_nothing(fetched, back, data):
     progress = Progress()
     progress.fetch(fetched)
     progress.fetch([back])
@@ -61,7 +61,7 @@ def test_a_place_that_was_set_back_skips_nothing(fetched, back, data):
     assert progress.committable == (min(left) if left else back + 1)
 
 
-def test_nothing_is_known_at_first_and_what_is_not_in_hand_does_not_matter():
+def test_nothing_is_committable_at_first_and_offsets_not_in_flight_are_ignored():
     progress = Progress()
     assert progress.committable is None
     progress.settle([7])

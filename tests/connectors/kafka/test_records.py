@@ -53,13 +53,13 @@ def limit(records: Records, count):
 
 
 @given(st.lists(messages, max_size=6))
-def test_what_is_written_is_read_back(rows):
+def test_keys_and_headers_are_read_back_as_they_were_written(rows):
     _, _, headers = write(*rows)
     assert read(*((b"any key", list(row.items())) for row in headers)) == rows
 
 
 @given(st.lists(messages, min_size=3, max_size=6), st.data())
-def test_a_part_of_a_batch_is_written_like_the_whole(rows, data):
+def test_a_slice_of_a_batch_is_written_like_the_whole(rows, data):
     start = data.draw(st.integers(0, len(rows) - 1))
     whole, part = write_records(batch_of(rows), True), batch_of(rows).slice(start)
     records = dict(limit(write_records(part, True), len(rows) - start))
@@ -84,12 +84,12 @@ def test_without_set_key_or_keys_a_record_has_no_key():
     assert headers == [{KEY_COUNT: b"0"}] * 2
 
 
-def test_headers_of_a_message_do_not_pass_for_its_keys():
+def test_headers_of_a_message_are_not_mistaken_for_its_keys():
     _, _, headers = write(([], {"__key_len": "1", "__key_0": "x"}))
     assert headers == [{"__key_len": b"0", "__key_0": b"x"}]
 
 
-def test_nulls_hide_what_is_behind_them():
+def test_data_behind_nulls_is_ignored():
     batch = batch_of([(["ann"], {"a": "1"}), (["bob"], {"b": "2"})])
     keys, pairs = batch.column("keys"), batch.column("headers")
     hidden = pa.array([False, True])
@@ -105,12 +105,12 @@ def test_nulls_hide_what_is_behind_them():
     ]
 
 
-def test_without_such_headers_the_key_of_the_record_is_the_one_key():
+def test_a_record_without_key_headers_has_its_own_key_as_the_only_key():
     records = (b"ann", None), (None, [("a", b"1")]), (b"", []), (None, None)
     assert read(*records) == [(["ann"], {}), ([], {"a": "1"}), ([""], {}), ([], {})]
 
 
-def test_records_with_and_without_such_headers_are_read_side_by_side():
+def test_records_with_and_without_key_headers_can_be_mixed():
     several = [("__key_len", b"2"), ("__key_0", b"x"), ("trace", b"7"), ("__key_1", b"y")]
     records = (b"ann", None), (b"ann", several), (None, [("__key_len", b"0")])
     assert read(*records) == [(["ann"], {}), (["x", "y"], {"trace": "7"}), ([], {})]
@@ -134,19 +134,19 @@ def test_headers_that_only_look_like_keys_stay_headers(headers):
     assert texts.keys() == headers.keys()
 
 
-def test_the_last_of_equal_names_wins_and_no_value_is_an_empty_one():
+def test_the_last_duplicate_header_wins_and_a_null_value_becomes_empty():
     pairs = [("trace", b"7"), ("none", None), ("trace", b"8")]
     assert read((None, pairs)) == [([], {"trace": "8", "none": ""})]
 
 
 @given(st.binary(max_size=8), st.binary(max_size=8))
-def test_bytes_that_are_no_text_stay_apart(one, other):
+def test_different_keys_that_are_not_text_stay_different(one, other):
     (((first,), _), ((second,), _)) = read((one, None), (other, None))
     if b"\\" not in one + other:
         assert (first == second) == (one == other)
 
 
-def test_a_deleted_value_is_marked_and_its_mark_is_not_written():
+def test_a_tombstone_is_marked_by_a_header_that_is_not_written_back():
     columns = read_columns([b"ann", b"bob"], [None, [("a", b"1")]], deleted=[1])
     assert columns["headers"].to_pylist() == [[], [("a", "1"), (TOMBSTONE, "true")]]
     rows = [([], {TOMBSTONE: "true"})] * 2

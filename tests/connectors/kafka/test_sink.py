@@ -1,4 +1,4 @@
-"""The Kafka sink by itself, against a real broker: what it writes, and what it answers."""
+"""The Kafka sink by itself, against a real broker: what it writes, and how it responds."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def rows_of(*values, keys=None, headers=None):
 
 
 def statuses(rows, answers):
-    """The status of each message: it is written where the sink says nothing."""
+    """The status of each message; one without a response has been written."""
     return [answers[row].status if row in answers else Status.OK for row in range(rows.num_rows)]
 
 
 def write(sink, *values, **fields):
-    """Has the sink write messages; the status of each."""
+    """Have the sink write messages; returns the status of each."""
     rows = rows_of(*values, **fields)
     return statuses(rows, sink(rows) or {})
 
 
-def test_every_message_is_a_record_with_its_keys_and_headers(kafka, sink_to):
+def test_every_message_becomes_a_record_with_its_keys_and_headers(kafka, sink_to):
     topic = kafka.topic()
     sink = sink_to(topic, set_key=True)
 
@@ -93,7 +93,7 @@ def test_records_with_the_same_keys_are_in_the_same_partition(kafka, sink_to):
 
 
 @pytest.mark.parametrize("keys", [[], [""], ["ann"], ["ann", "bob:carl", "é"]])
-def test_what_a_source_reads_is_what_the_sink_was_given(kafka, sink_to, keys):
+def test_a_source_reads_exactly_what_the_sink_wrote(kafka, sink_to, keys):
     topic = kafka.topic()
     headers = {"trace": "7", "é": "ü"}
     write(sink_to(topic, set_key=True), b"\x00\xff", keys=keys, headers=headers)
@@ -103,7 +103,7 @@ def test_what_a_source_reads_is_what_the_sink_was_given(kafka, sink_to, keys):
     assert (list(message.keys), message.headers) == (keys, headers)
 
 
-def test_event_times_are_timestamps_if_the_spec_says_so(kafka, sink_to):
+def test_event_times_become_timestamps_if_the_spec_asks_for_it(kafka, sink_to):
     topic = kafka.topic()
     then = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
     columns = {"id": ["0", "1"], "value": [b"old", b"new"], "event_time": [then, None]}
@@ -116,7 +116,7 @@ def test_event_times_are_timestamps_if_the_spec_says_so(kafka, sink_to):
     assert new.event_time > before
 
 
-def test_a_deleted_value_stays_one(kafka, sink_to):
+def test_a_tombstone_stays_a_tombstone(kafka, sink_to):
     topic = kafka.topic()
     write(sink_to(topic, set_key=True), b"", keys=["ann"], headers={"__tombstone": "true"})
     (record,) = kafka.records(topic)
@@ -139,7 +139,7 @@ def test_a_message_that_is_too_large_fails_alone(kafka, sink_to):
     assert sorted(stored) == sorted(values[:250] + values[251:])
 
 
-def test_messages_that_the_client_finds_too_large_fail_alone_as_well(kafka, sink_to):
+def test_messages_that_the_client_rejects_as_too_large_fail_alone(kafka, sink_to):
     topic, large = kafka.topic(), b"x" * 2_000_000
     rows = rows_of(b"1", large, large, b"2", large)
     answers = sink_to(topic)(rows)
@@ -150,7 +150,7 @@ def test_messages_that_the_client_finds_too_large_fail_alone_as_well(kafka, sink
     assert [record.value() for record in kafka.records(topic)] == [b"1", b"2"]
 
 
-def test_a_record_that_its_topic_cannot_have_fails_alone(kafka, sink_to):
+def test_a_record_that_its_topic_rejects_fails_alone(kafka, sink_to):
     topic = kafka.topic(cleanup_policy="compact")
     rows = rows_of(*(b"%d" % n for n in range(9)), keys=[["k"] if n != 3 else [] for n in range(9)])
     answers = sink_to(topic, set_key=True)(rows)
@@ -159,7 +159,7 @@ def test_a_record_that_its_topic_cannot_have_fails_alone(kafka, sink_to):
     assert len(kafka.records(topic)) == 8
 
 
-def test_brokers_that_do_not_take_it_in_time_are_away(kafka, sink_to):
+def test_a_message_not_taken_in_time_counts_as_unavailable(kafka, sink_to):
     topic = kafka.topic()
     sink = sink_to(topic, **{"message.timeout.ms": "1000"})
     kafka.delete(topic)
@@ -173,7 +173,7 @@ def test_brokers_that_do_not_take_it_in_time_are_away(kafka, sink_to):
 
 
 class Silent:
-    """A producer that takes everything and never says what became of it."""
+    """A producer that accepts everything and never reports an outcome."""
 
     def produce(self, *arguments):
         pass
@@ -186,7 +186,7 @@ class Silent:
 
 
 @pytest.mark.guarantee("kafka-skips-no-record")
-def test_while_an_answer_is_missing_no_message_counts_as_written(kafka, sink_to):
+def test_messages_without_a_delivery_report_do_not_count_as_written(kafka, sink_to):
     sink = sink_to(kafka.topic())
     sink._outbox.producer = Silent()
     answers = sink(rows_of(b"1", b"2", b"3"))
@@ -195,7 +195,7 @@ def test_while_an_answer_is_missing_no_message_counts_as_written(kafka, sink_to)
 
 
 @pytest.mark.guarantee("kafka-skips-no-record")
-def test_what_is_still_on_its_way_after_the_longest_wait_is_given_up_and_said_so(kafka, sink_to):
+def test_messages_still_in_flight_after_the_longest_wait_count_as_unavailable(kafka, sink_to):
     topic = kafka.topic()
     sink = sink_to(topic, **{"batch.num.messages": "1"})
     sink._outbox._longest = 0.0
@@ -209,7 +209,7 @@ def test_what_is_still_on_its_way_after_the_longest_wait_is_given_up_and_said_so
     assert answers
 
 
-def test_more_than_the_producer_holds_at_once_is_written_all_the_same(kafka, sink_to):
+def test_more_messages_than_the_producer_holds_at_once_are_all_written(kafka, sink_to):
     topic = kafka.topic()
     sink = sink_to(topic, **{"queue.buffering.max.messages": "50"})
     values = [b"%d" % n for n in range(1_000)]
@@ -217,12 +217,12 @@ def test_more_than_the_producer_holds_at_once_is_written_all_the_same(kafka, sin
     assert [record.value() for record in kafka.records(topic)] == values
 
 
-def test_it_logs_in_over_tls(kafka, sink_to):
+def test_the_sink_logs_in_over_tls(kafka, sink_to):
     topic = kafka.topic()
     assert write(sink_to(topic, login(kafka, "SCRAM-SHA-256")), b"1") == [Status.OK]
 
 
-def test_a_topic_that_is_not_there_is_named(kafka, sink_to):
+def test_a_missing_topic_is_reported(kafka, sink_to):
     with pytest.raises(SetupError) as raised:
         sink_to("no-such-topic", KafkaAccess((kafka.address,), answer_within=1.0))
     assert str(raised.value) == (
@@ -230,7 +230,7 @@ def test_a_topic_that_is_not_there_is_named(kafka, sink_to):
     )
 
 
-def test_brokers_that_are_not_there_are_told(sink_to):
+def test_unreachable_brokers_are_reported(sink_to):
     (port,) = free_ports(1)
     with pytest.raises(SetupError, match=f"Kafka at 127.0.0.1:{port} did not answer within 1 s"):
         sink_to("orders", KafkaAccess((f"127.0.0.1:{port}",), answer_within=1.0))

@@ -1,7 +1,7 @@
-"""The Kafka sink on a producer that does all that producers may do, without a broker.
+"""The Kafka sink on a fake producer with every outcome that is possible, without a broker.
 
-Whatever happens to the messages of a call, none counts as written that the broker has not
-confirmed.
+Whatever happens to the messages of a call, none counts as written unless the broker has
+confirmed it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ebbflow.domain.message import Status
 from ebbflow.engine import frames
 
 WRITTEN, LOST, REFUSED, UNWANTED, STUCK, SILENT = range(6)
-"""The fates of a message: stored, given up after a while, refused by the brokers, not taken by
-the producer, on its way until it is purged, or on its way for ever."""
+"""The outcomes of a message: stored, given up after a while, refused by the brokers, not taken by
+the producer, in flight until it is purged, or in flight forever."""
 
 _STATUSES = {LOST: Status.UNAVAILABLE, STUCK: Status.UNAVAILABLE}
 _STATUSES |= {REFUSED: Status.FAILURE, UNWANTED: Status.FAILURE}
@@ -28,7 +28,7 @@ _ERRORS = {LOST: KafkaError._MSG_TIMED_OUT, REFUSED: KafkaError.INVALID_RECORD}
 
 
 class Clock:
-    """A second later each time it is looked at."""
+    """A clock that advances by a second at each call."""
 
     def __init__(self):
         self._seconds = 0.0
@@ -39,18 +39,18 @@ class Clock:
 
 
 class Producer:
-    """Reports errors only, as the sink's producer is told to; holds ``room`` messages at a time."""
+    """Reports errors only, as the sink configures it; holds ``room`` messages at a time."""
 
-    def __init__(self, fates, room):
+    def __init__(self, outcomes, room):
         self.confirmed: list[bytes] = []
-        self._fates = fates
+        self._outcomes = outcomes
         self._room = room
         self._queue: list[tuple[bytes, object]] = []
 
     def produce(self, topic, value, key, partition, callback, on_delivery, timestamp, headers):
         if len(self._queue) >= self._room:
             raise BufferError
-        if self._fates[value] == UNWANTED:
+        if self._outcomes[value] == UNWANTED:
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
         self._queue.append((value, callback))
 
@@ -63,17 +63,17 @@ class Producer:
 
     def purge(self):
         for message in [*self._queue]:
-            if self._fates[message[0]] == STUCK:
+            if self._outcomes[message[0]] == STUCK:
                 self._report(message, KafkaError._PURGE_INFLIGHT)
 
     def _answer(self, messages):
         for message in messages:
-            fate = self._fates[message[0]]
-            if fate == WRITTEN:
+            outcome = self._outcomes[message[0]]
+            if outcome == WRITTEN:
                 self.confirmed.append(message[0])
                 self._queue.remove(message)
-            elif fate in _ERRORS:
-                self._report(message, _ERRORS[fate])
+            elif outcome in _ERRORS:
+                self._report(message, _ERRORS[outcome])
 
     def _report(self, message, code):
         self._queue.remove(message)
@@ -90,13 +90,13 @@ def rows_of(count, call):
     st.lists(st.lists(st.sampled_from(range(6)), min_size=1, max_size=12), min_size=1, max_size=3),
     st.integers(1, 15),
 )
-def test_no_message_counts_as_written_that_is_not_confirmed(calls, room):
-    fates = {b"%d in call %d" % (row, call): fate
-             for call, every in enumerate(calls) for row, fate in enumerate(every)}  # fmt: skip
+def test_an_unconfirmed_message_never_counts_as_written(calls, room):
+    outcomes = {b"%d in call %d" % (row, call): end
+                for call, every in enumerate(calls) for row, end in enumerate(every)}  # fmt: skip
     producers = []
 
     def make_client(kind, settings, complaints):
-        producers.append(Producer(fates, room))
+        producers.append(Producer(outcomes, room))
         return producers[-1]
 
     with (
@@ -112,4 +112,6 @@ def test_no_message_counts_as_written_that_is_not_confirmed(calls, room):
                 assert b"%d in call %d" % (row, call) in confirmed
             if SILENT not in every and len(every) < room:
                 statuses = {row: answer.status for row, answer in answers.items()}
-                assert statuses == {row: _STATUSES[fate] for row, fate in enumerate(every) if fate}
+                assert statuses == {
+                    row: _STATUSES[outcome] for row, outcome in enumerate(every) if outcome
+                }

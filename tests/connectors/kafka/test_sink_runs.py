@@ -12,7 +12,7 @@ from ebbflow.connectors import Kafka
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
 
-def test_from_kafka_to_kafka_keys_and_headers_stay_and_what_is_too_large_is_a_dead_letter(
+def test_a_copy_keeps_keys_and_headers_and_a_message_that_is_too_large_is_a_dead_letter(
     run, kafka, server_letters
 ):
     here, there = kafka.topic(2), kafka.topic(2, max_message_bytes="10000")
@@ -42,7 +42,7 @@ def test_from_kafka_to_kafka_keys_and_headers_stay_and_what_is_too_large_is_a_de
 
 @pytest.mark.long
 @pytest.mark.guarantee("kafka-writes-once")
-def test_from_kafka_to_kafka_each_record_once_though_the_worker_is_killed_around_commits(
+def test_an_exactly_once_copy_has_each_record_once_with_workers_killed_around_commits(
     run, kafka, server_letters, tmp_path
 ):
     from tests.connectors.kafka.test_transactions import committed
@@ -69,7 +69,7 @@ def test_from_kafka_to_kafka_each_record_once_though_the_worker_is_killed_around
 
 
 def kill_around_commits(marks):
-    """Has this worker be killed before its third commit, and the next one right after its own."""
+    """Have this worker killed before its third commit, and the next one right after its own."""
     import os
     import signal
 

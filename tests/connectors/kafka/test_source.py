@@ -1,4 +1,4 @@
-"""The Kafka source by itself, against a real broker: what it gives, commits and says."""
+"""The Kafka source by itself, against a real broker: what it returns, commits and reports."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def opened(kafka, group):
 
 
 def messages_of(columns):
-    """The rows of what a source has read."""
+    """The rows that a source has read, as messages."""
     rows = ({name: value for name, value in row.items() if value is not None}
             for row in columns.to_pylist())  # fmt: skip
     return [SourceMessage(**row | {"headers": dict(row.get("headers", ()))}) for row in rows]
 
 
 def take(source, count, within=20.0):
-    """This many messages, or as many as have come when the time is over."""
+    """This many messages, or as many as have arrived when the time is over."""
     messages, deadline = [], time.monotonic() + within
     while len(messages) < count and time.monotonic() < deadline:
         messages += messages_of(source.read(count - len(messages), timedelta(seconds=0.2)))
@@ -83,10 +83,10 @@ def another_member(kafka, group, topic):
     member.close()
 
 
-# --- what it gives ------------------------------------------------------------------------------
+# --- records as messages ------------------------------------------------------------------------
 
 
-def test_a_record_is_a_message_with_its_key_headers_and_time(kafka, opened):
+def test_a_record_becomes_a_message_with_its_key_headers_and_time(kafka, opened):
     topic = kafka.topic()
     headers = [("trace", b"7"), ("trace", b"8"), ("raw", b"\xff"), ("none", None)]
     kafka.fill(topic, [b"hello"], key=b"ann", headers=headers, timestamp=1_700_000_000_123)
@@ -101,7 +101,7 @@ def test_a_record_is_a_message_with_its_key_headers_and_time(kafka, opened):
     assert message.partition == 0
 
 
-def test_a_record_without_a_value_is_an_empty_message_that_says_so(kafka, opened):
+def test_a_tombstone_becomes_an_empty_message_that_is_marked_as_one(kafka, opened):
     topic = kafka.topic()
     kafka.fill(topic, [None, b""], key=b"gone")
 
@@ -124,11 +124,11 @@ def test_all_topics_and_all_their_partitions_are_read(kafka, opened):
     assert source.partitions() == [0, 1, 2]
 
 
-# --- what it commits ----------------------------------------------------------------------------
+# --- commits ------------------------------------------------------------------------------------
 
 
 @pytest.mark.guarantee("kafka-skips-no-record")
-def test_only_what_is_before_the_first_unsettled_message_is_committed(kafka, group, opened):
+def test_only_messages_before_the_first_unsettled_one_are_committed(kafka, group, opened):
     topic = kafka.topic()
     kafka.fill(topic, (b"%d" % n for n in range(100)))
     source = opened(topic)
@@ -142,9 +142,7 @@ def test_only_what_is_before_the_first_unsettled_message_is_committed(kafka, gro
 
 
 @pytest.mark.guarantee("kafka-skips-no-record")
-def test_what_was_not_settled_is_given_again_to_the_next_one_and_the_rest_is_not(
-    kafka, group, opened
-):
+def test_the_next_source_resumes_at_the_first_unsettled_message(kafka, group, opened):
     topic = kafka.topic()
     kafka.fill(topic, (b"%d" % n for n in range(100)))
     first = opened(topic)
@@ -175,7 +173,7 @@ def test_transactions_leave_no_lag(kafka, group, opened):
     assert kafka.ends(topic) == {0: 4}
 
 
-def test_it_is_exhausted_when_the_ends_are_reached_and_not_before(kafka, opened):
+def test_a_source_is_exhausted_when_the_ends_are_reached_and_not_before(kafka, opened):
     topic = kafka.topic(3)
     kafka.fill(topic, [b"1", b"2"])
     source = opened(topic)
@@ -191,7 +189,7 @@ def test_it_is_exhausted_when_the_ends_are_reached_and_not_before(kafka, opened)
     read_until(lambda: source.exhausted, source)
 
 
-def test_pending_is_how_far_it_is_behind(kafka, opened):
+def test_pending_is_the_number_of_unread_messages(kafka, opened):
     topic = kafka.topic()
     kafka.fill(topic, (b"%d" % n for n in range(500)))
     source = opened(topic)
@@ -201,7 +199,7 @@ def test_pending_is_how_far_it_is_behind(kafka, opened):
 
 
 @pytest.mark.guarantee("kafka-skips-no-record")
-def test_a_start_at_the_end_is_kept_though_nothing_was_read_yet(kafka, group, opened, monkeypatch):
+def test_a_start_at_the_end_is_kept_even_if_nothing_was_read_yet(kafka, group, opened, monkeypatch):
     topic = kafka.topic()
     kafka.fill(topic, [b"old"])
     monkeypatch.setattr(KafkaSource, "_commit", lambda self: None)
@@ -218,7 +216,7 @@ def test_a_start_at_the_end_is_kept_though_nothing_was_read_yet(kafka, group, op
 
 
 @pytest.mark.guarantee("kafka-skips-no-record")
-def test_partitions_come_and_go_and_nothing_is_skipped(kafka, group, opened):
+def test_a_rebalance_of_partitions_skips_nothing(kafka, group, opened):
     topic = kafka.topic(4)
     kafka.fill(topic, (b"%d" % n for n in range(400)))
     source = opened(topic)
@@ -244,7 +242,7 @@ def test_partitions_come_and_go_and_nothing_is_skipped(kafka, group, opened):
     read_until(lambda: set(kafka.lag(group, topic).values()) == {0}, source)
 
 
-def test_a_member_that_is_full_does_not_hold_up_the_group(kafka, group, opened):
+def test_a_full_member_does_not_block_the_group(kafka, group, opened):
     topic = kafka.topic(2)
     kafka.fill(topic, (b"%d" % n for n in range(12_000)))
     source = opened(topic)
@@ -297,7 +295,7 @@ def test_members_beyond_the_number_of_partitions_are_exhausted(kafka, opened):
     assert values == {b"1"}
 
 
-def test_the_newer_group_protocol_works_as_well(kafka, group, opened):
+def test_the_newer_group_protocol_works_too(kafka, group, opened):
     topic = kafka.topic(2)
     kafka.fill(topic, (b"%d" % n for n in range(50)))
     source = opened(topic, **{"group.protocol": "consumer"})
@@ -307,10 +305,10 @@ def test_the_newer_group_protocol_works_as_well(kafka, group, opened):
     assert kafka.lag(group, topic) == {0: 0, 1: 0}
 
 
-# --- what goes wrong ----------------------------------------------------------------------------
+# --- errors and logins --------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_not_there_is_named(kafka, opened):
+def test_a_missing_topic_is_reported(kafka, opened):
     with pytest.raises(SetupError) as raised:
         opened("no-such-topic")
     assert str(raised.value) == (
@@ -318,7 +316,7 @@ def test_a_topic_that_is_not_there_is_named(kafka, opened):
     )
 
 
-def test_a_topic_that_is_deleted_fails_the_vertex_until_it_is_there_again(kafka, opened):
+def test_a_deleted_topic_fails_the_vertex_until_it_exists_again(kafka, opened):
     topic = kafka.topic()
     source = opened(topic, **{"topic.metadata.refresh.interval.ms": "500"})
     read_until(lambda: source.exhausted, source)
@@ -331,7 +329,7 @@ def test_a_topic_that_is_deleted_fails_the_vertex_until_it_is_there_again(kafka,
     assert [message.value for message in take(source, 1)] == [b"new"]
 
 
-def test_brokers_that_do_not_answer_are_told(opened):
+def test_unreachable_brokers_are_reported(opened):
     (port,) = free_ports(1)
     with pytest.raises(SetupError) as raised:
         opened("orders", access=KafkaAccess((f"127.0.0.1:{port}",), answer_within=2.0))
@@ -349,14 +347,14 @@ def login(kafka, mechanism="PLAIN", password=PASSWORD, ca=None):
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_it_logs_in_over_tls(kafka, opened, mechanism):
+def test_the_source_logs_in_over_tls(kafka, opened, mechanism):
     topic = kafka.topic()
     kafka.fill(topic, [b"secret"])
     assert len(take(opened(topic, access=login(kafka, mechanism)), 1)) == 1
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_a_wrong_password_is_told_and_not_shown(kafka, opened, mechanism):
+def test_a_wrong_password_is_reported_but_not_shown(kafka, opened, mechanism):
     access = login(kafka, mechanism, "red-queen")
     with pytest.raises(SetupError) as raised:
         opened(kafka.topic(), access=access)
@@ -376,7 +374,7 @@ def test_a_server_with_the_wrong_certificate_is_not_trusted(kafka, opened):
     assert text.endswith("Correct tls: in the spec.")
 
 
-def test_settings_that_do_not_exist_are_told(kafka, opened):
+def test_unknown_settings_are_reported(kafka, opened):
     with pytest.raises(SetupError) as raised:
         opened(kafka.topic(), **{"no.such.setting": "1"})
     assert str(raised.value) == (
@@ -385,7 +383,7 @@ def test_settings_that_do_not_exist_are_told(kafka, opened):
     )
 
 
-def test_the_place_of_a_group_that_another_program_left_is_gone_on_from(kafka, group, opened):
+def test_a_source_resumes_at_the_offset_that_another_program_committed(kafka, group, opened):
     topic = kafka.topic()
     kafka.fill(topic, (b"%d" % n for n in range(10)))
     member = kafka.member(group)

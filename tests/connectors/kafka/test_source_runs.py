@@ -1,4 +1,4 @@
-"""Pipelines that read from Kafka: nothing is lost, and nothing holds up a partition."""
+"""Pipelines that read from Kafka: nothing is lost, and nothing blocks a partition."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class WithAnotherMember(Watcher):
 
 @pytest.mark.long
 @pytest.mark.guarantee("kafka-skips-no-record")
-def test_another_member_joins_and_leaves_and_nothing_is_skipped(run, kafka, store, journal):
+def test_nothing_is_skipped_when_another_member_joins_and_leaves(run, kafka, store, journal):
     topic = kafka.topic(4)
     kafka.fill(topic, numbers(20_000))
     fields = source(kafka, topic, consumer_group=topic)
@@ -100,8 +100,8 @@ def test_another_member_joins_and_leaves_and_nothing_is_skipped(run, kafka, stor
     assert set(kafka.lag(topic, topic).values()) == {0}
 
 
-class MakesTheTopic(Watcher):
-    """Creates the missing topic when the run has complained of it."""
+class CreatesTheTopic(Watcher):
+    """Creates the missing topic when the run has reported it."""
 
     def __init__(self, kafka, topic):
         self.kafka, self.topic, self.complaints = kafka, topic, []
@@ -114,8 +114,8 @@ class MakesTheTopic(Watcher):
             self.kafka.fill(self.topic, [b"1"])
 
 
-def test_a_missing_topic_is_told_and_read_when_it_is_there(run, kafka, store, journal):
-    watcher = MakesTheTopic(kafka, "not-yet")
+def test_a_missing_topic_is_reported_and_read_once_it_exists(run, kafka, store, journal):
+    watcher = CreatesTheTopic(kafka, "not-yet")
     run(
         Pipeline("shop").source("in", source(kafka, "not-yet")).sink("out", store),
         watcher=watcher,

@@ -1,4 +1,4 @@
-"""Kafka in a spec: what is accepted, and what lint says about the rest."""
+"""Kafka in a spec: what is accepted, and what lint reports about the rest."""
 
 from __future__ import annotations
 
@@ -132,17 +132,17 @@ def test_topics_and_settings_can_be_written_in_two_ways():
         ),
     ],
 )
-def test_what_is_wrong_is_told_where_it_is(problems, source, problem):
+def test_a_problem_is_reported_with_its_position(problems, source, problem):
     assert problems(source) == [problem]
 
 
-def test_a_misspelt_field_is_told(problems):
+def test_a_misspelt_field_is_reported(problems):
     assert problems(sink="topic2: x") == [
         "16:11: EB101 unknown field 'topic2'; did you mean 'topic'?"
     ]
 
 
-def test_secrets_are_read_when_the_plan_is_made_and_shown_nowhere(monkeypatch, tmp_path):
+def test_secrets_are_read_when_the_plan_is_made_and_never_shown(monkeypatch, tmp_path):
     (tmp_path / "ca.pem").write_text("CERTIFICATE\n")
     monkeypatch.setenv("KAFKA_USER", "alice")
     monkeypatch.setenv("KAFKA_PASSWORD", "wonderland")
@@ -165,14 +165,14 @@ def test_secrets_are_read_when_the_plan_is_made_and_shown_nowhere(monkeypatch, t
     assert str(raised.value) == text
 
 
-def test_the_users_settings_win_over_defaults_and_lose_to_what_is_promised():
+def test_user_settings_override_defaults_but_not_what_the_guarantees_need():
     access = sections(config={"session.timeout.ms": 7000})[0].source.kafka.access()
     settings = access.settings({"session.timeout.ms": 1}, {"enable.auto.commit": False})
     assert settings["session.timeout.ms"] == "7000"
     assert settings["enable.auto.commit"] is False
 
 
-def test_without_the_extra_its_name_is_told(monkeypatch):
+def test_a_missing_extra_is_reported_with_the_command_to_install_it(monkeypatch):
     import sys
 
     kafka = sections()[0].source.kafka
@@ -195,7 +195,7 @@ spec:
 """
 
 
-def test_a_sink_that_writes_once_is_alone(problems_of):
+def test_an_exactly_once_sink_needs_to_be_the_only_sink_and_partition(problems_of):
     assert problems_of(ALONE) == []
     assert problems_of(ALONE.replace("partitions: 1", "partitions: 2")) == [
         "8:53: EB213 'exactlyOnce' needs a vertex with one partition; this one has 2"

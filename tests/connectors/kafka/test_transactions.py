@@ -1,7 +1,7 @@
-"""Writing exactly once: transactions that are cut off, replays that are cut differently, takeovers.
+"""Writing exactly once: interrupted transactions, replays in different calls, takeovers.
 
-A writer is a process that is killed with SIGKILL. It begins behind the last call that was answered,
-as the engine does after a crash, and cuts its calls as chance has it.
+A writer is a process that is killed with SIGKILL. It begins after the last call that returned, as
+the engine does after a crash, and makes calls of random size.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def sink_to(address: str, topic: str, **config: str) -> TransactionalKafkaSink:
 
 
 def rows_of(numbers: Any, size: int = 0) -> Any:
-    """Messages, the id and value of each its number."""
+    """Messages whose ids and values are these numbers."""
     texts = [str(number) for number in numbers]
     values = [text.encode().ljust(size) for text in texts]
     return frames.batch_of({"id": texts, "value": values}, len(texts))
@@ -80,7 +80,7 @@ def rows_of(numbers: Any, size: int = 0) -> Any:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Has the sink be that of a vertex; of another one, or started over, if so asked."""
+    """Make the sink that of a vertex; or of another one, or of a pipeline started afresh."""
 
     def here(**other: str) -> None:
         for name, value in (PLACE | other).items():
@@ -99,7 +99,7 @@ def opened(kafka: Broker, topic: str, **config: str) -> Iterator[TransactionalKa
 
 
 def committed(kafka: Broker, topic: str) -> list[str]:
-    """The values that a reader sees which reads what is committed."""
+    """The values that a reader of committed messages sees."""
     return [message.value().decode().strip() for message in read_committed(kafka, topic)]
 
 
@@ -119,7 +119,7 @@ def read_committed(kafka: Broker, topic: str) -> list[Any]:
 
 
 def write_in_a_process(kafka: Broker, topic: str, *words: object) -> tuple[int, int | None]:
-    """Has a process write; the end of what was answered to it, and how it ended."""
+    """Have a process write; returns the end of what was acknowledged, and its exit code."""
     command = [sys.executable, "-c", WRITER, kafka.address, topic, *map(str, words)]
     done = subprocess.run(
         command, env=os.environ | PLACE, capture_output=True, text=True, timeout=300
@@ -130,7 +130,7 @@ def write_in_a_process(kafka: Broker, topic: str, *words: object) -> tuple[int, 
 
 @pytest.mark.long
 @pytest.mark.guarantee("kafka-writes-once")
-def test_a_writer_that_is_killed_at_any_moment_writes_each_message_once(
+def test_a_writer_killed_at_any_moment_writes_each_message_once(
     kafka: Broker, place: Callable[..., None]
 ) -> None:
     seed = randrange(10**6)
@@ -145,7 +145,7 @@ def test_a_writer_that_is_killed_at_any_moment_writes_each_message_once(
 
 
 @pytest.mark.guarantee("kafka-writes-once")
-def test_a_message_that_comes_again_in_another_call_is_done_and_not_written(
+def test_a_message_repeated_in_another_call_is_done_but_not_written_again(
     kafka: Broker, place: Callable[..., None]
 ) -> None:
     topic = kafka.topic()
@@ -157,7 +157,7 @@ def test_a_message_that_comes_again_in_another_call_is_done_and_not_written(
     assert sorted(committed(kafka, topic)) == ["0", "1", "2", "3", "4", "5", "7"]
 
 
-def test_other_vertices_and_pipelines_that_start_over_write_the_same_ids_again(
+def test_other_vertices_and_pipelines_started_afresh_write_the_same_ids_again(
     kafka: Broker, place: Callable[..., None]
 ) -> None:
     topic = kafka.topic()
@@ -169,9 +169,7 @@ def test_other_vertices_and_pipelines_that_start_over_write_the_same_ids_again(
 
 
 @pytest.mark.guarantee("kafka-writes-once")
-def test_a_writer_that_was_replaced_writes_nothing_more(
-    kafka: Broker, place: Callable[..., None]
-) -> None:
+def test_a_replaced_writer_writes_nothing_more(kafka: Broker, place: Callable[..., None]) -> None:
     topic = kafka.topic()
     with opened(kafka, topic) as old:
         assert not old(rows_of([1]))
@@ -195,7 +193,7 @@ def test_a_message_that_is_too_large_is_refused_and_the_others_are_written(
     assert sorted(committed(kafka, topic)) == ["1", "2", "3"]
 
 
-def test_the_open_transaction_of_another_program_is_waited_for(
+def test_a_sink_waits_for_the_open_transaction_of_another_program(
     kafka: Broker, place: Callable[..., None]
 ) -> None:
     topic = kafka.topic()
@@ -215,7 +213,7 @@ def test_the_open_transaction_of_another_program_is_waited_for(
     assert sorted(committed(kafka, topic)) == ["1", "2", "other"]
 
 
-def test_a_record_has_the_hash_of_its_message_next_to_its_headers(
+def test_a_record_carries_the_hash_of_its_message_next_to_its_headers(
     kafka: Broker, place: Callable[..., None]
 ) -> None:
     topic = kafka.topic()

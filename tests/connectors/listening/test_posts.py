@@ -32,7 +32,7 @@ def frames_of(source):
 
 @contextmanager
 def halted(folder):
-    """The NATS server of a state folder is there and does not answer."""
+    """The NATS server of a state folder is up but does not answer."""
     with frozen(int((folder / "nats" / "pid").read_text())):
         yield
 
@@ -82,7 +82,7 @@ def test_single_posts_and_batches_share_a_frame(link, tmp_path):
         assert sorted(row["id"] for row in source.rows()) == ["a", "b-0", "b-1", "c"]
 
 
-def test_posts_that_are_large_together_go_in_several_frames(link, tmp_path):
+def test_posts_too_large_for_one_frame_are_split_across_several(link, tmp_path):
     with posting(link, tmp_path) as source:
         with socket.create_connection(("127.0.0.1", source.port), timeout=120) as client:
             bodies = b"".join(request(f"m{n}", b"x" * 90_000) for n in range(20))
@@ -95,7 +95,7 @@ def test_posts_that_are_large_together_go_in_several_frames(link, tmp_path):
         assert all(len(frame.payload) < 400_000 for frame in frames_of(source))
 
 
-def test_a_buffer_that_is_full_refuses_all_posts_of_a_frame_and_takes_them_later(link, tmp_path):
+def test_a_full_buffer_refuses_all_posts_of_a_frame_and_stores_them_later(link, tmp_path):
     with posting(link, tmp_path, max_frames=1) as source:
         assert source.post(b"x").status == 200
         with ThreadPoolExecutor(8) as pool:
@@ -113,7 +113,7 @@ def test_a_buffer_that_is_full_refuses_all_posts_of_a_frame_and_takes_them_later
 
 @pytest.mark.guarantee("http-200-means-stored")
 @pytest.mark.parametrize("purged", [False, True], ids=["waiting", "processed"])
-def test_ids_of_a_run_that_was_killed_before_it_wrote_them_down_are_known(link, tmp_path, purged):
+def test_ids_of_a_run_killed_before_it_recorded_them_are_known(link, tmp_path, purged):
     with posting(link, tmp_path) as source:
         pipeline = source.names.pipeline
         known_ids = source.feed._store._known_ids
@@ -152,7 +152,7 @@ def test_asking_whether_a_frame_is_stored_stores_nothing(link, tmp_path):
 
 
 @pytest.mark.guarantee("http-200-means-stored")
-def test_a_post_that_was_left_in_doubt_is_stored_once_when_it_is_sent_again(tmp_path):
+def test_an_unconfirmed_post_is_stored_once_when_it_is_sent_again(tmp_path):
     with (
         start_embedded(tmp_path / "state") as server,
         open_link(server) as link,
@@ -160,13 +160,13 @@ def test_a_post_that_was_left_in_doubt_is_stored_once_when_it_is_sent_again(tmp_
     ):
         with halted(tmp_path / "state"), ThreadPoolExecutor(10) as pool:
             ids = [f"m{n}" for n in range(10)]
-            doubtful = list(pool.map(lambda name: source.post(b"x", x_numaflow_id=name), ids))
+            unconfirmed = list(pool.map(lambda name: source.post(b"x", x_numaflow_id=name), ids))
             again = source.post(b"x", x_numaflow_id="m3")
         until(lambda: source.post(b"x", x_numaflow_id="m3").status == 200)
         for name in ids:
             assert source.post(b"x", x_numaflow_id=name).status == 200
 
-        assert {answer.status for answer in [*doubtful, again]} == {503}
+        assert {answer.status for answer in [*unconfirmed, again]} == {503}
         assert again.reason == (
             "it is not certain whether it is stored: JetStream has not confirmed it within 0.3 s; "
             "send it again with the same id"
@@ -175,7 +175,7 @@ def test_a_post_that_was_left_in_doubt_is_stored_once_when_it_is_sent_again(tmp_
 
 
 @pytest.mark.guarantee("http-200-means-stored")
-def test_a_post_whose_id_could_not_be_written_down_is_not_stored_again(link, tmp_path):
+def test_a_post_whose_id_could_not_be_recorded_is_not_stored_twice(link, tmp_path):
     with posting(link, tmp_path, ack_wait=0.3) as source:
         link.run(api.call(link.client, f"STREAM.DELETE.{source.names.seen}"))
         with ThreadPoolExecutor(4) as pool:
@@ -188,18 +188,18 @@ def test_a_post_whose_id_could_not_be_written_down_is_not_stored_again(link, tmp
         assert sorted(row["id"] for row in source.rows()) == [f"m{n}" for n in range(4)]
 
 
-def test_posts_in_doubt_hold_their_room_until_their_fate_is_known(tmp_path):
+def test_unconfirmed_posts_count_as_in_flight_until_their_outcome_is_known(tmp_path):
     with (
         start_embedded(tmp_path / "state") as server,
         open_link(server) as link,
         posting(link, tmp_path, ack_wait=0.2, in_flight=3) as source,
     ):
         with halted(tmp_path / "state"):
-            doubtful = [source.post(b"x", x_numaflow_id=f"m{n}").status for n in range(3)]
+            unconfirmed = [source.post(b"x", x_numaflow_id=f"m{n}").status for n in range(3)]
             refused = source.post(b"x")
         until(lambda: source.post(b"x", x_numaflow_id="m4").status == 200)
 
-        assert (doubtful, refused.status) == ([503, 503, 503], 429)
+        assert (unconfirmed, refused.status) == ([503, 503, 503], 429)
         assert refused.reason == "too many requests are in flight"
 
 
@@ -219,7 +219,7 @@ def test_recent_ids_are_forgotten_after_two_minutes_however_many_there_are(monke
 
 
 @pytest.mark.guarantee("http-200-means-stored")
-def test_a_run_starts_however_old_the_ids_are_that_the_last_one_wrote_down(link, tmp_path):
+def test_a_run_starts_whatever_the_age_of_the_ids_that_the_last_one_recorded(link, tmp_path):
     now = time.time()
     with posting(link, tmp_path) as source:
         pipeline = source.names.pipeline
@@ -235,7 +235,7 @@ def test_a_run_starts_however_old_the_ids_are_that_the_last_one_wrote_down(link,
 
 
 @given(ages=st.lists(st.sampled_from([0, 30, 60, 121, 180, 300])))
-def test_recent_ids_are_those_of_two_minutes_whenever_they_are_added(ages):
+def test_recent_ids_cover_two_minutes_whenever_they_are_added(ages):
     recent, now = RecentIds(), time.time()
     for age in sorted(ages, reverse=True):
         recent.add([f"a{age}"], now - age)
@@ -245,7 +245,7 @@ def test_recent_ids_are_those_of_two_minutes_whenever_they_are_added(ages):
     assert all(now - taken < 120 for taken in recent._times.values())
 
 
-# --- the order of things ------------------------------------------------------------------------
+# --- waiting and disconnected clients -----------------------------------------------------------
 
 
 def test_a_lone_post_does_not_wait_for_others(link, tmp_path):
@@ -261,7 +261,7 @@ def test_a_lone_post_does_not_wait_for_others(link, tmp_path):
         assert len(frames_of(source)) == 30
 
 
-def test_a_client_that_is_gone_does_not_keep_its_room(link, tmp_path):
+def test_a_disconnected_client_no_longer_counts_as_in_flight(link, tmp_path):
     with posting(link, tmp_path, in_flight=5) as source:
         for n in range(20):
             with socket.create_connection(("127.0.0.1", source.port)) as client:

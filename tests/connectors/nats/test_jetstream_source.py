@@ -1,4 +1,4 @@
-"""The JetStream source against a real server: what it reads, holds, gives back and refuses."""
+"""The JetStream source against a real server: what it reads, holds, returns and rejects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def source(stream):
 
 
 def read(source, limit, timeout) -> list[SourceMessage]:
-    """What the source gives, as the messages that its columns stand for."""
+    """What the source returns, as messages."""
     rows = source.read(limit, timedelta(seconds=timeout)).to_pylist()
     return [SourceMessage(**_without_nulls(row)) for row in rows]
 
@@ -61,7 +61,7 @@ def read_all(source, number, limit=500):
     found = []
     deadline = time.monotonic() + 120
     while len(found) < number:
-        assert time.monotonic() < deadline, f"only {len(found)} messages came"
+        assert time.monotonic() < deadline, f"only {len(found)} messages arrived"
         found += read(source, limit, 0.5)
     return found
 
@@ -84,7 +84,7 @@ def test_a_message_has_its_subject_headers_keys_time_and_sequence(stream, source
     assert message.value == b"value"
     assert ids_of(columns_of([message]), "in", 3).to_pylist() == [
         "in-0-1"
-    ]  # in whichever partition it is
+    ]  # whatever the partition
     assert list(message.keys) == ["a", "b"]
     assert message.headers == {
         "Colour": "blue",
@@ -96,7 +96,7 @@ def test_a_message_has_its_subject_headers_keys_time_and_sequence(stream, source
 
 
 @pytest.mark.parametrize("keys", ["", "a,b", '{"a": 1}', "[1]"])
-def test_a_header_for_keys_that_holds_none_stays_a_header(stream, source, keys):
+def test_an_invalid_keys_header_stays_a_header(stream, source, keys):
     with Publisher(stream.outside.url) as publisher:
         publisher.publish(stream.subject, b"", headers={"Ebbflow-Keys": keys})
 
@@ -105,16 +105,16 @@ def test_a_header_for_keys_that_holds_none_stays_a_header(stream, source, keys):
     assert (list(message.keys), message.headers["Ebbflow-Keys"]) == ([], keys)
 
 
-def test_one_request_brings_a_whole_batch(stream, source):
+def test_one_request_fetches_a_whole_batch(stream, source):
     stream.fill([b"%d" % n for n in range(1_200)])
     asked = []
 
-    async def hear(message):
+    async def record(message):
         asked.append(message.data)
 
     link = stream.outside.link
     subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.c"
-    subscription = link.run(link.client.subscribe(subject, cb=hear))
+    subscription = link.run(link.client.subscribe(subject, cb=record))
     link.flush()
     reading = source()
 
@@ -125,7 +125,7 @@ def test_one_request_brings_a_whole_batch(stream, source):
     link.run(subscription.unsubscribe())
 
 
-def test_a_read_waits_for_the_first_message_and_returns_with_what_is_there(stream, source):
+def test_a_read_waits_for_the_first_message_and_returns_what_is_available(stream, source):
     reading = source()
     began = time.monotonic()
     assert read(reading, 10, 0.3) == []
@@ -137,7 +137,7 @@ def test_a_read_waits_for_the_first_message_and_returns_with_what_is_there(strea
     assert time.monotonic() - began < 10
 
 
-def test_large_messages_arrive_within_the_bounds_of_memory(stream, source):
+def test_large_messages_arrive_within_the_memory_limit(stream, source):
     stream.fill([b"x" * 1_000_000 for _ in range(12)])
     # An answer has at least twice the largest message.
     reading = source(bounds={"most_bytes": 4_000_000, "answer_bytes": 1})
@@ -164,17 +164,17 @@ def test_large_messages_arrive_within_the_bounds_of_memory(stream, source):
         ("new", None),
     ],
 )
-def test_a_consumer_that_is_made_begins_where_the_policy_says(stream, source, start, first):
+def test_a_new_consumer_starts_where_the_policy_says(stream, source, start, first):
     stream.fill([b"%d" % n for n in range(5)])
 
     found = read(source(start=start), 1, 0.2)
 
     assert [one.value for one in found] == ([] if first is None else [first])
-    # Another process with the same settings finds the consumer fit.
+    # Another process with the same settings accepts the consumer.
     source(start=start)
 
 
-def test_only_the_subjects_asked_for_are_read(stream, source):
+def test_only_the_requested_subjects_are_read(stream, source):
     base = stream.subject.removesuffix("x")
     with Publisher(stream.outside.url) as publisher:
         publisher.publish_many([(f"{base}{name}", name.encode()) for name in "abc"])
@@ -184,7 +184,7 @@ def test_only_the_subjects_asked_for_are_read(stream, source):
     assert [one.value for one in found] == [b"a", b"c"]
 
 
-def test_the_bounds_of_a_consumer_for_requests_are_kept(stream, source):
+def test_the_request_limits_of_a_consumer_are_respected(stream, source):
     stream.fill([b"%d" % n for n in range(40)])
     stream.consumer(max_batch=7, max_expires=100_000_000, max_bytes=1_000)
 
@@ -193,7 +193,7 @@ def test_the_bounds_of_a_consumer_for_requests_are_kept(stream, source):
     assert {one.value for one in found} == {b"%d" % n for n in range(40)}
 
 
-def test_a_message_larger_than_a_consumer_gives_at_once_is_told(stream, source):
+def test_a_message_over_the_byte_limit_of_the_consumer_is_reported(stream, source):
     stream.fill([b"x" * 2_000])
     stream.consumer(max_bytes=1_000)
     reading = source()
@@ -202,7 +202,7 @@ def test_a_message_larger_than_a_consumer_gives_at_once_is_told(stream, source):
         read(reading, 10, 0.5)
 
 
-def test_settings_that_are_left_out_are_those_of_the_consumer(stream, source):
+def test_settings_that_are_left_out_follow_the_existing_consumer(stream, source):
     stream.fill([b"%d" % n for n in range(5)])
     stream.consumer(deliver_policy="by_start_sequence", opt_start_seq=4)
 
@@ -212,7 +212,7 @@ def test_settings_that_are_left_out_are_those_of_the_consumer(stream, source):
 # --- acks and nacks -------------------------------------------------------------------------------
 
 
-def test_acks_are_on_record_when_the_source_has_nothing_in_flight(stream, source):
+def test_acks_are_confirmed_when_the_source_has_nothing_in_flight(stream, source):
     stream.fill([b"%d" % n for n in range(2_000)])
     reading = source()
     found = read_all(reading, 2_000)
@@ -224,11 +224,11 @@ def test_acks_are_on_record_when_the_source_has_nothing_in_flight(stream, source
     until(lambda: reading.exhausted)
     info = stream.info()
     assert (info["num_ack_pending"], info["ack_floor"]["stream_seq"]) == (0, 2_000)
-    reading.ack([one.offset for one in found[:10]])  # a second time changes nothing
+    reading.ack([one.offset for one in found[:10]])  # repeating it changes nothing
 
 
 @pytest.mark.guarantee("jetstream-source-settles-natively")
-def test_a_nack_is_told_to_the_server_with_exactly_its_delay(stream, source):
+def test_a_nack_reaches_the_server_with_exactly_its_delay(stream, source):
     stream.fill([b"1"])
     reading = source()
     (message,) = read_all(reading, 1)
@@ -247,7 +247,7 @@ def test_a_nack_is_told_to_the_server_with_exactly_its_delay(stream, source):
     assert [(one["stream_seq"], one["deliveries"]) for one in naked] == [(1, 1)]
 
 
-def test_a_nack_without_a_delay_comes_again_at_once(stream, source):
+def test_a_message_nacked_without_a_delay_is_redelivered_at_once(stream, source):
     stream.fill([b"1", b"2"])
     reading = source()
     (message,) = read(reading, 1, 1.0)
@@ -258,7 +258,7 @@ def test_a_nack_without_a_delay_comes_again_at_once(stream, source):
 
 
 @pytest.mark.guarantee("jetstream-source-settles-natively")
-def test_messages_that_wait_for_a_delay_do_not_hold_up_the_others(stream, source):
+def test_messages_waiting_for_a_delay_do_not_block_others(stream, source):
     stream.fill([b"%d" % n for n in range(3_000)])
     reading = source()
     parked = read_all(reading, 2_500)
@@ -270,7 +270,7 @@ def test_messages_that_wait_for_a_delay_do_not_hold_up_the_others(stream, source
     assert stream.info()["config"]["max_ack_pending"] == -1
 
 
-def test_a_consumer_with_a_bound_on_what_is_in_hand_is_used_and_told_of(stream, source, capsys):
+def test_a_consumer_with_a_max_ack_pending_is_used_and_reported(stream, source, capsys):
     stream.consumer(max_ack_pending=10)
     source()
     assert "max_ack_pending 10" in capsys.readouterr().out
@@ -280,7 +280,7 @@ def test_a_consumer_with_a_bound_on_what_is_in_hand_is_used_and_told_of(stream, 
 
 
 @pytest.mark.guarantee("jetstream-source-settles-natively")
-def test_what_is_in_hand_is_kept_for_longer_than_the_ack_wait(stream, source):
+def test_messages_in_flight_are_kept_longer_than_the_ack_wait(stream, source):
     stream.fill([b"%d" % n for n in range(500)])
     first, second = source(ack_wait=0.8), source(ack_wait=0.8)
     held = read_all(first, 500)
@@ -297,7 +297,7 @@ def test_what_is_in_hand_is_kept_for_longer_than_the_ack_wait(stream, source):
     assert info["delivered"]["consumer_seq"] == 500
 
 
-def test_what_is_in_hand_at_the_end_comes_at_once_to_another_process(stream, source):
+def test_messages_in_flight_at_a_close_are_redelivered_at_once_to_another_process(stream, source):
     stream.fill([b"1", b"2", b"3"])
     first = source(ack_wait=60.0)
     found = read_all(first, 3)
@@ -309,16 +309,16 @@ def test_what_is_in_hand_at_the_end_comes_at_once_to_another_process(stream, sou
     assert {one.value for one in read_all(second, 2)} == {b"2", b"3"}
 
 
-def test_a_process_that_is_gone_loses_its_messages_to_the_next_after_the_ack_wait(stream, source):
+def test_messages_of_a_dead_process_are_redelivered_after_the_ack_wait(stream, source):
     stream.fill([b"1"])
     first, second = source(ack_wait=1.0), source(ack_wait=1.0)
     (message,) = read_all(first, 1)
-    first._link.close()  # as when it is killed: nobody says a word
+    first._link.close()  # as when it is killed: the server is not notified
 
     assert read_all(second, 1) == [message]
 
 
-def test_a_message_given_again_while_it_is_in_hand_is_not_read_twice(stream, source):
+def test_a_message_redelivered_while_in_flight_is_not_read_twice(stream, source):
     stream.fill([b"1"])
     reading = source(ack_wait=0.5)
     (message,) = read_all(reading, 1)
@@ -337,7 +337,7 @@ async def _cancel(task):
 # --- the end --------------------------------------------------------------------------------------
 
 
-def test_exhausted_is_when_everything_is_acknowledged(stream, source):
+def test_a_source_is_exhausted_when_everything_is_acknowledged(stream, source):
     stream.fill([b"1", b"2"])
     first, second = source(), source()
     assert not first.exhausted
@@ -358,7 +358,7 @@ def test_exhausted_is_when_everything_is_acknowledged(stream, source):
     assert not first.exhausted
 
 
-# --- what cannot work -----------------------------------------------------------------------------
+# --- invalid consumers and settings ---------------------------------------------------------------
 
 
 @pytest.mark.guarantee("jetstream-source-settles-natively")
@@ -375,12 +375,12 @@ def test_exhausted_is_when_everything_is_acknowledged(stream, source):
         ),
     ],
 )
-def test_a_consumer_that_would_lose_messages_is_refused(stream, source, config, problem):
+def test_a_consumer_that_would_lose_messages_is_rejected(stream, source, config, problem):
     stream.consumer(**config)
-    with pytest.raises(SetupError) as told:
+    with pytest.raises(SetupError) as raised:
         source()
-    assert told.value.what == f"Consumer c of stream {stream.name} {problem}"
-    assert "Name another consumer" in told.value.next_step
+    assert raised.value.what == f"Consumer c of stream {stream.name} {problem}"
+    assert "Name another consumer" in raised.value.next_step
 
 
 @pytest.mark.parametrize(
@@ -391,20 +391,20 @@ def test_a_consumer_that_would_lose_messages_is_refused(stream, source, config, 
         ({"ack_wait": 5.0}, "has ack_wait 30 s, where the spec says 5 s."),
     ],
 )
-def test_what_the_spec_says_of_a_consumer_has_to_be_so(stream, source, wanted, problem):
+def test_a_consumer_that_differs_from_the_spec_is_rejected(stream, source, wanted, problem):
     source()
-    with pytest.raises(SetupError) as told:
+    with pytest.raises(SetupError) as raised:
         source(**wanted)
-    assert told.value.what == f"Consumer c of stream {stream.name} {problem}"
+    assert raised.value.what == f"Consumer c of stream {stream.name} {problem}"
 
 
-def test_a_stream_that_is_not_there_is_named(outside):
+def test_a_missing_stream_is_reported(outside):
     settings = JetStreamSettings(outside.server, Durable("MISSING", "c"))
     with pytest.raises(SetupError, match=r"There is no stream MISSING\. Create it\."):
         JetStreamSource(settings).open()
 
 
-def test_a_consumer_that_is_deleted_is_told_and_then_made_anew(stream, source):
+def test_a_deleted_consumer_is_reported_and_then_created_again(stream, source):
     stream.fill([b"1"])
     reading = source()
     (message,) = read_all(reading, 1)
@@ -412,23 +412,23 @@ def test_a_consumer_that_is_deleted_is_told_and_then_made_anew(stream, source):
     with pytest.raises(SetupError, match=f"Consumer c of stream {stream.name} is gone"):
         until(lambda: read(reading, 10, 0.2))
 
-    assert read_all(reading, 1) == [message]  # from the one that is made anew
+    assert read_all(reading, 1) == [message]  # from the recreated consumer
     reading.ack([message.offset])
     until(lambda: reading.exhausted)
 
 
-def test_a_server_that_is_not_there_is_named_with_what_to_correct():
+def test_an_unreachable_server_is_reported_with_what_to_correct():
     section = spec.JetStreamSourceSpec(url="nats://127.0.0.1:1", stream="S")
     (settings,) = section.plan("p", "in").code.args
-    with pytest.raises(SetupError) as told:
+    with pytest.raises(SetupError) as raised:
         JetStreamSource(settings).open()
-    assert "No NATS server answers at nats://127.0.0.1:1" in told.value.what
-    assert told.value.next_step == (
+    assert "No NATS server answers at nats://127.0.0.1:1" in raised.value.what
+    assert raised.value.next_step == (
         "Check that it is up, and that url, auth and tls of the jetstream source are right."
     )
 
 
-# --- getting in -----------------------------------------------------------------------------------
+# --- logins ---------------------------------------------------------------------------------------
 
 
 def test_login_and_certificates_of_a_spec_are_used(tmp_path, monkeypatch, authority: Authority):
@@ -458,7 +458,7 @@ def test_login_and_certificates_of_a_spec_are_used(tmp_path, monkeypatch, author
             JetStreamSource(settings).open()
 
 
-def test_a_permission_that_is_missing_is_named(tmp_path):
+def test_a_missing_permission_is_reported(tmp_path):
     users = """
     authorization { users: [
       { user: boss, password: b }
@@ -479,15 +479,15 @@ def test_a_permission_that_is_missing_is_named(tmp_path):
         source = JetStreamSource(JetStreamSettings(mine, Durable("S", "c")))
         source.open()
         (message,) = read(source, 10, 1.0)
-        with pytest.raises(SetupError) as told:
+        with pytest.raises(SetupError) as raised:
             until(lambda: source.ack([message.offset]))
         source.close()
-    assert "does not let this login publish to $JS.ACK.S.c." in told.value.what
-    assert "EBBFLOW" not in str(told.value)
-    assert "ebbflow permissions" not in str(told.value)
+    assert "does not let this login publish to $JS.ACK.S.c." in raised.value.what
+    assert "EBBFLOW" not in str(raised.value)
+    assert "ebbflow permissions" not in str(raised.value)
 
 
-def test_a_login_that_is_withdrawn_and_given_again_is_used_again(tmp_path):
+def test_a_login_that_is_withdrawn_and_restored_works_again(tmp_path):
     allowed = "authorization { users: [{ user: me, password: m }, { user: a, password: b }] }"
     withdrawn = "authorization { users: [{ user: a, password: b }] }"
     with nats_server(tmp_path, allowed) as port:

@@ -1,4 +1,4 @@
-"""Pipelines on a stream of the user's: all arrive, and NATS' own tools show what is."""
+"""Pipelines on a user's stream: all messages arrive, and NATS' own tools show the true state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reading(stream, **fields):
 
 
 @pytest.mark.guarantee("jetstream-source-settles-natively")
-def test_the_streams_own_tools_show_acks_naks_and_redeliveries_as_they_are(
+def test_nats_own_tools_show_the_exact_acks_naks_and_redeliveries(
     run, stream, store, journal, tmp_path
 ):
     stream.fill([b"%d" % n for n in range(3_000)], producers=4)
@@ -38,7 +38,7 @@ def test_the_streams_own_tools_show_acks_naks_and_redeliveries_as_they_are(
     def nack_every_tenth(datum):
         number = int(datum.value)
         if number == 0 and datum.deliveries == 2:
-            until(looked.exists)  # in flight until somebody has looked
+            until(looked.exists)  # in flight until the watcher has looked
         if number % 10 == 0 and datum.deliveries < 3:
             raise Nack(delay="300ms", reason=f"delivery {datum.deliveries}")
         return Message(datum.value)
@@ -61,7 +61,7 @@ def test_the_streams_own_tools_show_acks_naks_and_redeliveries_as_they_are(
     assert Counter(map(int, journal.read())) == dict.fromkeys(range(3_000), 1)
     counts = summary.vertices["in"]
     assert (counts.done, counts.redelivered) == (3_000, 600)
-    # Each nack is a nak of that very message, on its first delivery and on its second.
+    # Each nack is a nak of the same message, on its first and its second delivery.
     assert Counter(one["deliveries"] for one in naked) == {1: 300, 2: 300}
     assert not ended
     assert 0 < seen[0]["num_redelivered"] <= seen[0]["num_ack_pending"]
@@ -111,27 +111,27 @@ def test_deliveries_and_failures_are_exact_in_several_partitions(
     assert stream.info()["num_ack_pending"] == 0
 
 
-def test_an_unfit_consumer_is_told_on_one_line_by_the_vertex_that_reads_it(run, stream, store):
+def test_an_unsuitable_consumer_is_reported_on_one_line_by_its_vertex(run, stream, store):
     stream.consumer(ack_policy="none")
-    told, concerns = [], []
+    failures, concerns = [], []
 
-    class Listening(Watcher):
+    class StopOnFailure(Watcher):
         def look(self, status):
             if status["in"].failure:
-                told.append((status["in"].failure, status["out"].failure))
+                failures.append((status["in"].failure, status["out"].failure))
                 concerns.append([concern.vertex for concern in status.problems])
                 assert not status["out"].errors
                 os.kill(os.getpid(), signal.SIGINT)
 
     run(
         Pipeline("test").source("in", JetStream(**reading(stream))).sink("out", store),
-        watcher=Listening(),
+        watcher=StopOnFailure(),
     )
 
-    assert told[0][0] == (
+    assert failures[0][0] == (
         f"SourceError: source in: Consumer c of stream {stream.name} has ack policy none; "
         "it has to be explicit. Name another consumer in the spec, or leave that out "
         "to have one made."
     )
-    assert told[0][1] == "shares a task with in, which has failed"
+    assert failures[0][1] == "shares a task with in, which has failed"
     assert concerns[0] == ["in"]

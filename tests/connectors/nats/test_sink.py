@@ -1,4 +1,4 @@
-"""The sinks that publish to NATS, against a real server: one answer for each message."""
+"""The sinks that publish to NATS, against a real server: one response for each message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stream(outside: Outside) -> Stream:
 
 
 class Answering:
-    """A sink that is given messages, and the answer that it has for each of them."""
+    """A sink that takes messages and returns a response for each of them."""
 
     def __init__(self, sink: Any) -> None:
         self._sink = sink
@@ -85,22 +85,22 @@ def data(*values, **fields):
     return [Datum(value, id=f"m{n}", **fields) for n, value in enumerate(values)]
 
 
-def listening(outside, subject):
-    heard = []
+def subscribed(outside, subject):
+    received = []
 
-    async def hear(message):
-        heard.append(message)
+    async def record(message):
+        received.append(message)
 
     link = outside.link
-    subscription = link.run(link.client.subscribe(subject, cb=hear))
+    subscription = link.run(link.client.subscribe(subject, cb=record))
     link.flush()
-    return heard, lambda: link.run(subscription.unsubscribe())
+    return received, lambda: link.run(subscription.unsubscribe())
 
 
 # --- to a stream ----------------------------------------------------------------------------------
 
 
-def test_ok_means_that_the_stream_has_it_with_headers_and_keys(stream, storing):
+def test_ok_means_that_the_message_is_stored_with_headers_and_keys(stream, storing):
     given = data(b"1", b"2", keys=["a", "ü\n"], headers={"Colour": "blau"})
 
     assert storing()(given) == [Response.ok("m0"), Response.ok("m1")]
@@ -118,7 +118,7 @@ def test_thousands_are_stored_in_one_call(stream, storing):
 
 
 @pytest.mark.guarantee("jetstream-sink-stores-once")
-def test_a_message_that_comes_again_is_stored_once(stream, storing):
+def test_a_redelivered_message_is_stored_once(stream, storing):
     storing()(data(b"1", b"2"))
     assert storing()(data(b"1", b"2", b"3")) == [Response.ok(f"m{n}") for n in range(3)]
     assert len(stream.stored()) == 3
@@ -133,7 +133,7 @@ def test_a_pipeline_that_was_started_over_stores_the_same_ids_again(stream, stor
     assert len(stream.stored()) == 2
 
 
-def test_instructions_for_jetstream_are_not_passed_on(stream, storing):
+def test_headers_that_instruct_jetstream_are_not_forwarded(stream, storing):
     storing()(data(b"0"))
     headers = {"Nats-Rollup": "all", "Nats-Msg-Id": "x", "nats-expected-stream": "other", "A": "b"}
 
@@ -145,7 +145,7 @@ def test_instructions_for_jetstream_are_not_passed_on(stream, storing):
     assert not {"Nats-Rollup", "nats-expected-stream"} & kept.keys()
 
 
-def test_a_header_may_say_the_subject(stream, storing):
+def test_a_header_may_name_the_subject(stream, storing):
     base = stream.subject.removesuffix("x")
     given = [
         Datum(b"1", id="1", headers={"To": f"{base}other"}),
@@ -164,13 +164,13 @@ def test_a_header_may_say_the_subject(stream, storing):
     ]
 
 
-def test_without_a_subject_of_any_kind_it_is_a_failure(storing):
+def test_a_message_without_any_subject_is_a_failure(storing):
     (answer,) = storing(None, header="To")(data(b"1"))
     assert answer == Response.failure("m0", "it has no header To, and there is no subject")
 
 
 @pytest.mark.guarantee("jetstream-sink-stores-once")
-def test_what_the_server_refuses_for_good_is_a_failure_in_its_words(outside, opened):
+def test_a_message_rejected_by_the_server_fails_with_its_error(outside, opened):
     stream = outside.stream(max_msg_size=100)
     sink = opened(JetStreamSink, outside.server, stream.subject)
 
@@ -182,7 +182,7 @@ def test_what_the_server_refuses_for_good_is_a_failure_in_its_words(outside, ope
     assert "message of 2,000,0" in str(longest.error)
 
 
-def test_a_full_stream_is_waited_for_and_then_comes_another_time(outside, opened):
+def test_a_full_stream_counts_as_unavailable_after_a_wait(outside, opened):
     stream = outside.stream(max_msgs=1, discard="new")
     sink = opened(JetStreamSink, outside.server, stream.subject, ack_wait=0.5)
     assert sink(data(b"1")) == [Response.ok("m0")]
@@ -195,7 +195,7 @@ def test_a_full_stream_is_waited_for_and_then_comes_another_time(outside, opened
     assert sink([Datum(b"2", id="two", deliveries=4)]) == [Response.ok("two")]
 
 
-def test_room_that_comes_in_time_is_used(outside, opened):
+def test_a_message_is_stored_when_a_full_stream_gets_room_in_time(outside, opened):
     stream = outside.stream(max_msgs=1, discard="new")
     sink = opened(JetStreamSink, outside.server, stream.subject)
     sink(data(b"1"))
@@ -214,7 +214,7 @@ def test_room_that_comes_in_time_is_used(outside, opened):
     purged.result(120)
 
 
-def test_a_subject_of_no_stream_is_trouble_that_may_pass(outside, opened):
+def test_a_subject_without_a_stream_counts_as_unavailable(outside, opened):
     sink = opened(JetStreamSink, outside.server, "nobody.has.this", ack_wait=0.6)
     (answer,) = sink(data(b"1"))
     assert answer.status is Status.UNAVAILABLE
@@ -222,7 +222,7 @@ def test_a_subject_of_no_stream_is_trouble_that_may_pass(outside, opened):
 
 
 @pytest.mark.guarantee("jetstream-sink-stores-once")
-def test_a_server_that_goes_away_and_comes_back_loses_nothing(tmp_path, opened):
+def test_an_outage_of_the_server_loses_nothing(tmp_path, opened):
     with Outside.running(tmp_path) as outside:
         stream = outside.stream(subjects=["kept.>"])
         port = int(outside.url.rpartition(":")[2])
@@ -241,25 +241,25 @@ def test_a_server_that_goes_away_and_comes_back_loses_nothing(tmp_path, opened):
 # --- to a subject ---------------------------------------------------------------------------------
 
 
-def test_whoever_listens_gets_every_message_with_headers_and_keys(outside, opened):
-    heard, stop = listening(outside, "plain.>")
+def test_a_subscriber_receives_every_message_with_headers_and_keys(outside, opened):
+    received, stop = subscribed(outside, "plain.>")
     sink = opened(NatsSink, outside.server, "plain.a")
     given = data(*(b"%d" % n for n in range(1_000)), keys=["k"], headers={"A": "b"})
 
     assert {one.status for one in sink(given)} == {Status.OK}
 
-    until(lambda: len(heard) == 1_000)
+    until(lambda: len(received) == 1_000)
     stop()
-    assert [message.data for message in heard] == [datum.value for datum in given]
-    keys, headers = read_keys_and_headers(heard[0].subject, heard[0].headers)
+    assert [message.data for message in received] == [datum.value for datum in given]
+    keys, headers = read_keys_and_headers(received[0].subject, received[0].headers)
     assert (keys, headers["A"], headers["Nats-Subject"]) == (["k"], "b", "plain.a")
 
 
 class Wire:
-    """A server in between, which passes everything on and keeps what the client says."""
+    """A proxy that forwards everything and records what the client sends."""
 
     def __init__(self, port: int) -> None:
-        self.said = b""
+        self.sent = b""
         self._target = socket.create_connection(("127.0.0.1", port))
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port = self._door.getsockname()[1]
@@ -273,7 +273,7 @@ class Wire:
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
-                self.said += data if target is self._target else b""
+                self.sent += data if target is self._target else b""
                 target.sendall(data)
 
     def close(self) -> None:
@@ -287,14 +287,14 @@ def wire(outside):
         yield wire
 
 
-def test_the_server_is_asked_whether_it_has_them_after_they_are_sent(wire, opened):
+def test_the_sink_pings_the_server_after_it_has_sent_the_messages(wire, opened):
     sink = opened(NatsSink, Addresses.of(f"nats://127.0.0.1:{wire.port}"), "plain.a")
     assert sink(data(b"1", b"2")) == [Response.ok("m0"), Response.ok("m1")]
-    assert wire.said.rindex(b"PING") > wire.said.rindex(b"HPUB plain.a") > 0
+    assert wire.sent.rindex(b"PING") > wire.sent.rindex(b"HPUB plain.a") > 0
 
 
 @pytest.mark.guarantee("jetstream-sink-stores-once")
-def test_without_a_connection_messages_come_another_time(tmp_path, opened):
+def test_a_lost_connection_counts_as_unavailable(tmp_path, opened):
     with Outside.running(tmp_path) as outside:
         port = int(outside.url.rpartition(":")[2])
         sink = opened(NatsSink, outside.server, "plain.a")
@@ -304,12 +304,12 @@ def test_without_a_connection_messages_come_another_time(tmp_path, opened):
     assert answer.status is Status.UNAVAILABLE
     assert "there is no connection" in str(answer.error)
     with Outside.running(tmp_path, port) as outside:
-        heard, _ = listening(outside, "plain.a")
+        received, _ = subscribed(outside, "plain.a")
         until(lambda: sink(data(b"3")) == [Response.ok("m0")])
-        until(lambda: [message.data for message in heard] == [b"3"])
+        until(lambda: [message.data for message in received] == [b"3"])
 
 
-def test_a_subject_that_is_not_allowed_is_a_failure(tmp_path, opened):
+def test_a_message_to_a_forbidden_subject_is_a_failure(tmp_path, opened):
     users = """authorization { users: [
       { user: me, password: m, permissions: { publish: ["open.>"] } } ] }"""
     with nats_server(tmp_path, users) as port:
@@ -322,7 +322,7 @@ def test_a_subject_that_is_not_allowed_is_a_failure(tmp_path, opened):
         ]
 
 
-def test_a_message_over_the_limit_is_a_failure_and_harms_no_other(outside, opened):
+def test_a_message_over_the_limit_fails_alone(outside, opened):
     sink = opened(NatsSink, outside.server, "plain.a")
     connections = sink._link.client.stats["reconnects"]
 
@@ -334,7 +334,7 @@ def test_a_message_over_the_limit_is_a_failure_and_harms_no_other(outside, opene
 
 
 @pytest.mark.parametrize("kind", [JetStreamSink, NatsSink])
-def test_a_server_that_is_not_there_is_named_with_what_to_correct(kind):
+def test_an_unreachable_server_is_reported_with_what_to_correct(kind):
     section = spec.JetStreamSinkSpec(url="nats://127.0.0.1:1", subject="a")
     began = time.monotonic()
     with pytest.raises(SetupError, match=r"that url, auth and tls of the .* sink are right"):
@@ -342,13 +342,13 @@ def test_a_server_that_is_not_there_is_named_with_what_to_correct(kind):
     assert time.monotonic() - began < 10
 
 
-def test_a_value_that_no_header_can_hold_is_a_failure(outside, opened):
+def test_a_message_with_an_invalid_header_value_is_a_failure(outside, opened):
     (answer,) = opened(NatsSink, outside.server)(data(b"1", headers={"A": "two\nlines"}))
     assert answer.status is Status.FAILURE
     assert "one line" in str(answer.error)
 
 
-def test_keys_come_back_as_they_went():
+def test_keys_are_read_back_as_they_were_written():
     for keys in (["a"], ["a,b", "", "\n"], []):
         assert read_keys_and_headers("s", write_keys_and_headers(keys, {})) == (
             keys,

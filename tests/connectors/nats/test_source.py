@@ -1,4 +1,4 @@
-"""The source on a plain subject: what is heard is stored, and what cannot be is told."""
+"""The source on a plain subject: what it receives is stored, and what is lost is reported."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.waiting import until
 
 
 class Place:
-    """Where feeds work: a vertex with one partition, and what was told."""
+    """Where feeds work: a vertex with one partition, and what was reported."""
 
     def __init__(self, link, names) -> None:
         self.link, self.names = link, names
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def context(self, largest=1_000_000) -> FeedContext:
         return FeedContext(
@@ -36,7 +36,7 @@ class Place:
             largest=largest,
             link=self.link,
             spark=None,
-            tell=self.told.append,
+            tell=self.reported.append,
             memory=Path("unused"),
             drain=False,
         )
@@ -75,7 +75,7 @@ def start(place):
         yield begin
 
 
-def say(outside, subject, *values, **options):
+def send(outside, subject, *values, **options):
     async def publish():
         for value in values:
             await outside.link.client.publish(subject, value, **options)
@@ -89,11 +89,13 @@ def numbers(count, first=0):
 
 
 @pytest.mark.guarantee("nats-source-is-bounded")
-def test_what_is_published_is_stored_in_order_with_subject_headers_and_keys(outside, place, start):
+def test_published_messages_are_stored_in_order_with_subject_headers_and_keys(
+    outside, place, start
+):
     feed = start(outside.server, "one.>")
     headers = {"A": "b", "Ebbflow-Keys": '["k"]'}
 
-    say(outside, "one.a", *numbers(2_500), headers=headers)
+    send(outside, "one.a", *numbers(2_500), headers=headers)
 
     until(lambda: len(place.values()) == 2_500)
     assert place.values() == list(range(2_500))
@@ -104,66 +106,66 @@ def test_what_is_published_is_stored_in_order_with_subject_headers_and_keys(outs
     assert feed.failure is None
 
 
-def test_nothing_is_answered_to_whoever_waits_for_an_answer(outside, place, start):
+def test_the_source_sends_no_reply_to_a_request(outside, place, start):
     start(outside.server, "two.a")
-    heard = []
+    received = []
 
-    async def hear(message):
-        heard.append(message)
+    async def record(message):
+        received.append(message)
 
     link = outside.link
-    subscription = link.run(link.client.subscribe("answers", cb=hear))
-    say(outside, "two.a", b"1", reply="answers")
+    subscription = link.run(link.client.subscribe("answers", cb=record))
+    send(outside, "two.a", b"1", reply="answers")
 
     until(lambda: place.values() == [1])
     link.flush()
     link.run(subscription.unsubscribe())
-    assert heard == []
+    assert received == []
 
 
-def test_of_a_queue_each_message_goes_to_one(outside, place, start):
+def test_each_message_of_a_queue_group_goes_to_one_source(outside, place, start):
     start(outside.server, "three.a", "workers")
     start(outside.server, "three.a", "workers")
 
-    say(outside, "three.a", *numbers(1_000))
+    send(outside, "three.a", *numbers(1_000))
 
     until(lambda: len(place.values()) >= 1_000)
     assert sorted(place.values()) == list(range(1_000))
 
 
 @pytest.mark.guarantee("nats-source-is-bounded")
-def test_what_was_heard_before_the_stop_is_stored(outside, place, start):
+def test_messages_received_before_a_stop_are_stored(outside, place, start):
     feed = start(outside.server, "four.a")
-    say(outside, "four.a", *numbers(5_000))
+    send(outside, "four.a", *numbers(5_000))
 
     feed.stop()
 
     assert place.values() == list(range(5_000))
-    say(outside, "four.a", b"1")
+    send(outside, "four.a", b"1")
     assert len(place.stored()) == 5_000
 
 
 @pytest.mark.guarantee("nats-source-is-bounded")
-def test_memory_is_bounded_and_what_is_dropped_is_counted_and_told(
+def test_memory_is_bounded_and_dropped_messages_are_counted_and_reported(
     outside, link, names, ensure, place, start, monkeypatch
 ):
     monkeypatch.setattr("ebbflow.connectors.nats.source.MOST_WAITING", 100_000)
     ensure(catalogue.buffer_config(names, "in", 0, 1))
     feed = start(outside.server, "five.a")
-    say(outside, "five.a", b"0")
+    send(outside, "five.a", b"0")
     until(lambda: place.values() == [0])
 
-    say(outside, "five.a", *numbers(1_000, 1))
+    send(outside, "five.a", *numbers(1_000, 1))
 
     until(lambda: feed.failure is not None)
     until(lambda: feed._dropped + sum(len(came.parcel) for came in feed._waiting) == 1_000)
     assert feed._bytes <= 100_000
     dropped = feed._dropped
     assert feed.failure == f"the buffer is full; {dropped:,} messages were dropped"
-    assert place.told == ["in: messages cannot be stored at the moment; 1 were dropped"]
+    assert place.reported == ["in: messages cannot be stored at the moment; 1 were dropped"]
 
     seen = []
-    while len(seen) < 1_000 - dropped:  # what waits is stored as there is room
+    while len(seen) < 1_000 - dropped:  # what waits is stored as soon as there is room
         if found := place.values():
             seen += [value for value in found if value]
             place.make_room()
@@ -171,19 +173,19 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted_and_told(
     until(lambda: feed.failure is None)
 
 
-def test_a_message_too_large_to_store_is_dropped_and_told(outside, place, start):
+def test_a_message_too_large_to_store_is_dropped_and_reported(outside, place, start):
     start(outside.server, "six.a", largest=1_000)
 
-    say(outside, "six.a", b"x" * 2_000)
-    say(outside, "six.a", b"x", headers={"A": "x" * 2_000})
-    say(outside, "six.a", b"7")
+    send(outside, "six.a", b"x" * 2_000)
+    send(outside, "six.a", b"x", headers={"A": "x" * 2_000})
+    send(outside, "six.a", b"7")
 
     until(lambda: place.values() == [7])
-    assert place.told == ["in: 1 messages were too large to store and are dropped"]
+    assert place.reported == ["in: 1 messages were too large to store and are dropped"]
 
 
 @pytest.mark.guarantee("nats-source-is-bounded")
-def test_a_lost_connection_is_told_and_made_again(tmp_path, place, start):
+def test_a_lost_connection_is_reported_and_restored(tmp_path, place, start):
     with Outside.running(tmp_path) as outside:
         port = int(outside.url.rpartition(":")[2])
         feed = start(outside.server, "seven.a")
@@ -192,12 +194,12 @@ def test_a_lost_connection_is_told_and_made_again(tmp_path, place, start):
     assert feed.failure == f"there is no connection to NATS at nats://127.0.0.1:{port}"
     with Outside.running(tmp_path, port) as outside:
         until(lambda: feed.failure is None)
-        until(lambda: say(outside, "seven.a", b"1") or place.values())
+        until(lambda: send(outside, "seven.a", b"1") or place.values())
     lost = "in: the connection was lost for a while; messages published meanwhile are lost"
-    assert place.told == [lost]
+    assert place.reported == [lost]
 
 
-def test_a_subject_that_is_not_allowed_is_named(tmp_path, start):
+def test_a_forbidden_subject_is_reported(tmp_path, start):
     users = """authorization { users: [
       { user: me, password: m, permissions: { subscribe: ["_INBOX.>", "open.>"] } } ] }"""
     with nats_server(tmp_path, users) as port:
@@ -206,6 +208,6 @@ def test_a_subject_that_is_not_allowed_is_named(tmp_path, start):
             start(server, "shut.a")
 
 
-def test_a_server_that_is_not_there_is_named(start):
+def test_an_unreachable_server_is_reported(start):
     with pytest.raises(SetupError, match=r"No NATS server answers at nats://127\.0\.0\.1:1"):
         start(Addresses.of("nats://127.0.0.1:1"), "a")

@@ -1,4 +1,4 @@
-"""The NATS connectors in a spec: what is allowed, what is not, and what becomes of secrets."""
+"""The NATS connectors in a spec: what is allowed, what is not, and how secrets are handled."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def with_sink(fields: str) -> str:
     return f"{HEAD}    - {{name: in, source: {{generator: {{}}}}}}\n{sink}{EDGES}"
 
 
-def told_at(text: str, told: str, at: str) -> tuple[str, str]:
-    """What is told, and as much of the text at its place as is to be compared."""
-    line, column, problem = told.split(":", 2)
+def located(text: str, reported: str, at: str) -> tuple[str, str]:
+    """The problem, and as much of the text at its position as is to be compared."""
+    line, column, problem = reported.split(":", 2)
     start = int(column) - 1
     return problem.strip(), text.splitlines()[int(line) - 1][start : start + len(at)]
 
@@ -55,7 +55,7 @@ URL = "url: nats://localhost:4222"
         f"nats: {{{URL}, subject: a, auth: {{creds: {{file: my.creds}}}}, tls: {{}}}}",
     ],
 )
-def test_sources_that_are_fine(problems_of, fields):
+def test_valid_sources_have_no_problems(problems_of, fields):
     assert problems_of(with_source(fields)) == []
 
 
@@ -68,7 +68,7 @@ def test_sources_that_are_fine(problems_of, fields):
         f"log: {{}}, fallback: {{jetstream: {{{URL}, subject: failed}}}}",
     ],
 )
-def test_sinks_that_are_fine(problems_of, fields):
+def test_valid_sinks_have_no_problems(problems_of, fields):
     assert problems_of(with_sink(fields)) == []
 
 
@@ -138,12 +138,12 @@ def test_sinks_that_are_fine(problems_of, fields):
         ),
     ],
 )
-def test_what_is_wrong_with_a_source_is_told_with_its_place(problems_of, fields, at, problem):
+def test_a_problem_of_a_source_is_reported_with_its_position(problems_of, fields, at, problem):
     text = with_source(fields)
-    (told,) = problems_of(text)
-    assert told_at(text, told, at) == (problem, at)
-    assert "secret@" not in told
-    assert "hunter2" not in told
+    (reported,) = problems_of(text)
+    assert located(text, reported, at) == (problem, at)
+    assert "secret@" not in reported
+    assert "hunter2" not in reported
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ def test_what_is_wrong_with_a_source_is_told_with_its_place(problems_of, fields,
         ),
     ],
 )
-def test_what_is_wrong_with_a_sink_is_told_with_its_place(problems_of, fields, at, problem):
+def test_a_problem_of_a_sink_is_reported_with_its_position(problems_of, fields, at, problem):
     text = with_sink(fields)
-    (told,) = problems_of(text)
-    assert told_at(text, told, at) == (problem, at)
+    (reported,) = problems_of(text)
+    assert located(text, reported, at) == (problem, at)
 
 
 @pytest.mark.parametrize("given", ["hunter2", "7355608", "[hunter2]"])
@@ -183,14 +183,14 @@ def test_what_is_wrong_with_a_sink_is_told_with_its_place(problems_of, fields, a
         "kafka: {brokers: [a], topic: t, consumerGroup: g, sasl: {mechanism: PLAIN, plain: HERE}}",
     ],
 )
-def test_a_secret_in_the_place_of_its_section_is_not_told(problems_of, fields, given):
-    told = problems_of(with_source(fields.replace("HERE", given)))
-    assert told
-    assert "hunter2" not in "".join(told)
-    assert "7355608" not in "".join(told)
+def test_a_secret_in_the_place_of_its_section_is_not_shown(problems_of, fields, given):
+    reported = problems_of(with_source(fields.replace("HERE", given)))
+    assert reported
+    assert "hunter2" not in "".join(reported)
+    assert "7355608" not in "".join(reported)
 
 
-def test_a_section_that_cannot_be_read_hides_nothing_else(problems_of):
+def test_an_invalid_section_hides_no_other_problem(problems_of):
     text = with_source(f"jetstream: {{{URL}}}").replace("to: out", "to: nowhere")
     assert [line.split()[1] for line in problems_of(text)] == ["EB102", "EB305", "EB301"]
 
@@ -212,17 +212,17 @@ def source(**fields):
     return plans_of(Pipeline("shop").source("in", JetStream(**given)).sink("out", Log()))[0]
 
 
-def test_builders_take_the_fields_by_pythons_names():
+def test_builders_accept_snake_case_field_names():
     one = settings_of(source(filter_subjects=["a.b"], ack_wait="10s", deliver_policy="new"))
     assert (one.durable.name, one.durable.ack_wait) == ("ebbflow-shop-in", 10.0)
 
 
-def test_builders_report_what_is_wrong():
+def test_builders_report_a_missing_field():
     with pytest.raises(SpecError, match="'stream' is missing"):
         Pipeline("shop").source("in", JetStream(url="nats://x", subject="s"))
 
 
-def test_secrets_are_read_when_plans_are_made_and_show_nowhere(monkeypatch, tmp_path):
+def test_secrets_are_read_when_plans_are_made_and_never_shown(monkeypatch, tmp_path):
     monkeypatch.setenv("NATS_USER", "me")
     (tmp_path / "password").write_text("hunter2\n")
     auth = {
@@ -253,19 +253,19 @@ def test_secrets_are_read_when_plans_are_made_and_show_nowhere(monkeypatch, tmp_
         ),
     ],
 )
-def test_a_secret_that_is_not_there_is_named(where, problem):
-    with pytest.raises(SetupError) as told:
+def test_a_missing_secret_is_reported(where, problem):
+    with pytest.raises(SetupError) as raised:
         source(auth={"token": where})
-    assert str(told.value) == problem
+    assert str(raised.value) == problem
 
 
-def test_a_login_that_cannot_work_is_told_without_it(monkeypatch):
+def test_an_invalid_login_is_reported_without_showing_it(monkeypatch):
     monkeypatch.setenv("SEED", "not a seed")
-    with pytest.raises(SetupError, match="The login for source in cannot work: nkey") as told:
+    with pytest.raises(SetupError, match="The login for source in cannot work: nkey") as raised:
         source(auth={"nkey": {"env": "SEED"}})
-    assert "not a seed" not in str(told.value)
+    assert "not a seed" not in str(raised.value)
 
 
-def test_tls_in_the_spec_does_not_do_without():
+def test_tls_in_the_spec_is_required():
     assert source(tls={}).source.code.args[0].server.wants_tls
     assert not source().source.code.args[0].server.wants_tls

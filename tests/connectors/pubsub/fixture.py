@@ -1,4 +1,4 @@
-"""The server as a fixture, one for all tests; where there is none, tests are skipped out loud."""
+"""The server as a fixture for all tests; where there is none, tests are skipped and say so."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pubsub(pubsub_server: Pubsub) -> Iterator[Pubsub]:
 
 
 def tell_what_is_missing(reporter: Any) -> None:
-    """Say once more, where everybody looks, that nothing was tested against Pub/Sub."""
+    """Repeat in the summary that nothing was tested against Pub/Sub."""
     if _missing:
         reporter.section("Pub/Sub was NOT tested", sep="!", yellow=True, bold=True)
         reporter.line(f"No server could be started for tests: {_missing[0]}.")

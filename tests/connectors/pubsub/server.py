@@ -1,6 +1,6 @@
 """Google's ``pstest`` server, in a process of its own.
 
-A test may have a ``relay`` stand in front of it, to have an outage without losing what is there.
+A ``relay`` in front of it lets a test cause an outage without losing the messages.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Pubsub:
         self._process.communicate(timeout=10)
 
     def make(self, ordered: bool = False) -> str:
-        """Make a topic and a subscription that both have the name which is returned."""
+        """Make a topic and a subscription of the same name; returns the name."""
         name = f"orders-{next(_NAMES)}"
         topic = f"projects/{PROJECT}/topics/{name}"
         self.publisher.create_topic(name=topic)
@@ -69,11 +69,11 @@ class Pubsub:
         self.publish(name, *({"data": value.encode()} for value in values))
 
     def receive(self, name: str) -> list[Any]:
-        """The messages that are free now, which are acknowledged."""
+        """Receive and acknowledge all messages that are available now."""
         return [received.message for received in self.take(name)]
 
     def take(self, name: str) -> list[Any]:
-        """Receive and acknowledge all that is free now, with what was said of each delivery."""
+        """Receive and acknowledge all that is available now, with the data of each delivery."""
         path, found = f"projects/{PROJECT}/subscriptions/{name}", []
         asked = {"subscription": path, "max_messages": 1_000, "return_immediately": True}
         while some := self.subscriber.pull(request=asked).received_messages:

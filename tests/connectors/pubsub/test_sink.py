@@ -41,7 +41,7 @@ def test_every_message_of_several_batches_is_published_and_answered(pubsub, open
     assert all(message.attributes["n"].encode() == message.data for message in received)
 
 
-def test_an_outage_penalises_no_message_and_ends(pubsub, opened):
+def test_an_outage_penalises_no_message_and_the_sink_recovers(pubsub, opened):
     name = pubsub.make()
     sink = opened(name)
     pubsub.relay.cut()
@@ -57,13 +57,13 @@ def test_an_outage_penalises_no_message_and_ends(pubsub, opened):
     assert len(pubsub.receive(name)) == 1
 
 
-def test_a_missing_topic_is_waited_for(opened):
+def test_a_missing_topic_counts_as_unavailable(opened):
     (response,) = opened("nowhere")([Datum(b"1", id="1")])
     assert response.status is Status.UNAVAILABLE
     assert response.error == "There is no Pub/Sub topic nowhere of shop that this login can see"
 
 
-def test_a_message_that_is_refused_fails_alone(pubsub, opened):
+def test_a_refused_message_fails_alone(pubsub, opened):
     name = pubsub.make()
     data = [Datum(b"%d" % number, id=str(number)) for number in range(9)]
     data.insert(4, Datum(b"x" * 5_000_000, id="large"))
@@ -73,7 +73,7 @@ def test_a_message_that_is_refused_fails_alone(pubsub, opened):
     assert len(pubsub.receive(name)) == 9
 
 
-def test_keys_may_be_ordering_keys_and_empty_values_arrive(pubsub, opened):
+def test_keys_can_become_ordering_keys_and_empty_values_arrive(pubsub, opened):
     name = pubsub.make(ordered=True)
     opened(name, set_ordering_key=True)([Datum(b"", id="1", keys=["a"])])
     (message,) = pubsub.receive(name)

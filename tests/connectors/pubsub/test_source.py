@@ -34,7 +34,7 @@ def opened(pubsub):
 
 
 def read(source, count, seconds=60.0):
-    """As many messages as wanted, in the order in which they are read."""
+    """At least ``count`` messages, in the order in which they are read."""
     found = []
 
     def take():
@@ -61,8 +61,8 @@ def test_messages_are_leased_while_in_flight_and_acknowledged_when_settled(pubsu
     assert not redelivers(source)  # Ebbflow keeps what is nacked
 
     source.ack(offsets(messages[:5]))
-    source.ack(offsets(messages[:5]))  # an ack may come twice
-    source.close()  # frees the others at once
+    source.ack(offsets(messages[:5]))  # an ack may be repeated
+    source.close()  # releases the others at once
     assert len(pubsub.receive(name)) == 20
 
 
@@ -80,7 +80,7 @@ def test_leases_are_renewed_while_messages_are_in_flight(pubsub, opened):
 
 
 @pytest.mark.guarantee("pubsub-loses-no-message")
-def test_messages_of_a_process_that_is_gone_come_back_when_the_lease_is_over(pubsub, opened):
+def test_messages_of_a_dead_process_are_redelivered_when_their_lease_expires(pubsub, opened):
     name = pubsub.make()
     pubsub.send(name, "1", "2")
     killed = opened(name)
@@ -91,7 +91,7 @@ def test_messages_of_a_process_that_is_gone_come_back_when_the_lease_is_over(pub
     assert sorted(offsets(again)) == sorted(offsets(first))
 
 
-def test_the_messages_of_an_ordering_key_come_in_order(pubsub, opened):
+def test_the_messages_of_an_ordering_key_arrive_in_order(pubsub, opened):
     name = pubsub.make(ordered=True)
     for number in range(5):
         for key in "ab":
@@ -107,7 +107,7 @@ def test_the_messages_of_an_ordering_key_come_in_order(pubsub, opened):
 
 
 @pytest.mark.guarantee("pubsub-loses-no-message")
-def test_an_outage_is_one_and_what_is_in_flight_can_be_settled_afterwards(pubsub, opened):
+def test_an_outage_is_reported_and_messages_in_flight_can_be_acked_afterwards(pubsub, opened):
     name = pubsub.make()
     pubsub.send(name, "1", "2", "3")
     source = opened(name, lease=60.0)
@@ -127,7 +127,7 @@ def test_an_outage_is_one_and_what_is_in_flight_can_be_settled_afterwards(pubsub
     assert pubsub.receive(name) == []
 
 
-def test_a_missing_subscription_is_said_when_the_source_opens(opened):
+def test_a_missing_subscription_is_reported_when_the_source_opens(opened):
     with pytest.raises(SetupError) as raised:
         opened("nowhere")
     assert raised.value.what == (

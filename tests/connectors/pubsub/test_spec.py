@@ -1,4 +1,4 @@
-"""Pub/Sub in a spec: what lint refuses, and logins that show in no text."""
+"""Pub/Sub in a spec: what lint rejects, and logins that are never shown."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SOURCE = {"project": "shop", "subscription": "orders"}
         ({"lease": "11m"}, "must be from 10s to 600s"),
     ],
 )
-def test_lint_refuses_what_cannot_be_meant(fields, why):
+def test_lint_rejects_invalid_fields(fields, why):
     with pytest.raises(ValidationError) as refused:
         PubsubSourceSpec.model_validate(SOURCE | fields)
     assert why in refused.value.errors()[0]["msg"]
 
 
-def test_the_key_of_a_service_account_shows_in_no_text(monkeypatch):
+def test_the_key_of_a_service_account_is_never_shown(monkeypatch):
     pytest.importorskip("google.pubsub_v1")
     fields = {"project": "shop", "topic": "orders", "credentialsSecret": {"env": "SHOP_KEY"}}
     spec = PubsubSinkSpec.model_validate(fields)
@@ -45,7 +45,7 @@ def test_the_key_of_a_service_account_shows_in_no_text(monkeypatch):
     assert "sesame" not in str(raised.value)
 
 
-def test_an_emulator_is_named_by_the_spec_or_the_environment(monkeypatch):
+def test_the_spec_or_the_environment_names_an_emulator(monkeypatch):
     pytest.importorskip("google.pubsub_v1")
     from ebbflow.connectors.pubsub.pubsub_client import PubsubAccess
 

@@ -1,7 +1,7 @@
 """A standalone Pulsar in a folder of its own, on free ports of this machine.
 
 It listens without and with TLS. Clients without a login are served; a wrong token is refused.
-Whoever starts it stops it; ``kill`` and ``start`` again keep what it has stored.
+Whatever starts it also stops it; its data survives a ``kill`` and another ``start``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENVIRONMENT = {
 
 
 class PulsarBroker:
-    """A broker and what tests want of it. ``address`` is open, ``protected`` speaks TLS."""
+    """A broker and what tests need of it. ``address`` is open, ``protected`` speaks TLS."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -77,7 +77,7 @@ class PulsarBroker:
             "AuthenticationProviderToken",
             "tokenSecretKey": f"file://{self._folder / 'token.key'}",
             "anonymousUserRole": "anonymous",
-            # Frees the disk of what nobody needs only after a while otherwise.
+            # Otherwise the broker deletes topics without clients after a while.
             "brokerDeleteInactiveTopicsEnabled": "false",
         }
         given = (self._home / "conf" / "standalone.conf").read_text(encoding="utf-8")
@@ -86,7 +86,7 @@ class PulsarBroker:
         (self._folder / "standalone.conf").write_text("\n".join(lines), encoding="utf-8")
 
     def token(self, user: str) -> str:
-        """A token that the broker knows."""
+        """A token that the broker accepts."""
         parts = [{"alg": "HS256"}, {"sub": user}]
         head = b".".join(_encode(json.dumps(part).encode()) for part in parts)
         return (head + b"." + _encode(hmac.digest(self._key, head, hashlib.sha256))).decode()
@@ -127,7 +127,7 @@ class PulsarBroker:
         return False
 
     def stop(self) -> None:
-        """End it, gently at first."""
+        """Stop it, gracefully if it can."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -139,12 +139,12 @@ class PulsarBroker:
             self.__dict__.pop("client").close()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
-    # --- what tests want ------------------------------------------------------------------------
+    # --- what tests need ------------------------------------------------------------------------
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """What the administrative interface answers."""
@@ -202,7 +202,7 @@ class PulsarBroker:
         )
 
     def messages(self, topic: str, at_least: int = 0) -> list[pulsar.Message]:
-        """Everything that is in the topic; waits for so many."""
+        """Everything that is in the topic; waits for at least that many."""
         found: list[pulsar.Message] = []
         with contextlib.closing(self.member(topic, f"reader-{uuid.uuid4().hex}")) as reader:
             deadline = time.monotonic() + 60
@@ -215,7 +215,7 @@ class PulsarBroker:
                         return found
 
     def subscription(self, topic: str, name: str) -> dict[str, Any]:
-        """What the broker says of a subscription, over all partitions of its topic."""
+        """What the broker reports of a subscription, over all partitions of its topic."""
         path = f"persistent/public/default/{topic}"
         query = "getPreciseBacklog=true"
         try:

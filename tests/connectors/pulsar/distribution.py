@@ -11,7 +11,7 @@ IVY_FILE = Path(__file__).with_name("ivy.xml")
 
 
 def distribution() -> Path:
-    """The folder with ``bin/pulsar``; ``NoBroker`` if it cannot be had."""
+    """The folder with ``bin/pulsar``; raises ``NoBroker`` if it is not available."""
     return keep("pulsar", IVY_FILE, _fetch)
 
 

@@ -1,4 +1,4 @@
-"""The broker as a fixture, one for all tests; where there is none, tests are skipped out loud."""
+"""The broker as a fixture for all tests; where there is none, tests are skipped and say so."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _start_broker(folders: pytest.TempPathFactory) -> PulsarBroker:
 
 
 def tell_what_is_missing(reporter: Any) -> None:
-    """Say once more, where everybody looks, that nothing was tested against Pulsar."""
+    """Repeat in the summary that nothing was tested against Pulsar."""
     if _missing:
         reporter.section("Pulsar was NOT tested", sep="!", yellow=True, bold=True)
         reporter.line(f"No broker could be started for tests: {_missing[0]}.")

@@ -15,7 +15,7 @@ def rows_of(*messages):
     return frames.batch_of(columns, len(messages))
 
 
-def test_keys_are_the_partition_key_and_properties_as_numaflow_writes_them():
+def test_keys_become_the_partition_key_and_the_properties_of_numaflow():
     at = datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC)
     rows = rows_of((b"a", ["ann", "bob"], [("trace", "ü")], at), (b"", None, None, None))
     first, second = write_messages(rows)

@@ -29,7 +29,7 @@ def stored(broker, topic, count):
 
 
 @pytest.mark.guarantee("pulsar-loses-no-message")
-def test_nacked_messages_come_later_and_all_arrive_once(
+def test_nacked_messages_are_redelivered_after_their_delay_and_all_arrive_once(
     run, pulsar_broker, journal, server_letters
 ):
     here, there = pulsar_broker.topic(3), pulsar_broker.topic(2)
@@ -76,10 +76,10 @@ class RestartsTheBroker(Failures):
                 self.waited.add(view.name)
         if self.thread is None and status["out"].counts.done > self.after:
             self.broker.kill()
-            self.thread = threading.Thread(target=self.start_again)
+            self.thread = threading.Thread(target=self.restart)
             self.thread.start()
 
-    def start_again(self):
+    def restart(self):
         try:
             until(lambda: "out" in self.waited)
         finally:
@@ -87,7 +87,7 @@ class RestartsTheBroker(Failures):
 
 
 @pytest.mark.guarantee("pulsar-loses-no-message")
-def test_a_broker_that_is_killed_is_waited_for_and_no_message_is_penalised(
+def test_a_killed_broker_is_waited_for_and_no_message_is_penalised(
     run, pulsar_broker, server_letters
 ):
     here, there = pulsar_broker.topic(), pulsar_broker.topic()
@@ -114,7 +114,7 @@ def test_a_broker_that_is_killed_is_waited_for_and_no_message_is_penalised(
 
 
 @pytest.mark.guarantee("pulsar-loses-no-message")
-def test_with_key_shared_the_messages_of_a_key_keep_their_order(run, pulsar_broker, journal):
+def test_a_key_shared_subscription_keeps_the_order_of_each_key(run, pulsar_broker, journal):
     topic = pulsar_broker.topic()
     pulsar_broker.fill(topic, numbers(3_000), (f"key-{n % 50}" for n in range(3_000)))
     source = at(pulsar_broker, topic, subscription_type="keyShared")
@@ -125,14 +125,14 @@ def test_with_key_shared_the_messages_of_a_key_keep_their_order(run, pulsar_brok
 
     run(Pipeline("shop").source("in", source, partitions=2).sink("out", store))
 
-    given = {}
+    received = {}
     for key, number in journal.read():
-        given.setdefault(key, []).append(number)
-    assert given == {f"key-{n}": list(range(n, 3_000, 50)) for n in range(50)}
+        received.setdefault(key, []).append(number)
+    assert received == {f"key-{n}": list(range(n, 3_000, 50)) for n in range(50)}
 
 
 @pytest.mark.guarantee("pulsar-loses-no-message")
-def test_with_a_dead_letter_policy_a_message_ends_in_its_topic(
+def test_a_message_over_its_redelivery_limit_goes_to_the_dead_letter_topic(
     run, pulsar_broker, journal, store, server_letters
 ):
     topic, dead = pulsar_broker.topic(), pulsar_broker.topic()
@@ -143,7 +143,7 @@ def test_with_a_dead_letter_policy_a_message_ends_in_its_topic(
     def never_some(datum):
         number = int(datum.value)
         if number % 50 == 0:
-            most = 1 if number else None  # of which Ebbflow's own limit comes first
+            most = 1 if number else None  # Ebbflow's own limit applies first
             raise Nack(delay="200ms", max_deliveries=most, reason=f"call {datum.deliveries}")
         return Message(datum.value)
 

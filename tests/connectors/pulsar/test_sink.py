@@ -1,4 +1,4 @@
-"""The Pulsar sink by itself, on a real broker: what it sends, and what it answers."""
+"""The Pulsar sink by itself, on a real broker: what it sends, and how it responds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def partition(monkeypatch, number):
         yield
 
 
-def test_messages_are_stored_when_the_sink_has_answered(pulsar_broker, sink_to):
+def test_messages_are_stored_when_the_sink_returns(pulsar_broker, sink_to):
     topic = pulsar_broker.topic(2)
     values = [b"%d" % number for number in range(1_000)]
     assert sink_to(topic)(plain(*values, key="ann")) == {}
@@ -59,7 +59,7 @@ def test_a_message_that_is_too_large_fails_alone(pulsar_broker, sink_to):
     assert [message.data() for message in pulsar_broker.messages(topic, 2)] == [b"a", b"b"]
 
 
-def test_a_producer_has_its_name_and_further_partitions_a_number(
+def test_producers_of_further_partitions_have_a_number_after_the_name(
     pulsar_broker, sink_to, monkeypatch
 ):
     topic = pulsar_broker.topic()
@@ -73,7 +73,7 @@ def test_a_producer_has_its_name_and_further_partitions_a_number(
     assert names == {b"0": "shop", b"1": "shop-1", b"2": "billing-1"}
 
 
-def test_a_name_that_another_producer_has_is_waited_for(pulsar_broker, sink_to):
+def test_a_producer_name_that_is_in_use_counts_as_unavailable(pulsar_broker, sink_to):
     topic = pulsar_broker.topic()
     owner = pulsar_broker.client.create_producer(topic, producer_name="shop")
     sink = PulsarSink(PulsarSinkSettings(PulsarAccess(pulsar_broker.address), topic, "shop"))
@@ -84,7 +84,7 @@ def test_a_name_that_another_producer_has_is_waited_for(pulsar_broker, sink_to):
     sink.close()
 
 
-def test_a_topic_that_cannot_be_is_said_when_the_sink_opens(sink_to):
+def test_an_invalid_topic_is_reported_when_the_sink_opens(sink_to):
     with pytest.raises(SetupError, match="does not allow using topic 'no/where/t'") as raised:
         sink_to("no/where/t")
     assert raised.value.next_step == "Create the topic, or correct topic:."

@@ -42,7 +42,7 @@ def read(source, limit=10_000, timeout=0.5):
 
 
 def take(source, count, within=60.0):
-    """Reads so many messages."""
+    """Read that many messages."""
     rows, deadline = [], time.monotonic() + within
     while len(rows) < count and time.monotonic() < deadline:
         rows += read(source)
@@ -82,7 +82,7 @@ def test_a_message_has_its_keys_headers_and_times(pulsar_broker, open_source):
 
 
 @pytest.mark.guarantee("pulsar-loses-no-message")
-def test_what_is_not_acknowledged_is_redelivered_to_another_process(pulsar_broker, open_source):
+def test_unacknowledged_messages_are_redelivered_to_another_process(pulsar_broker, open_source):
     topic = pulsar_broker.topic(3)
     one = open_source(topic)
     pulsar_broker.fill(topic, numbers(300))
@@ -109,7 +109,7 @@ def test_two_processes_share_the_messages(pulsar_broker, open_source):
     for value in numbers(100):
         producer.send(value)
     producer.close()
-    # The broker decides how many each gets, by how soon it has asked for more.
+    # The broker decides how many each receives, by how soon it asks for more.
     mine, theirs = [], []
 
     def all_arrived():
@@ -134,7 +134,7 @@ def test_messages_in_flight_have_a_limit(pulsar_broker, open_source):
     assert len(take(source, 4)) == 4
 
 
-def test_what_an_earlier_connection_gave_and_is_settled_is_not_given_again(
+def test_messages_of_an_earlier_connection_are_not_redelivered_once_settled(
     pulsar_broker, open_source
 ):
     topic = pulsar_broker.topic()
@@ -148,9 +148,7 @@ def test_what_an_earlier_connection_gave_and_is_settled_is_not_given_again(
 
 
 @pytest.mark.guarantee("pulsar-loses-no-message")
-def test_a_message_that_is_nacked_too_often_goes_to_the_topic_of_the_policy(
-    pulsar_broker, open_source
-):
+def test_a_message_nacked_too_often_goes_to_the_dead_letter_topic(pulsar_broker, open_source):
     topic, dead = pulsar_broker.topic(), pulsar_broker.topic()
     source = open_source(topic, dead_letters=(dead, 2))
     assert redelivers(source)
@@ -181,27 +179,29 @@ def test_a_message_that_is_nacked_too_often_goes_to_the_topic_of_the_policy(
     until(lambda: is_done(pulsar_broker, topic))
 
 
-def test_with_key_shared_a_key_stays_with_one_process_and_in_order(pulsar_broker, open_source):
+def test_a_key_shared_subscription_keeps_a_key_with_one_process_and_in_order(
+    pulsar_broker, open_source
+):
     topic = pulsar_broker.topic()
     sources = [open_source(topic, subscription_type="keyShared") for _ in range(2)]
     pulsar_broker.fill(topic, numbers(600), (f"key-{n % 20}" for n in range(600)))
-    given = {}
+    received = {}
 
     def read_all():
         for place, source in enumerate(sources):
             for row in read(source, timeout=0.1):
-                given.setdefault(row["keys"][0], []).append((int(row["value"]), place))
+                received.setdefault(row["keys"][0], []).append((int(row["value"]), place))
                 source.ack([row["offset"]])
-        return sum(map(len, given.values())) == 600
+        return sum(map(len, received.values())) == 600
 
     until(read_all)
-    for key, found in given.items():
+    for key, found in received.items():
         assert [number for number, _ in found] == list(range(int(key[4:]), 600, 20))
         assert len({place for _, place in found}) == 1
-    assert {found[0][1] for found in given.values()} == {0, 1}
+    assert {found[0][1] for found in received.values()} == {0, 1}
 
 
-def test_a_subscription_may_begin_at_the_end(pulsar_broker, open_source):
+def test_a_subscription_may_start_at_the_end(pulsar_broker, open_source):
     topic = pulsar_broker.topic()
     pulsar_broker.fill(topic, [b"before"])
     source = open_source(topic, initial_position="latest")
@@ -209,7 +209,7 @@ def test_a_subscription_may_begin_at_the_end(pulsar_broker, open_source):
     assert [row["value"] for row in take(source, 1)] == [b"after"]
 
 
-def test_it_logs_in_with_a_token_over_tls(pulsar_broker):
+def test_the_source_logs_in_with_a_token_over_tls(pulsar_broker):
     topic = pulsar_broker.topic()
     ca = Secret(pulsar_broker.ca.cert_pem.bytes().decode())
     token = Secret(pulsar_broker.token("shop"))
@@ -221,7 +221,7 @@ def test_it_logs_in_with_a_token_over_tls(pulsar_broker):
     source.close()
 
 
-def test_what_cannot_be_read_is_said_when_the_source_opens(pulsar_broker):
+def test_a_failed_login_connection_or_topic_is_reported_when_the_source_opens(pulsar_broker):
     address, topic = pulsar_broker.address, pulsar_broker.topic()
     nowhere = f"pulsar://127.0.0.1:{free_port()}"
     silent = {
@@ -240,7 +240,9 @@ def test_what_cannot_be_read_is_said_when_the_source_opens(pulsar_broker):
     )
 
 
-def test_another_program_may_hold_the_subscription_alone(pulsar_broker, open_source):
+def test_a_subscription_held_exclusively_elsewhere_counts_as_unavailable(
+    pulsar_broker, open_source
+):
     topic = pulsar_broker.topic()
     owner = pulsar_broker.client.subscribe(topic, "shop", pulsar.ConsumerType.Exclusive)
     with pytest.raises(Unavailable, match="now: ConsumerBusy"):

@@ -1,4 +1,4 @@
-"""Pulsar in a spec: what is accepted, and what lint says about the rest."""
+"""Pulsar in a spec: what is accepted, and what lint reports about the rest."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ def test_numaflows_own_form_is_accepted(problems, auth):
          "'subscriptionType'?"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_where_it_is(problems, source, problem):
+def test_a_problem_is_reported_with_its_position(problems, source, problem):
     assert problems(source) == ([problem] if problem else [])
 
 
-def test_an_address_has_no_login_and_tls_is_part_of_it(problems):
+def test_an_address_with_a_login_and_tls_without_a_tls_address_are_rejected(problems):
     assert problems(address="pulsar://me:sesame@a:6650") == [
         "9:23: EB104 'serverAddr': must be pulsar://HOST:PORT or pulsar+ssl://HOST:PORT, without a "
         "login"
@@ -108,7 +108,7 @@ def test_an_address_has_no_login_and_tls_is_part_of_it(problems):
     assert problems(source=tls) == []
 
 
-def test_secrets_are_read_when_the_plan_is_made_and_shown_nowhere(monkeypatch):
+def test_secrets_are_read_when_the_plan_is_made_and_never_shown(monkeypatch):
     pytest.importorskip("pulsar")
     monkeypatch.setenv("TOKEN", "wonderland")
     pulsar = section(auth={"token": {"env": "TOKEN"}}, max_unack=5)
@@ -123,7 +123,7 @@ def test_secrets_are_read_when_the_plan_is_made_and_shown_nowhere(monkeypatch):
     assert str(raised.value) == text
 
 
-def test_without_the_extra_its_name_is_told(monkeypatch):
+def test_a_missing_extra_is_reported_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pulsar", None)
     with pytest.raises(SetupError) as raised:
         section().plan("shop", "in")

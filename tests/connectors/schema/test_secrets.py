@@ -1,4 +1,4 @@
-"""Values of Secrets and ConfigMaps: where they are looked for, and what is told without one."""
+"""Values of Secrets and ConfigMaps: where they are looked for, and the error for a missing one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mounted(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_variable_comes_before_the_folder_and_the_folder_before_a_document(
+def test_a_variable_has_priority_over_the_folder_and_the_folder_over_a_document(
     mounted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = ClusterValues(mounted, DOCUMENTS)
@@ -45,13 +45,13 @@ def test_a_variable_comes_before_the_folder_and_the_folder_before_a_document(
     assert read == ["of-the-variable", "of-the-folder", "of-the-document"]
 
 
-def test_a_file_may_be_named_after_both_name_and_key(tmp_path: Path) -> None:
+def test_a_file_may_be_named_after_both_the_secret_and_the_key(tmp_path: Path) -> None:
     (tmp_path / "web.tls.crt").write_text("certificate")
     assert ClusterValues(tmp_path).read("Secret", "web", "tls.crt", "it") == Secret("certificate")
     assert variable_of("ConfigMap", "web", "tls.crt") == "EBBFLOW_CONFIGMAP_WEB__TLS_CRT"
 
 
-def test_all_values_of_a_mounted_secret_are_listed_without_what_kubernetes_adds(
+def test_all_values_of_a_mounted_secret_are_listed_without_the_links_of_kubernetes(
     mounted: Path,
 ) -> None:
     values = ClusterValues(mounted, {("ConfigMap", "rates"): {"eur": Secret("1.1")}})
@@ -61,7 +61,7 @@ def test_all_values_of_a_mounted_secret_are_listed_without_what_kubernetes_adds(
 
 
 @pytest.mark.guarantee("secrets-are-in-no-text")
-def test_a_missing_value_is_told_with_every_place_that_was_tried(tmp_path: Path) -> None:
+def test_a_missing_value_is_reported_with_every_place_that_was_tried(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "empty").write_text("\n")
     places = (
@@ -82,19 +82,19 @@ def test_a_missing_value_is_told_with_every_place_that_was_tried(tmp_path: Path)
     assert "of-the-document" not in repr(ClusterValues(tmp_path, DOCUMENTS))
 
 
-def test_a_file_that_cannot_be_read_is_told_and_not_passed_over(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_and_not_skipped(tmp_path: Path) -> None:
     (tmp_path / "a" / "key").mkdir(parents=True)
     with pytest.raises(SetupError, match=r"a/key cannot be read: Is a directory\. Correct"):
         ClusterValues(tmp_path).find("Secret", "a", "key")
 
 
-def test_references_read_the_places_they_were_made_with(
+def test_references_read_from_the_places_they_were_created_with(
     mounted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = {"name": "kafka-login", "key": "password"}
-    given = ClusterValues(mounted)
-    assert SecretRef.model_validate(reference, context=given).read("it").reveal() == "of-the-folder"
-    key = SecretKeyRef.model_validate(reference, context=given)
+    place = ClusterValues(mounted)
+    assert SecretRef.model_validate(reference, context=place).read("it").reveal() == "of-the-folder"
+    key = SecretKeyRef.model_validate(reference, context=place)
     assert key.read("it").reveal() == "of-the-folder"
     monkeypatch.setenv("EBBFLOW_SECRETS", str(mounted))
     assert SecretRef(**reference).read("it").reveal() == "of-the-folder"

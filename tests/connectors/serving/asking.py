@@ -30,7 +30,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 @dataclass
 class Kept:
-    """A request in the book: what came in, and what became of it."""
+    """A request in the book: what came in, and its outcome."""
 
     envelope: Envelope
     body: bytes
@@ -145,7 +145,7 @@ class Asked:
 
 
 class Asking:
-    """A feed that runs, seen from outside."""
+    """A running feed, as its clients see it."""
 
     def __init__(self, feed: ServingFeed, line: str) -> None:
         self.feed, self.book = feed, feed._book
@@ -173,7 +173,7 @@ class Asking:
         return self.ask("GET", f"/v1/process/{path}", **headers)
 
     def on_loop(self, call: Any, *arguments: Any) -> Any:
-        """Calls something of the book on its loop."""
+        """Call a function of the book on its loop."""
 
         async def run() -> Any:
             return call(*arguments)

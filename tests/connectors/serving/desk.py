@@ -35,7 +35,7 @@ _numbers = count()
 
 
 def at(number: int) -> datetime:
-    """A time that is the later the higher the number."""
+    """A time; a higher number is a later one."""
     return datetime.fromtimestamp(1_800_000_000 + number, UTC)
 
 
@@ -68,14 +68,14 @@ class Desk:
             self.run(provision.ensure(link.client, config))
 
     def run(self, work: Coroutine[Any, Any, Any], timeout: float = 20) -> Any:
-        """Runs it on the link's loop."""
+        """Run it on the link's loop."""
         return self.link.run(work, timeout)
 
     # --- the book -------------------------------------------------------------------------------
 
     @contextmanager
     def opened(self) -> Iterator[RequestBook]:
-        """The book, closed in the end."""
+        """The book, closed at the end."""
         book = self.open()
         try:
             yield book
@@ -83,7 +83,7 @@ class Desk:
             self.run(book.close())
 
     def open(self) -> RequestBook:
-        """A book that nobody closes, as one that is killed."""
+        """A book that is not closed, like that of a killed run."""
         answers = self.answers
         if isinstance(answers, BucketAnswers):
             answers = BucketAnswers(AnswerBucket(self.link.client, self.bucket))
@@ -95,7 +95,7 @@ class Desk:
         return RequestBook(self.link, self.context, answers, ack_wait=5.0)
 
     def submit(self, book: RequestBook, id: str | None, body: bytes = b"?") -> str:
-        """Hands a request in; without an id the server makes one. Returns the id."""
+        """Submit a request; without an id the server makes one. Returns the id."""
         envelope = make_envelope(id)
         self.run(book.submit(envelope, body))
         return envelope.id
@@ -114,14 +114,14 @@ class Desk:
 
     # --- the vertices ---------------------------------------------------------------------------
 
-    def tell(self, vertex: str, *rows: TrailRow) -> None:
-        """Has a vertex leave a trail."""
+    def report(self, vertex: str, *rows: TrailRow) -> None:
+        """Have a vertex write rows to the trail."""
         for publication in publish_trail(rows, f"k{next(_numbers)}", vertex):
             subject, headers = address(self.names, publication)
             self._publish(subject, publication.payload, headers, publication.msg_id)
 
     def answer(self, id: str, *payloads: bytes, message: str | None = None) -> None:
-        """Has the sink store answers of a message, the request's only one if none is named."""
+        """Have the sink store answers of a message, by default the request's only one."""
         message = message or f"{id}/out"
         own = frames.fingerprint([message])
         for number, payload in enumerate(payloads):
@@ -129,13 +129,13 @@ class Desk:
             self._publish(f"$KV.{self.bucket}.{key}", payload, answer_headers(message))
 
     def serve(self, id: str, *payloads: bytes) -> None:
-        """Has a request run through both vertices."""
-        self.tell("in", row(id, "done", f"out:{id}"))
+        """Have a request pass through both vertices."""
+        self.report("in", row(id, "done", f"out:{id}"))
         self.answer(id, *payloads, message=id)
-        self.tell("out", row(id, "served", answers=len(payloads)))
+        self.report("out", row(id, "served", answers=len(payloads)))
 
     def settle(self, mark: Mark) -> None:
-        """Has the source's task be done with what is in its buffer up to a mark."""
+        """Have the source's task settle its buffer up to a mark."""
 
         async def write() -> None:
             store = PositionStore(self.link.client, self.names, "in", 0)
@@ -161,7 +161,7 @@ class Desk:
 
 
 def make_envelope(id: str | None) -> Envelope:
-    """What a caller says besides the body."""
+    """What a caller sends besides the body."""
     named = [(b"x-numaflow-id", id.encode())] if id else []
     return Envelope(
         [*named, (b"content-length", b"1"), (b"x-own", b"1")], now=1_800_000_000_000_000
@@ -169,6 +169,6 @@ def make_envelope(id: str | None) -> Envelope:
 
 
 def payloads(request: ServedRequest | None) -> Sequence[bytes]:
-    """What a request was answered with."""
+    """The payloads with which a request was answered."""
     assert request is not None
     return [answer.payload for answer in request.answers]

@@ -36,7 +36,7 @@ def test_an_accepted_request_is_in_the_buffer_of_the_source_under_its_id(desk):
         assert desk.run(book.find("other")) is None
 
 
-def test_requests_that_come_together_share_a_frame(desk):
+def test_requests_that_arrive_together_share_a_frame(desk):
     async def submit_all(book):
         await asyncio.gather(*(book.submit(make_envelope(None), b"?") for _ in range(50)))
 
@@ -47,7 +47,7 @@ def test_requests_that_come_together_share_a_frame(desk):
 
 
 @pytest.mark.guarantee("an-id-is-taken-once")
-def test_an_id_is_refused_while_its_request_is_open_and_when_it_has_ended(desk, monkeypatch):
+def test_an_id_is_refused_while_its_request_is_open_and_after_it_has_ended(desk, monkeypatch):
     monkeypatch.setattr(requests, "MOST_ENDED", 0)
     with desk.opened() as book:
         desk.submit(book, "once")
@@ -61,7 +61,7 @@ def test_an_id_is_refused_while_its_request_is_open_and_when_it_has_ended(desk, 
 
 
 @pytest.mark.guarantee("an-id-is-taken-once")
-def test_of_two_requests_with_one_id_at_the_same_time_one_is_accepted(desk):
+def test_only_one_of_two_simultaneous_requests_with_the_same_id_is_accepted(desk):
     async def submit_both(book):
         ends = (book.submit(make_envelope("same"), b"?") for _ in range(2))
         return await asyncio.gather(*ends, return_exceptions=True)
@@ -93,7 +93,7 @@ def test_a_body_that_is_too_large_is_refused(desk):
         assert desk.run(book.find("large")) is None
 
 
-def test_no_more_than_a_bounded_number_of_requests_is_open(desk, monkeypatch):
+def test_the_number_of_open_requests_is_limited(desk, monkeypatch):
     monkeypatch.setattr(books, "MOST_OPEN", 2)
     with desk.opened() as book:
         desk.submit(book, "a")
@@ -108,18 +108,18 @@ def test_no_more_than_a_bounded_number_of_requests_is_open(desk, monkeypatch):
 
 
 @pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
-def test_a_request_ends_with_the_last_message_that_came_of_it(desk):
+def test_a_request_ends_with_the_last_of_its_messages(desk):
     with desk.opened() as book:
         desk.submit(book, "r")
-        desk.tell("in", row("r", "done", "out:r/1", "out:r/2", at=at(1)))
+        desk.report("in", row("r", "done", "out:r/1", "out:r/2", at=at(1)))
         desk.answer("r", b"second", message="r/2")
-        desk.tell("out", row("r/2", "served", answers=1, at=at(2)))
+        desk.report("out", row("r/2", "served", answers=1, at=at(2)))
         assert desk.run(book.find("r")).status == "in-progress"
         with pytest.raises(TimeoutError):
             desk.wait(book, "r", 0.05)
-        desk.tell("out", row("r/1", "redelivered", reason="not yet", due=at(9), at=at(3)))
+        desk.report("out", row("r/1", "redelivered", reason="not yet", due=at(9), at=at(3)))
         desk.answer("r", b"first", message="r/1")
-        desk.tell("out", row("r/1", "served", answers=1, deliveries=2, at=at(9)))
+        desk.report("out", row("r/1", "served", answers=1, deliveries=2, at=at(9)))
 
         ended = desk.wait(book, "r")
         assert (ended.status, ended.ended) == ("completed", at(9))
@@ -138,7 +138,7 @@ def test_a_request_ends_with_the_last_message_that_came_of_it(desk):
 def test_a_dropped_request_is_completed_without_answers(desk):
     with desk.opened() as book:
         desk.submit(book, "r")
-        desk.tell("in", row("r", "dropped"))
+        desk.report("in", row("r", "dropped"))
         ended = desk.wait(book, "r")
         assert (ended.status, payloads(ended)) == ("completed", [])
 
@@ -147,18 +147,18 @@ def test_a_dropped_request_is_completed_without_answers(desk):
 def test_a_dead_letter_fails_a_request_at_once(desk):
     with desk.opened() as book:
         desk.submit(book, "r")
-        desk.tell("in", row("r", "done", "out:r/1", "out:r/2"))
-        desk.tell("out", row("r/1", "dead_lettered", reason="failures", error="ValueError: no"))
+        desk.report("in", row("r", "done", "out:r/1", "out:r/2"))
+        desk.report("out", row("r/1", "dead_lettered", reason="failures", error="ValueError: no"))
         failed = desk.wait(book, "r")
         assert failed.status == "failed"
         assert failed.failure is not None
         assert (failed.failure.vertex, failed.failure.reason) == ("out", "failures")
         assert failed.failure.error == "ValueError: no"
-        desk.tell("out", row("r/2", "served"))  # continues, and changes nothing
+        desk.report("out", row("r/2", "served"))  # continues, and changes nothing
         assert desk.run(book.find("r")) == failed
 
 
-def test_whoever_asks_gets_the_answers_as_they_were_stored(desk):
+def test_a_caller_gets_the_answers_as_they_were_stored(desk):
     async def ask(book, id):
         return await book.ask(make_envelope(id), b"?", 10)
 
@@ -173,7 +173,7 @@ def test_whoever_asks_gets_the_answers_as_they_were_stored(desk):
         assert not book._awaited
 
 
-def test_answers_that_nobody_follows_are_read_from_the_store(desk):
+def test_answers_the_book_missed_are_read_from_the_store(desk):
     async def ask(book):
         return await book.ask(make_envelope("r"), b"?", 10)
 
@@ -188,7 +188,7 @@ def test_answers_that_nobody_follows_are_read_from_the_store(desk):
 
 
 @pytest.mark.guarantee("a-request-that-was-taken-is-answered")
-def test_a_caller_that_goes_away_leaves_its_request(desk):
+def test_a_request_continues_after_its_caller_disconnects(desk):
     async def ask(book):
         await book.ask(make_envelope("r"), b"?", 10)
 
@@ -201,7 +201,7 @@ def test_a_caller_that_goes_away_leaves_its_request(desk):
         assert not book._awaited
 
 
-def test_answers_are_watched_as_they_come(desk):
+def test_answers_can_be_watched_as_they_arrive(desk):
     async def watch(book, id, watched):
         async for each in book.watch(id):
             watched.append(each)
@@ -214,8 +214,8 @@ def test_answers_are_watched_as_they_come(desk):
         until(lambda: len(watched) == 1)
         desk.answer("r", b"late", message="r/1")
         until(lambda: len(watched) == 2)
-        desk.tell("in", row("r", "done", "out:r/1", "out:r/2"))
-        desk.tell("out", row("r/1", "served", answers=1), row("r/2", "served", answers=1))
+        desk.report("in", row("r", "done", "out:r/1", "out:r/2"))
+        desk.report("out", row("r/1", "served", answers=1), row("r/2", "served", answers=1))
         watching.result(120)
         assert [each.payload for each in watched[:2]] == [b"early", b"late"]
         assert payloads(watched[2]) == [b"late", b"early"]
@@ -243,7 +243,7 @@ class OwnAnswers:
         pass
 
 
-def test_a_store_of_the_users_is_asked_when_the_request_has_ended(desk):
+def test_a_custom_answer_store_is_read_when_the_request_has_ended(desk):
     desk.answers = OwnAnswers()
     with desk.opened() as book:
         book._is_followed = False
@@ -255,7 +255,7 @@ def test_a_store_of_the_users_is_asked_when_the_request_has_ended(desk):
         until(lambda: len(book._register.open) == 2)
         desk.answers.stored["r"] = [b"one", b"two"]
         for id in ("r", "lost"):
-            desk.tell("in", row(id, "served", answers=1))
+            desk.report("in", row(id, "served", answers=1))
         assert payloads(asking[0].result(120)) == [b"one", b"two"]
         with pytest.raises(books.Refusal) as refused:
             asking[1].result(120)
@@ -267,7 +267,7 @@ def test_a_store_of_the_users_is_asked_when_the_request_has_ended(desk):
 
 
 def kill(desk, book):
-    """Ends a book as a crash does: nothing is written any more."""
+    """End a book as a crash does: it writes nothing more."""
 
     async def end():
         for task in (book._checkpoints, book._records._writing):
@@ -287,41 +287,41 @@ def write_checkpoint(desk, book):
 
 
 @pytest.mark.guarantee("a-request-that-was-taken-is-answered")
-def test_requests_survive_a_crash_wherever_they_are(desk):
+def test_requests_survive_a_crash_at_every_stage(desk):
     book = desk.open()
     for id in ("waiting", "begun", "sent", "nacked", "done", "failed", "overtaken"):
         desk.submit(book, id)
     kill(desk, book)
-    # Meanwhile the pipeline continues; what a message sent may be told of before it is.
-    desk.tell("out", row("sent/1", "redelivered", reason="busy"), row("overtaken/1"))
-    desk.tell("in", row("overtaken", "done", "out:overtaken/1"))
-    desk.tell("in", row("sent", "done", "out:sent/1"), row("nacked", "redelivered"))
-    desk.tell("in", row("begun", "done", "out:begun"))
+    # Meanwhile the pipeline continues; an output may be in the trail before its message is.
+    desk.report("out", row("sent/1", "redelivered", reason="busy"), row("overtaken/1"))
+    desk.report("in", row("overtaken", "done", "out:overtaken/1"))
+    desk.report("in", row("sent", "done", "out:sent/1"), row("nacked", "redelivered"))
+    desk.report("in", row("begun", "done", "out:begun"))
     desk.serve("done", b"answer")
-    desk.tell("in", row("failed", "dead_lettered", reason="poison"))
+    desk.report("in", row("failed", "dead_lettered", reason="poison"))
     desk.settle(Mark(7))
 
     with desk.opened() as book:
         assert desk.run(book.find("overtaken")).status == "completed"
         assert payloads(desk.run(book.find("done"))) == [b"answer"]
         assert desk.run(book.find("failed")).failure.reason == "poison"
-        # Its row is behind the position now, so it was never accepted.
+        # Its row is before the position now, so it was never accepted.
         assert desk.run(book.find("waiting")) is None
         for id in ("begun", "sent", "nacked"):
             assert desk.run(book.find(id)).status == "in-progress"
-        desk.tell("out", row("sent/1", "done", deliveries=2), row("begun"))
-        desk.tell("in", row("nacked", deliveries=2))
+        desk.report("out", row("sent/1", "done", deliveries=2), row("begun"))
+        desk.report("in", row("nacked", deliveries=2))
         for id in ("begun", "sent", "nacked"):
             assert desk.wait(book, id).status == "completed"
 
 
 @pytest.mark.guarantee("a-request-that-was-taken-is-answered")
-def test_a_request_that_no_task_has_taken_yet_survives_a_crash(desk):
+def test_a_request_that_no_task_has_read_yet_survives_a_crash(desk):
     book = desk.open()
     for n in range(5):
         desk.submit(book, f"r{n}")
     kill(desk, book)
-    desk.tell("in", *(row(f"r{n}") for n in range(3)))
+    desk.report("in", *(row(f"r{n}") for n in range(3)))
     desk.settle(Mark(3))
 
     with desk.opened() as book:
@@ -333,25 +333,25 @@ def test_a_request_that_no_task_has_taken_yet_survives_a_crash(desk):
         assert desk.run(book.find("r4")).accepted.timestamp() == 1_800_000_000
 
 
-def test_what_is_told_again_after_a_crash_opens_nothing(desk):
+def test_trail_rows_repeated_after_a_crash_reopen_no_request(desk):
     with desk.opened() as book:
         desk.submit(book, "r")
         desk.serve("r", b"answer")
         ended = desk.wait(book, "r")
         write_checkpoint(desk, book)
-    # The source's task was killed behind its trail: it tells the same again, and decides otherwise.
-    desk.tell("in", row("r", "done", "out:r", "out:r/other"))
-    desk.tell("out", row("x", "served", request="of another source"))
+    # The source's task was killed after its trail: it repeats the message with another outcome.
+    desk.report("in", row("r", "done", "out:r", "out:r/other"))
+    desk.report("out", row("x", "served", request="of another source"))
     with desk.opened() as book:
         assert not book._register.open
         assert desk.run(book.find("r")) == ended
 
 
-def test_a_checkpoint_passes_only_what_has_ended_and_is_written_down(desk):
+def test_a_checkpoint_covers_only_requests_that_have_ended_and_are_recorded(desk):
     with desk.opened() as book:
         desk.submit(book, "open")
         desk.submit(book, "done")
-        desk.tell("in", row("open", "done", "out:open"))
+        desk.report("in", row("open", "done", "out:open"))
         desk.serve("done", b"1")
         desk.wait(book, "done")
         desk.run(book._records.flush())
@@ -362,44 +362,44 @@ def test_a_checkpoint_passes_only_what_has_ended_and_is_written_down(desk):
         assert (book._register.checkpoint.begin, book._register.checkpoint.written) == (5, 5)
 
 
-def test_what_is_far_back_in_the_trail_is_told_again_at_its_end(desk):
+def test_rows_far_back_in_the_trail_are_repeated_at_its_end(desk):
     with desk.opened() as book:
         book.far_behind = 3
         desk.submit(book, "slow")
-        desk.tell("in", row("slow", "done", "out:slow/1", "out:slow/2"))
-        desk.tell("out", row("slow/1", "served", answers=1))
+        desk.report("in", row("slow", "done", "out:slow/1", "out:slow/2"))
+        desk.report("out", row("slow/1", "served", answers=1))
         for n in range(5):
-            desk.tell("in", row(f"other{n}"))
+            desk.report("in", row(f"other{n}"))
         desk.run(book._rewrite_old_rows(book._trail))
         assert book._register.checkpoint.begin == 7
         write_checkpoint(desk, book)
     with desk.opened() as book:
         desk.answer("slow", b"answer", message="slow/1")
-        desk.tell("out", row("slow/2", "redelivered"), row("slow/2", deliveries=2))
+        desk.report("out", row("slow/2", "redelivered"), row("slow/2", deliveries=2))
         ended = desk.wait(book, "slow")
         assert payloads(ended) == [b"answer"]
         assert [step.message for step in ended.steps] == ["slow", "slow/1", "slow/2", "slow/2"]
 
 
-def test_a_checkpoint_of_an_earlier_life_is_not_used(desk, link):
+def test_a_checkpoint_of_a_deleted_trail_is_not_used(desk, link):
     with desk.opened() as book:
         desk.submit(book, "r")
         desk.serve("r", b"1")
         desk.wait(book, "r")
         write_checkpoint(desk, book)
     link.run(api.delete(link.client, [desk.names.trail, desk.names.buffer("in", 0)]))
-    anew = Desk(link, desk.context.memory, desk.names)
-    with anew.opened() as book:
-        anew.submit(book, "other")
-        anew.serve("other", b"2")
-        assert payloads(anew.wait(book, "other")) == [b"2"]
+    fresh = Desk(link, desk.context.memory, desk.names)
+    with fresh.opened() as book:
+        fresh.submit(book, "other")
+        fresh.serve("other", b"2")
+        assert payloads(fresh.wait(book, "other")) == [b"2"]
 
 
 def test_memory_holds_a_bounded_number_of_ended_requests(desk, monkeypatch):
     monkeypatch.setattr(requests, "MOST_ENDED", 20)
     with desk.opened() as book:
         ids = [desk.submit(book, None) for _ in range(100)]
-        desk.tell("in", *(row(id, "served", request=id) for id in ids))
+        desk.report("in", *(row(id, "served", request=id) for id in ids))
         desk.wait(book, ids[-1])
         desk.run(book._records.flush())
         assert len(book._register._ended) == 20
@@ -408,7 +408,7 @@ def test_memory_holds_a_bounded_number_of_ended_requests(desk, monkeypatch):
         assert desk.run(book.find(ids[0])).status == "completed"
 
 
-def test_callers_hear_that_the_run_stops(desk):
+def test_waiting_callers_are_refused_when_the_run_stops(desk):
     async def ask(book):
         return await book.ask(make_envelope("r"), b"?", 10)
 

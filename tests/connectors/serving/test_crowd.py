@@ -1,4 +1,4 @@
-"""Many clients at once: each gets the answer to its own request, though messages overtake."""
+"""Many clients at once: each gets the answer to its own request, even if messages are reordered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def ask(port):
         crowd.close()
 
 
-def test_500_clients_at_once_get_the_answers_of_their_requests(tmp_path):
+def test_500_concurrent_clients_get_the_answers_to_their_own_requests(tmp_path):
     port = free_port()
     pipeline = (
         Pipeline("crowd")
@@ -42,10 +42,10 @@ def test_500_clients_at_once_get_the_answers_of_their_requests(tmp_path):
     )
     live = BackgroundRun(pipeline, tmp_path / "state")
     try:
-        told = asyncio.run(ask(port))
+        result = asyncio.run(ask(port))
     finally:
         summary = live.stop()
 
-    assert told["troubles"] == {}
-    assert told["requests"] == REQUESTS
+    assert result["troubles"] == {}
+    assert result["requests"] == REQUESTS
     assert summary.vertices["map"].redelivered == REQUESTS // 40

@@ -1,4 +1,4 @@
-"""The login of a pipeline may do all that its book needs, and a trace."""
+"""The login of a pipeline may do all that its book and a trace need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.connectors.serving.desk import Desk, payloads, row
 from tests.nats.securing import nats_server
 
 
-def test_the_login_of_a_pipeline_may_do_all_that_its_book_needs(tmp_path: Path):
+def test_the_login_of_a_pipeline_has_all_permissions_that_its_book_needs(tmp_path: Path):
     names = Names("p")
     vertices = [VertexStreams("in", 1, has_buffer=True, serves=True), VertexStreams("out", 1, True)]
     allowed = derive_permissions(names, vertices, "p-answers")
@@ -33,7 +33,7 @@ def test_the_login_of_a_pipeline_may_do_all_that_its_book_needs(tmp_path: Path):
             desk.run(book._records.flush())
         with desk.opened() as book:
             assert payloads(desk.run(book.find("r"))) == [b"answer"]
-            desk.tell("in", row("open", "redelivered"))
+            desk.report("in", row("open", "redelivered"))
             login = {"EBBFLOW_NATS_USER": "me", "EBBFLOW_NATS_PASSWORD": "m"}
             for request, status in (("r", "completed"), ("open", "in-progress")):
                 traced = CliRunner().invoke(app, ["trace", "p", request, "--nats", url], env=login)

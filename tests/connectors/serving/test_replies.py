@@ -31,14 +31,14 @@ def server(link, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
-    """All who share a port have been added as soon as one is there."""
+    """All vertices that share a port count as added as soon as the first one is."""
     monkeypatch.setattr(Listener, "settling", 0.0)
 
 
 # --- sync ---------------------------------------------------------------------------------------
 
 
-def test_sync_answers_with_the_results_one_behind_the_other_and_their_lengths(server):
+def test_sync_returns_the_concatenated_results_and_their_lengths(server):
     answer = server.post("sync", b"a\nbcd\n\nef", X_Numaflow_Id="three")
 
     assert (answer.status, answer.body) == (200, b"abcdef")
@@ -48,7 +48,7 @@ def test_sync_answers_with_the_results_one_behind_the_other_and_their_lengths(se
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_without_an_id_the_server_makes_one(server):
+def test_the_server_makes_an_id_for_a_request_without_one(server):
     answer = server.post("sync", b"x")
 
     request = answer.headers["X-Numaflow-Id"]
@@ -72,11 +72,11 @@ def test_without_an_id_the_server_makes_one(server):
         (b"", "text/plain; charset=utf-8"),
     ],
 )
-def test_the_type_of_an_answer_follows_from_its_results(server, result, kind):
+def test_the_content_type_of_an_answer_depends_on_its_results(server, result, kind):
     assert server.post("sync", result).headers["Content-Type"] == kind
 
 
-def test_a_request_that_is_complete_without_results_is_204(server):
+def test_a_request_completed_without_results_is_answered_with_204(server):
     answer = server.post("sync", b"drop")
 
     assert (answer.status, answer.body) == (204, b"")
@@ -85,13 +85,13 @@ def test_a_request_that_is_complete_without_results_is_204(server):
     assert answer.headers["X-Numaflow-Id"]
 
 
-def test_a_request_that_has_failed_is_500_with_where_and_why(server):
+def test_a_failed_request_is_answered_with_500_the_vertex_and_the_reason(server):
     answer = server.post("sync", b"fail", X_Numaflow_Id="failed")
 
     assert answer.status == 500
-    told = answer.json
-    assert told.pop("timestamp")
-    assert told == {
+    body = answer.json
+    assert body.pop("timestamp")
+    assert body == {
         "message": "the request has failed at map: poison",
         "code": 500,
         "id": "failed",
@@ -103,7 +103,7 @@ def test_a_request_that_has_failed_is_500_with_where_and_why(server):
 
 
 @pytest.mark.guarantee("a-request-that-was-taken-is-answered")
-def test_a_caller_that_waits_too_long_hears_the_id_to_fetch(server):
+def test_a_caller_that_times_out_receives_the_id_to_fetch(server):
     answer = server.post("sync?timeout=0.05", b"wait", X_Numaflow_Id="late")
 
     assert (answer.status, answer.json["id"], answer.json["code"]) == (408, "late", 408)
@@ -116,12 +116,12 @@ def test_a_caller_that_waits_too_long_hears_the_id_to_fetch(server):
     assert server.get("fetch?id=late").body == b"at last"
 
 
-def test_no_caller_waits_longer_than_the_spec_says(link, tmp_path):
+def test_no_caller_waits_longer_than_the_request_timeout(link, tmp_path):
     with asking(link, tmp_path, request_timeout=0.05) as server:
         assert server.post("sync?timeout=60", b"wait").status == 408
 
 
-def test_the_same_id_again_is_409(server):
+def test_a_repeated_id_is_answered_with_409(server):
     assert server.post("sync", b"x", X_Numaflow_Id="twice").status == 200
     answer = server.post("sync", b"x", X_Numaflow_Id="twice")
 
@@ -129,13 +129,13 @@ def test_the_same_id_again_is_409(server):
     assert answer.json["message"] == "a request of the id twice was taken before"
 
 
-def test_no_room_is_429_and_says_when_to_come_again(server):
+def test_a_full_buffer_is_answered_with_429_and_retry_after(server):
     answer = server.post("sync", b"full")
 
     assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
 
 
-def test_more_callers_than_may_wait_get_429(link, tmp_path):
+def test_callers_over_the_in_flight_limit_get_429(link, tmp_path):
     with asking(link, tmp_path, in_flight=1) as server:
         thread, answers = in_background(server.post, "sync", b"wait")
         until(lambda: server.book.open_calls)
@@ -149,13 +149,13 @@ def test_more_callers_than_may_wait_get_429(link, tmp_path):
         assert server.post("sync", b"x").status == 200
 
 
-def test_a_bug_is_500_and_says_nothing_of_the_inside(server):
+def test_a_bug_is_answered_with_500_and_reveals_no_details(server):
     answer = server.post("sync", b"bug")
 
     assert (answer.status, answer.json["message"]) == (500, "the server failed: RuntimeError")
 
 
-def test_a_body_in_pieces_and_one_that_is_missing(server):
+def test_a_chunked_body_and_an_empty_body_are_accepted(server):
     pieces = server.ask("POST", "/v1/process/sync", iter([b"a", b"b"]))
     assert pieces.body == b"ab"
     with socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -172,9 +172,9 @@ def test_async_answers_as_soon_as_the_request_is_stored(server):
     answer = server.post("async", b"wait", X_Numaflow_Id="later")
 
     assert answer.status == 200
-    told = answer.json
-    assert told.pop("timestamp")
-    assert told == {"message": "Successfully published message", "code": 200, "id": "later"}
+    body = answer.json
+    assert body.pop("timestamp")
+    assert body == {"message": "Successfully published message", "code": 200, "id": "later"}
     pending = server.get("fetch?id=later")
     assert (pending.status, pending.json) == (200, {"status": "in-progress"})
     assert pending.headers["Numaflow-Array-Len"] is None
@@ -185,7 +185,7 @@ def test_async_answers_as_soon_as_the_request_is_stored(server):
     assert answer.headers["X-Numaflow-Id"] == "later"
 
 
-def test_pending_unknown_failed_and_empty_are_told_apart(server):
+def test_fetch_distinguishes_pending_unknown_failed_and_empty_requests(server):
     server.post("async", b"fail", X_Numaflow_Id="f")
     server.post("async", b"drop", X_Numaflow_Id="d")
 
@@ -198,7 +198,7 @@ def test_pending_unknown_failed_and_empty_are_told_apart(server):
     assert server.get("sse?id=nobody").status == 404
 
 
-def test_status_shows_the_way_of_a_request(server):
+def test_status_shows_the_steps_of_a_request(server):
     server.post("async", b"fail", X_Numaflow_Id="way")
 
     assert server.get("status?id=way").json == {
@@ -245,14 +245,14 @@ def test_an_id_may_have_any_visible_character_but_a_slash(server):
         ("sse?id=a&timeout=-1", "timeout must be a number of seconds, more than 0"),
     ],
 )
-def test_an_address_that_is_wrong_is_400(server, path, message):
+def test_an_invalid_query_is_answered_with_400(server, path, message):
     answer = server.get(path)
 
     assert (answer.status, answer.json["message"]) == (400, message)
 
 
 @pytest.mark.parametrize("timeout", ["soon", "0", "-1", "inf", "nan", ""])
-def test_a_timeout_that_is_none_is_400(server, timeout):
+def test_an_invalid_timeout_is_answered_with_400(server, timeout):
     assert server.post(f"sync?timeout={timeout}", b"x").status == 400
 
 
@@ -267,18 +267,18 @@ def test_a_timeout_that_is_none_is_400(server, timeout):
         ),
     ],
 )
-def test_headers_that_are_wrong_are_400(server, headers, message):
+def test_invalid_headers_are_answered_with_400(server, headers, message):
     answer = server.post("async", b"x", **headers)
 
     assert (answer.status, answer.json["message"], answer.json["code"]) == (400, message, 400)
 
 
-def test_a_body_that_is_too_large_is_413(server):
+def test_a_body_that_is_too_large_is_answered_with_413(server):
     assert server.post("sync", b"x" * 100_001).status == 413
     assert server.ask("POST", "/v1/process/sync", iter([b"x" * 60_000] * 2)).status == 413
 
 
-def test_other_methods_are_405_and_other_paths_404(server):
+def test_other_methods_get_405_and_other_paths_404(server):
     answer = server.get("sync")
     assert (answer.status, answer.headers["Allow"], answer.json["code"]) == (405, "POST", 405)
     assert server.post("fetch?id=a", b"").headers["Allow"] == "GET"
@@ -319,7 +319,7 @@ def test_a_stream_has_an_event_for_each_answer_and_then_done(server):
     )
 
 
-def test_answers_come_while_the_request_is_open(server):
+def test_a_stream_sends_answers_while_the_request_is_open(server):
     response = stream(server, "POST", "sse", b"wait", X_Numaflow_Id="open")
 
     server.on_loop(server.book.add, "open", b"first\nsecond line")
@@ -342,7 +342,7 @@ def test_answers_come_while_the_request_is_open(server):
     assert [kind for kind, _, _ in read_events(response)] == ["done"]
 
 
-def test_a_client_that_comes_again_gets_the_rest(server):
+def test_a_client_that_reconnects_gets_the_remaining_answers(server):
     server.post("async", b"a\nb\nc", X_Numaflow_Id="resume")
 
     response = stream(server, "GET", "sse?id=resume", Last_Event_ID="0")
@@ -353,32 +353,32 @@ def test_a_client_that_comes_again_gets_the_rest(server):
     assert stream(server, "GET", "sse?id=resume", Last_Event_ID="x").status == 400
 
 
-def test_a_stream_ends_with_the_failure(server):
+def test_the_stream_of_a_failed_request_ends_with_the_failure(server):
     response = stream(server, "POST", "sse", b"fail")
 
     ((kind, _, data),) = read_events(response)
     assert (kind, json.loads(data)["reason"]) == ("error", "poison")
 
 
-def test_a_stream_may_have_a_time(server):
+def test_a_stream_may_have_a_timeout(server):
     response = stream(server, "POST", "sse?timeout=0.05", b"wait", X_Numaflow_Id="short")
 
     ((kind, _, data),) = read_events(response)
     assert (kind, json.loads(data)["code"], json.loads(data)["id"]) == ("error", 408, "short")
 
 
-def test_a_get_with_a_body_is_a_request_as_numaflow_has_it(server):
+def test_a_get_with_a_body_is_a_request_as_in_numaflow(server):
     *answers, _ = read_events(stream(server, "GET", "sse", b"a", X_Numaflow_Id="by-get"))
 
     assert answers == [("message", "0", "a")]
     assert server.book.kept["by-get"].body == b"a"
 
 
-def test_a_refusal_of_a_stream_is_no_stream(server):
+def test_a_refused_stream_is_a_plain_answer(server):
     assert stream(server, "POST", "sse", b"full").status == 429
 
 
-def test_old_clients_get_a_stream_without_chunks(server):
+def test_http_1_0_clients_get_a_stream_without_chunks(server):
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"POST /v1/process/sse HTTP/1.0\r\nContent-Length: 1\r\n\r\na")
         answer = client.makefile("rb").read()
@@ -386,7 +386,7 @@ def test_old_clients_get_a_stream_without_chunks(server):
     assert b"\r\n\r\nid: 0\ndata: a\n\nevent: done\n" in answer
 
 
-def test_answers_to_requests_sent_at_once_stand_in_their_order_behind_a_stream(server):
+def test_answers_to_pipelined_requests_follow_a_stream_in_order(server):
     def request(path, body, request_id):
         head = f"POST /v1/process/{path} HTTP/1.1\r\nHost: localhost\r\n"
         named = f"{head}X-Numaflow-Id: {request_id}\r\n"
@@ -405,11 +405,11 @@ def test_answers_to_requests_sent_at_once_stand_in_their_order_behind_a_stream(s
     assert text.count(b"event: done") == 2
 
 
-# --- clients that go or do not read -------------------------------------------------------------
+# --- clients that disconnect or do not read -----------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["sync", "sse"])
-def test_nobody_waits_for_a_client_that_has_gone(server, path):
+def test_the_server_stops_waiting_when_a_client_disconnects(server, path):
     connection = server.connect()
     connection.request("POST", f"/v1/process/{path}", b"wait", {"X-Numaflow-Id": f"gone-{path}"})
     until(lambda: server.book.open_calls == 1)
@@ -420,7 +420,7 @@ def test_nobody_waits_for_a_client_that_has_gone(server, path):
     assert server.get(f"fetch?id=gone-{path}").json == {"status": "in-progress"}
 
 
-def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go(
+def test_a_slow_reader_delays_only_its_own_stream_and_one_that_stops_is_disconnected(
     link, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(HttpConnection, "patience", 0.3)
@@ -444,7 +444,7 @@ def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go
         client.close()
 
 
-def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_never_reads(
+def test_closing_a_connection_does_not_wait_for_a_client_that_never_reads(
     link, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(HttpConnection, "patience", 0.3)
@@ -483,7 +483,7 @@ def guarded(link, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-def test_a_token_is_needed_everywhere_but_for_health(guarded, method, path):
+def test_every_endpoint_except_health_needs_the_token(guarded, method, path):
     for login in ("", "Bearer", "Bearer wrong", "Basic open sesame"):
         answer = guarded.ask(method, path, b"x", Authorization=login)
         assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
@@ -494,7 +494,7 @@ def test_a_token_is_needed_everywhere_but_for_health(guarded, method, path):
 @pytest.mark.parametrize(
     ("path", "status"), [("/health", 200), ("/ready", 200), ("/livez", 204), ("/readyz", 204)]
 )
-def test_health_needs_no_token(guarded, path, status):
+def test_health_endpoints_need_no_token(guarded, path, status):
     answer = guarded.ask("GET", path)
 
     assert (answer.status, answer.body) == (status, b'{"status":"ok"}' if status == 200 else b"")
@@ -507,7 +507,7 @@ def test_the_token_is_not_a_header_of_the_message(guarded):
     assert "authorization" not in dict(envelope.headers)
 
 
-def test_beyond_this_machine_a_token_is_needed(link, tmp_path):
+def test_a_source_without_a_token_cannot_listen_beyond_this_machine(link, tmp_path):
     everywhere = (Endpoint("0.0.0.0", 0),)
     with pytest.raises(SetupError) as raised, asking(link, tmp_path, endpoints=everywhere):
         pass
@@ -518,7 +518,7 @@ def test_beyond_this_machine_a_token_is_needed(link, tmp_path):
     )
 
 
-def test_not_ready_until_the_run_works_on_requests(link, tmp_path):
+def test_a_source_is_not_ready_until_the_run_handles_requests(link, tmp_path):
     ready = False
     with asking(link, tmp_path, is_ready=lambda: ready) as server:
         answer = server.ask("GET", "/ready")
@@ -531,7 +531,7 @@ def test_not_ready_until_the_run_works_on_requests(link, tmp_path):
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_what_a_program_has_frozen_before_stays_frozen(link, tmp_path, frozen):
+def test_objects_that_the_program_froze_before_stay_frozen(link, tmp_path, frozen):
     gc.unfreeze()
     if frozen:
         gc.freeze()
@@ -543,14 +543,14 @@ def test_what_a_program_has_frozen_before_stays_frozen(link, tmp_path, frozen):
         gc.unfreeze()
 
 
-def test_only_those_with_the_token_hear_what_is_wrong(link, tmp_path):
+def test_only_clients_with_the_token_see_the_reason_for_not_ready(link, tmp_path):
     with asking(link, tmp_path, is_ready=lambda: False, token=Secret("open sesame")) as server:
         assert server.ask("GET", "/ready").json == {"reason": "unavailable"}
         answer = server.ask("GET", "/ready", **TOKEN)
         assert (answer.status, answer.json) == (503, {"reason": "the run is starting"})
 
 
-def test_the_id_may_have_another_header_and_nobody_names_the_id_of_answers(link, tmp_path):
+def test_the_id_header_is_configurable_and_replaces_the_default_one(link, tmp_path):
     with asking(link, tmp_path, id_header="X-Request-Id") as server:
         answer = server.post("sync", b"x", X_Request_Id="mine", X_Numaflow_Id="another's")
         assert answer.headers["X-Request-Id"] == "mine"
@@ -565,7 +565,7 @@ TOKEN = {"Authorization": "Bearer open sesame"}
 
 
 @pytest.mark.guarantee("foreign-pages-send-nothing")
-def test_pages_of_other_origins_may_not_ask_without_a_token(server, guarded):
+def test_pages_of_other_origins_cannot_send_requests_without_a_token(server, guarded):
     refused = server.post("sync", b"x", Origin="https://page.example")
     assert refused.status == 403
     assert refused.json["message"] == (
@@ -582,7 +582,7 @@ def test_pages_of_other_origins_may_not_ask_without_a_token(server, guarded):
     assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, None)
 
 
-def test_pages_of_named_origins_may_ask(link, tmp_path):
+def test_pages_of_origins_named_in_cors_may_send_requests(link, tmp_path):
     with asking(
         link, tmp_path, cors=("https://page.example",), token=Secret("open sesame")
     ) as server:
@@ -605,7 +605,7 @@ def test_pages_of_named_origins_may_ask(link, tmp_path):
         assert other.status == 403
 
 
-def test_the_page_needs_no_other_file(server):
+def test_the_docs_page_needs_no_other_file(server):
     page = server.ask("GET", "/docs")
 
     assert page.headers["Content-Type"] == "text/html; charset=utf-8"
@@ -615,11 +615,11 @@ def test_the_page_needs_no_other_file(server):
     assert not re.search(r"src=|<link|https?://", text)
 
 
-# --- many, and the end --------------------------------------------------------------------------
+# --- concurrency and stops ----------------------------------------------------------------------
 
 
 @pytest.mark.guarantee("an-id-is-taken-once")
-def test_each_answer_belongs_to_its_request_however_many_ask_at_once(server):
+def test_each_answer_matches_its_request_with_many_concurrent_clients(server):
     def ask(number):
         connection = server.connect()
         for step in range(10):
@@ -632,7 +632,7 @@ def test_each_answer_belongs_to_its_request_however_many_ask_at_once(server):
         list(threads.map(ask, range(64)))
 
 
-def test_at_the_end_callers_that_still_wait_hear_it(link, tmp_path, monkeypatch):
+def test_callers_still_waiting_at_a_stop_are_answered_with_503(link, tmp_path, monkeypatch):
     monkeypatch.setattr(ServingFeed, "grace", 0.1)
     with asking(link, tmp_path) as server:
         thread, answers = in_background(

@@ -1,4 +1,4 @@
-"""Whatever is told in which order, wherever a crash comes: each request ends once, as it must."""
+"""Whatever the order of trail rows and crashes, each request ends once, with the right outcome."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Written:
 
 
 def ways(request: str) -> dict[str, list[tuple[str, TrailRow]]]:
-    """What the trail may tell of a request, by how it ends."""
+    """The trail rows that a request may have, by its outcome."""
     sent = ("in", row(request, "done", f"out:{request}/1", f"out:{request}/2"))
     again = ("out", row(f"{request}/1", "redelivered"))
     first, second = (("out", row(f"{request}/{n}", "served", answers=1)) for n in (1, 2))
     dead = ("out", row(f"{request}/1", "dead_lettered", reason="no"))
     return {
         "completed": [sent, again, second, first],
-        # A vertex may be faster than the one before it is at telling.
+        # A vertex may write its row before the previous vertex has written its own.
         "completed early": [first, sent, second],
         "dropped": [("in", row(request, "redelivered")), ("in", row(request, "dropped"))],
         "failed": [sent, dead, second],
@@ -57,10 +57,10 @@ def ways(request: str) -> dict[str, list[tuple[str, TrailRow]]]:
 class World:
     """A trail, what is stored next to it, and the register of the present run."""
 
-    told: list[TrailFrame] = field(default_factory=list)
+    trail: list[TrailFrame] = field(default_factory=list)
     records: Written = field(default_factory=Written)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    untold: dict[str, list[tuple[str, TrailRow]]] = field(default_factory=dict)
+    pending: dict[str, list[tuple[str, TrailRow]]] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -71,45 +71,45 @@ class World:
 
     def accept(self, request: str, way: list[tuple[str, TrailRow]]) -> None:
         self.register.add(OpenRequest("in", request, at(0)))
-        self.untold[request] = way
+        self.pending[request] = way
         self.waiting.add(request)
 
-    def tell(self, vertex: str, *rows: TrailRow) -> None:
-        frame = TrailFrame(len(self.told) + 1, vertex, list(rows))
-        self.told.append(frame)
+    def report(self, vertex: str, *rows: TrailRow) -> None:
+        frame = TrailFrame(len(self.trail) + 1, vertex, list(rows))
+        self.trail.append(frame)
         self.register.take([frame])
 
-    def tell_next(self, request: str) -> None:
-        vertex, one = self.untold[request].pop(0)
-        self.tell(vertex, one)
+    def report_next(self, request: str) -> None:
+        vertex, one = self.pending[request].pop(0)
+        self.report(vertex, one)
 
     def rewrite(self, frames: int, is_late: bool) -> None:
-        """What is far back is told again; a row may come in between."""
+        """Repeat what is far back; another row may arrive in between."""
         if behind := self.register.list_behind(frames, at(-1)):
-            if is_late and (left := [request for request, way in self.untold.items() if way]):
-                self.tell_next(left[0])
-            seq = len(self.told) + 1
-            for vertex, one in [told for retelling in behind for told in retelling.rows]:
-                self.tell(vertex, one)
+            if is_late and (left := [request for request, way in self.pending.items() if way]):
+                self.report_next(left[0])
+            seq = len(self.trail) + 1
+            for vertex, one in [pair for repeated in behind for pair in repeated.rows]:
+                self.report(vertex, one)
             self.register.note_rewritten(behind, seq, at(0))
 
     def settle(self) -> None:
-        """The source's tasks are done with all that the trail tells of."""
-        self.waiting -= {one.id for frame in self.told for one in frame.rows}
+        """The source's tasks settle everything that is in the trail."""
+        self.waiting -= {one.id for frame in self.trail for one in frame.rows}
 
     def crash(self) -> None:
         self.records.begun.clear()
         self.register = self._make_register()
         waiting = dict.fromkeys(self.waiting, at(0))
         self.register.begin_recovery(self.checkpoint, waiting)
-        self.register.take(self.told[self.checkpoint.begin :])
+        self.register.take(self.trail[self.checkpoint.begin :])
         asyncio.run(self.register.end_recovery(waiting))
 
 
 @given(st.data())
-def test_each_request_ends_once_wherever_crashes_come(data):
+def test_each_request_ends_once_wherever_a_crash_happens(data):
     world, ends = World(), {}
-    words = "accept tell tell tell repeat other again confirm checkpoint settle crash restart"
+    words = "accept report report report repeat other again confirm checkpoint settle crash restart"
     actions = st.sampled_from(words.split())
     for action in data.draw(st.lists(actions, max_size=40)):
         match action:
@@ -117,16 +117,16 @@ def test_each_request_ends_once_wherever_crashes_come(data):
                 request = f"r{len(ends)}"
                 ends[request], way = data.draw(st.sampled_from([*ways(request).items()]))
                 world.accept(request, way)
-            case "tell" if any(world.untold.values()):
-                left = [request for request, way in world.untold.items() if way]
-                world.tell_next(data.draw(st.sampled_from(left)))
-            case "repeat" if world.told:
-                frame = data.draw(st.sampled_from(world.told))
-                world.tell(frame.vertex, *frame.rows)
+            case "report" if any(world.pending.values()):
+                left = [request for request, way in world.pending.items() if way]
+                world.report_next(data.draw(st.sampled_from(left)))
+            case "repeat" if world.trail:
+                frame = data.draw(st.sampled_from(world.trail))
+                world.report(frame.vertex, *frame.rows)
             case "again":
                 world.rewrite(data.draw(st.sampled_from([0, 5])), data.draw(st.booleans()))
             case "other":
-                world.tell("out", row("x", request="of another source"))
+                world.report("out", row("x", request="of another source"))
             case "confirm":
                 world.records.confirm()
             case "checkpoint":
@@ -138,55 +138,55 @@ def test_each_request_ends_once_wherever_crashes_come(data):
             case "restart":
                 world.checkpoint = world.register.checkpoint
                 world.crash()
-    for request, way in world.untold.items():
+    for request, way in world.pending.items():
         assert world.register.knows(request) or request in world.records.stored
         while way:
-            world.tell_next(request)
+            world.report_next(request)
     world.records.confirm()
     assert {id: end.status for id, end in world.records.stored.items()} == {
         request: "failed" if end == "failed" else "completed" for request, end in ends.items()
     }
     assert not world.register.open
-    assert world.register.checkpoint == Checkpoint(len(world.told), len(world.told))
+    assert world.register.checkpoint == Checkpoint(len(world.trail), len(world.trail))
 
 
-def opened(*told: int) -> World:
-    """A request of which that many rows were told."""
+def opened(*rows: int) -> World:
+    """A request with that many rows in the trail."""
     world = World()
     world.accept("r", ways("r")["completed"])
-    for _ in told:
-        world.tell_next("r")
+    for _ in rows:
+        world.report_next("r")
     world.settle()
     return world
 
 
-def test_a_request_that_stays_open_does_not_hold_the_checkpoint_back():
+def test_a_request_that_stays_open_does_not_block_the_checkpoint():
     world = opened(1, 2)
     for n in range(20):
-        world.tell("in", row(f"x{n}"))
+        world.report("in", row(f"x{n}"))
     assert world.register.checkpoint.begin == 0
     world.rewrite(20, is_late=False)
     world.checkpoint = world.register.checkpoint
     assert world.checkpoint.begin == 22
     world.crash()
     assert world.register.open["r"].completion.steps[0].outcome == "done"
-    world.tell_next("r")
-    world.tell_next("r")
+    world.report_next("r")
+    world.report_next("r")
     assert [request.status for request, _ in world.records.begun] == ["completed"]
 
 
-def test_a_row_that_comes_while_others_are_told_again_is_not_passed_over():
+def test_a_row_that_arrives_while_others_are_repeated_is_not_skipped():
     world = opened(1, 2)
     world.rewrite(0, is_late=True)
     world.checkpoint = world.register.checkpoint
     world.crash()
-    world.tell_next("r")
+    world.report_next("r")
     assert not world.register.open
 
 
-def test_a_request_with_more_rows_than_are_kept_stays_where_it_is():
+def test_a_request_with_more_rows_than_are_kept_is_not_repeated():
     world = World()
     world.accept("r", [])
     for n in range(MOST_STEPS + 1):
-        world.tell("in", row("r", "redelivered", deliveries=n))
+        world.report("in", row("r", "redelivered", deliveries=n))
     assert world.register.list_behind(0, at(0)) == []

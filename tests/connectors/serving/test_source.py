@@ -45,7 +45,7 @@ def test_a_request_is_stored_answered_and_known_to_the_next_run(desk):
         assert server.get("status?id=later").json["status"] == "completed"
 
 
-def test_a_caller_that_waits_when_the_run_stops_hears_which_request_to_fetch(desk, monkeypatch):
+def test_a_caller_waiting_at_a_stop_receives_the_id_to_fetch(desk, monkeypatch):
     monkeypatch.setattr(ServingFeed, "grace", 0.1)
     with started(ServingFeed, desk.context) as server:
         thread, answers = in_background(lambda: server.post("sync", b"?", X_Numaflow_Id="open"))
@@ -83,7 +83,7 @@ def test_two_serving_sources_do_not_share_a_port(desk, link):
     )
 
 
-def test_requests_over_tls(desk):
+def test_requests_can_be_sent_over_tls(desk):
     secured = (Endpoint("127.0.0.1", 0, self_signed=True),)
     with started(ServingFeed, desk.context, secured) as server:
         unchecked = ssl._create_unverified_context()
@@ -92,7 +92,7 @@ def test_requests_over_tls(desk):
             assert json.load(answer)["code"] == 200
 
 
-def test_what_was_there_before_is_not_looked_at_while_requests_are_served(desk):
+def test_the_garbage_collector_skips_older_objects_while_requests_are_served(desk):
     gc.unfreeze()  # what the tests themselves have frozen
     try:
         with started(ServingFeed, desk.context):

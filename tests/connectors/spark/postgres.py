@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests, and its driver for Spark; where one is missing, skipped out loud.
+"""A PostgreSQL server for tests, and its driver for Spark; without them, tests are skipped.
 
 The server is the one that Debian's package ``postgresql`` brings. The driver is fetched by Ivy,
 which comes with Spark, and kept; ``EBBFLOW_TEST_IVY_SETTINGS`` names a settings file for machines
@@ -60,33 +60,33 @@ class Postgres:
 
     @property
     def driver(self) -> Path:
-        """Its driver for Spark; the test is skipped where that cannot be had."""
+        """Its driver for Spark; the test is skipped where it is not available."""
         return _driver()
 
     def stop(self) -> None:
-        """End it at once."""
+        """Stop it immediately."""
         self._run("pg_ctl", "-D", self._folder / "data", "-m", "immediate", "stop")
 
     def ask(self, sql: str) -> list[str]:
-        """What a statement gives, a line for each row."""
+        """The result of a statement, a line for each row."""
         address = f"postgresql://test@127.0.0.1:{self.port}/postgres"
         return self._run("psql", address, "-Atc", sql).splitlines()
 
     def _run(self, program: str, *arguments: object) -> str:
         # PostgreSQL refuses to be run by root.
         user: dict[str, Any] = {"user": "postgres"} if os.geteuid() == 0 else {}
-        with tempfile.TemporaryFile("w+") as told:
+        with tempfile.TemporaryFile("w+") as output:
             ended = subprocess.run(
                 [self._programs / program, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
-                stdout=told,
-                stderr=told,
+                stdout=output,
+                stderr=output,
                 cwd="/",
                 env={"PGPASSWORD": self.password, "LC_ALL": "C"},
                 **user,
             )
-            told.seek(0)
-            text = told.read()
+            output.seek(0)
+            text = output.read()
         assert ended.returncode == 0, text
         return text
 
@@ -155,7 +155,7 @@ def _skip(why: str) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say once more, where everybody looks, that nothing was tested against PostgreSQL."""
+    """Repeat in the summary that nothing was tested against PostgreSQL."""
     if _missing:
         terminalreporter.section("PostgreSQL was NOT tested", sep="!", yellow=True, bold=True)
         terminalreporter.line(f"PostgreSQL cannot be used on this machine: {_missing[0]}")

@@ -102,25 +102,27 @@ def test_one_wrong_row_in_a_hundred_is_dead_lettered_with_the_databases_error(
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_a_database_that_is_not_there_blames_no_message(run, derby, server_letters):
-    told = []
+def test_an_unavailable_database_penalises_no_message(run, derby, server_letters):
+    reported = []
 
     class Watching(Failures):
         def look(self, status):
-            if status["db"].failure and not told:
-                told.append(status["db"].failure)
+            if status["db"].failure and not reported:
+                reported.append(status["db"].failure)
                 derby.create_empty()
 
     summary = run(orders(20).sink("db", Spark(**into(derby))), watcher=Watching())
 
-    assert told == [f"SQLException: Database 'memory:{derby.url.rpartition(':')[2]}' not found."]
+    assert reported == [
+        f"SQLException: Database 'memory:{derby.url.rpartition(':')[2]}' not found."
+    ]
     assert len(derby.ids()) == summary.vertices["db"].done == 20
     assert summary.vertices["db"].redelivered == 0
     assert server_letters("test") == []
 
 
 @pytest.mark.long
-def test_a_strategy_decides_about_what_cannot_be_written(run, derby, journal):
+def test_a_retry_strategy_applies_to_rows_that_cannot_be_written(run, derby, journal):
     derby.create()
 
     def aside(data):
@@ -142,7 +144,7 @@ def test_a_strategy_decides_about_what_cannot_be_written(run, derby, journal):
     assert (counts.done, counts.fallback, counts.redelivered) == (19, 1, 2)
 
 
-def test_with_a_strategy_a_database_that_is_not_there_ends_in_it(run, derby, server_letters):
+def test_an_unavailable_database_exhausts_a_retry_strategy(run, derby, server_letters):
     pipeline = orders(10).sink(
         "db", Spark(**into(derby)), retry=Backoff("20ms", steps=1), on_failure="drop"
     )
@@ -152,9 +154,7 @@ def test_with_a_strategy_a_database_that_is_not_there_ends_in_it(run, derby, ser
     assert {letter.reason for letter in server_letters("test")} == {"retries exhausted"}
 
 
-def test_files_are_written_with_the_columns_asked_for_and_can_be_read_back(
-    run, spark, journal, tmp_path
-):
+def test_files_have_the_requested_columns_and_can_be_read_back(run, spark, journal, tmp_path):
     table, lines = str(tmp_path / "table"), str(tmp_path / "lines")
     columns = {"id": "id", "n": "data.n", "at": "event_time"}
     to_table = {"format": "parquet", "options": {"path": table}, "schema": "n INT"}
@@ -176,7 +176,7 @@ def test_files_are_written_with_the_columns_asked_for_and_can_be_read_back(
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         (
             {"columns": {"total": "data.totl"}},
@@ -191,26 +191,24 @@ def test_files_are_written_with_the_columns_asked_for_and_can_be_read_back(
         ),
     ],
 )
-def test_what_cannot_be_written_whatever_comes_is_refused_before_anything_runs(
-    run, derby, fields, told
-):
+def test_a_sink_that_can_never_write_is_rejected_before_anything_runs(run, derby, fields, reported):
     with pytest.raises(SetupError) as refused:
         run(orders(1).sink("db", Spark(**into(derby, **fields))))
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(reported)
 
 
-def test_a_secret_is_in_no_error(run, derby, monkeypatch):
+def test_an_error_never_shows_a_secret(run, derby, monkeypatch):
     monkeypatch.setenv("TEST_DRIVER", "hidden.Driver")
     options = {name: text for name, text in derby.options.items() if name != "driver"}
     secret = {"options": options, "secret_options": {"driver": {"env": "TEST_DRIVER"}}}
-    told = []
+    reported = []
 
     def has_failed(status):
-        told.extend(view.failure for view in status.vertices if view.failure)
-        return bool(told)
+        reported.extend(view.failure for view in status.vertices if view.failure)
+        return bool(reported)
 
     pipeline = orders(1).sink("db", Spark(**into(derby, **secret)))
     run(pipeline, watcher=StopWhen(has_failed))
 
-    assert set(told) == {"ClassNotFoundException: ***"}
+    assert set(reported) == {"ClassNotFoundException: ***"}
     assert "hidden" not in repr(pipeline.spec)

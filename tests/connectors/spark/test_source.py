@@ -1,4 +1,4 @@
-"""Spark sources: every row of any format becomes a message, once, also through restarts."""
+"""Spark sources: every row of any format becomes a message exactly once, even across restarts."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def test_rows_become_messages_as_the_expressions_say(run, folder, journal):
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_without_expressions_a_message_is_the_row_as_json_and_a_run_goes_on_where_it_was(
+def test_a_row_without_expressions_becomes_json_and_a_run_resumes_where_it_stopped(
     run, folder, store, journal
 ):
     fill(folder, "one", range(2_000))
-    source = {"format": "json", "options": {"path": str(folder)}}  # the schema is found out
+    source = {"format": "json", "options": {"path": str(folder)}}  # the schema is inferred
     pipeline = Pipeline("test").source("in", Spark(**source)).sink("out", store)
     run(pipeline)
     fill(folder, "two", range(2_000, 2_010))
@@ -93,7 +93,7 @@ def test_without_expressions_a_message_is_the_row_as_json_and_a_run_goes_on_wher
     assert run(pipeline, fresh=True).vertices["out"].read == 2_010
 
 
-def test_what_cannot_be_streamed_is_read_once(run, spark, store, journal):
+def test_a_format_that_cannot_be_streamed_is_read_once(run, spark, store, journal):
     url = "jdbc:derby:memory:source;create=true"
     options = {"url": url, "dbtable": "orders", "driver": "org.apache.derby.jdbc.EmbeddedDriver"}
     table = spark.range(1_500).selectExpr("id", "CAST(id AS STRING) AS value")
@@ -108,7 +108,9 @@ def test_what_cannot_be_streamed_is_read_once(run, spark, store, journal):
 
 @pytest.mark.long
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_a_stop_lets_a_micro_batch_end_so_that_nothing_is_stored_twice(run, folder, store, journal):
+def test_a_stop_waits_for_the_micro_batch_so_that_nothing_is_stored_twice(
+    run, folder, store, journal
+):
     class UntilSome(Watcher):
         def look(self, status):
             if status["out"].counts.read:
@@ -125,7 +127,7 @@ def test_a_stop_lets_a_micro_batch_end_so_that_nothing_is_stored_twice(run, fold
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_a_task_that_is_run_again_stores_nothing_twice_and_other_rows_beside(spark, tmp_path):
+def test_a_repeated_task_stores_the_same_rows_once_and_different_rows_too(spark, tmp_path):
     names = Names("test")
     with start_embedded(tmp_path / "state") as server, open_link(server) as link:
         link.run(provision.ensure(link.client, catalogue.buffer_config(names, "in", 0, 100)))
@@ -141,7 +143,7 @@ def test_a_task_that_is_run_again_stores_nothing_twice_and_other_rows_beside(spa
         assert stored("a", "c") == 2
 
 
-def test_a_row_that_no_message_can_hold_is_a_dead_letter(
+def test_a_row_too_large_for_a_message_becomes_a_dead_letter(
     run, spark, store, journal, server_letters, tmp_path
 ):
     rows = spark.sql("SELECT 'fine' AS value UNION ALL SELECT repeat('x', 9000000)")
@@ -156,29 +158,29 @@ def test_a_row_that_no_message_can_hold_is_a_dead_letter(
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_a_query_that_fails_tells_why_and_is_started_again(run, folder, store, journal):
-    told, plain = [], io.StringIO()
+def test_a_failed_query_reports_the_cause_and_is_restarted(run, folder, store, journal):
+    reported, plain = [], io.StringIO()
     lines = PlainLines(io.StringIO(), plain)
 
     class Watching(Watcher):
         def look(self, status):
             lines.look(status)
-            if status["in"].failure and not told:
-                told.append(status["in"].failure)
+            if status["in"].failure and not reported:
+                reported.append(status["in"].failure)
                 (folder / "bad.json").write_text('{"n": 2}\n')
 
     (folder / "bad.json").write_text("no JSON\n")
     source = json_in(folder, options={"path": str(folder), "mode": "FAILFAST"}, value="n")
     run(Pipeline("test").source("in", Spark(**source)).sink("out", store), watcher=Watching())
 
-    assert told[0].startswith("JsonParseException: Unrecognized token 'no'")
-    assert told[0].endswith(f"(in file://{folder}/bad.json)")
-    assert plain.getvalue().count(f"in: restarting: {told[0]}") == 1
+    assert reported[0].startswith("JsonParseException: Unrecognized token 'no'")
+    assert reported[0].endswith(f"(in file://{folder}/bad.json)")
+    assert plain.getvalue().count(f"in: restarting: {reported[0]}") == 1
     assert journal.read() == ["2"]
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         (
             {"options": {"path": "/no/such/folder"}},
@@ -200,10 +202,10 @@ def test_a_query_that_fails_tells_why_and_is_started_again(run, folder, store, j
         ({"format": "nosuch"}, "in: Spark has no format 'nosuch'."),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_expression_and_the_reason(
-    run, folder, fields, told
+def test_an_invalid_source_is_rejected_with_the_expression_and_the_reason(
+    run, folder, fields, reported
 ):
     source = json_in(folder, **fields)
     with pytest.raises(SetupError) as refused:
         run(Pipeline("test").source("in", Spark(**source)).sink("out", Blackhole()))
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(reported)

@@ -30,18 +30,18 @@ def batch(given_rows) -> pa.RecordBatch:
 
 
 @given(rows, rows)
-def test_other_rows_have_another_hash(one, other):
+def test_different_rows_have_different_hashes(one, other):
     same = batch(one) == batch(other)
     assert (_content(batch(one), NAMES) == _content(batch(other), NAMES)) is same
 
 
 @given(rows, rows, rows)
-def test_what_lies_beside_the_rows_does_not_matter(before, some, behind):
+def test_rows_outside_the_slice_do_not_change_the_hash(before, some, behind):
     whole = batch([*before, *some, *behind])
     assert _content(whole.slice(len(before), len(some)), NAMES) == _content(batch(some), NAMES)
 
 
-def test_what_the_query_did_not_give_does_not_matter():
+def test_columns_outside_the_query_do_not_change_the_hash():
     row = {"id": "a", "value": b"v", "keys": None, "event_time": None, "nack_reason": "x"}
     one, other = batch([row]), batch([row | {"nack_reason": "y"}])
     assert _content(one, ["id", "value"]) == _content(other, ["id", "value"])

@@ -1,4 +1,4 @@
-"""Rows that Spark cannot read as their schema says: dead letters with their text, told why."""
+"""Rows that do not fit their schema: dead letters with their text and the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def read(spark, folder):
-    """The rows of files as messages: those that were read, and of all others the reason."""
+    """The rows of files as messages: those that were read, and the reason for each other one."""
 
     def rows(format, *files, schema=SCHEMA, value="id", **options):
         for number, content in enumerate(files):
@@ -41,10 +41,12 @@ def read(spark, folder):
                 open_source_table(clone_session(spark, {}), settings, "in"), settings, "in"
             )
             found = messages.collect()
-        good = sorted(bytes(row.value or b"").decode() for row in found if not told(row))
-        return good, {bytes(row.value).decode(): row.unread.error for row in found if told(row)}
+        good = sorted(bytes(row.value or b"").decode() for row in found if not unread_of(row))
+        return good, {
+            bytes(row.value).decode(): row.unread.error for row in found if unread_of(row)
+        }
 
-    def told(row):
+    def unread_of(row):
         return row.unread if "unread" in row else None
 
     return rows
@@ -55,7 +57,7 @@ def json_in(folder, **fields):
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_rows_that_spark_cannot_read_are_dead_letters_with_their_text_and_the_reason(
+def test_unreadable_rows_become_dead_letters_with_their_text_and_the_reason(
     run, folder, store, journal, server_letters
 ):
     broken = {
@@ -83,7 +85,7 @@ def test_rows_that_spark_cannot_read_are_dead_letters_with_their_text_and_the_re
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_user_code_is_not_given_what_could_not_be_read_and_a_replay_of_it_is_refused(
+def test_user_code_never_receives_an_unreadable_row_and_its_replay_is_refused(
     run, folder, store, journal, tmp_path
 ):
     huge = "x" * 9_000_000
@@ -106,19 +108,19 @@ def test_user_code_is_not_given_what_could_not_be_read_and_a_replay_of_it_is_ref
         assert letters.counts() == {"test": 1}
 
 
-def test_rows_of_csv_with_other_columns_than_the_schema_are_told(read):
+def test_csv_rows_that_do_not_match_the_schema_are_reported(read):
     text = 'id,total\na,1\nb,x\nc\nd,4,5\n"ö,1\ne,5\n'
     other = "it does not have the 2 columns of the schema"
     broken = {"b,x": "total cannot be read as INT: x", "c": other, "d,4,5": other, '"ö,1': other}
     assert read("csv", text, header="true") == (["a", "e"], broken)
 
 
-def test_a_column_that_no_expression_uses_makes_its_row_unreadable_all_the_same(read):
+def test_an_unused_column_can_make_its_row_unreadable(read):
     broken = {"a,x": "total cannot be read as INT: x"}
     assert read("csv", "a,x\n", value="'fixed'") == ([], broken)
 
 
-def test_a_record_of_several_lines_and_columns_with_any_names_are_told_as_well(read):
+def test_multi_line_records_and_unusual_column_names_are_reported_too(read):
     schema = "`a.b` STRING, `ö ``x` INT"
     text = 'one;1\n"two\nlines";x\n'
     good, broken = read("csv", text, schema=schema, value=None, sep=";", multiLine="true")
@@ -126,31 +128,31 @@ def test_a_record_of_several_lines_and_columns_with_any_names_are_told_as_well(r
     assert broken == {'"two\nlines";x': "ö `x cannot be read as INT: x"}
 
 
-def test_files_that_are_one_record_each_are_told_as_they_are(read):
+def test_an_unreadable_file_of_one_record_is_reported_unchanged(read):
     one, other = '{\n "id": "a",\n "total": 1}\n', '{"id": "b",\n "total": "x"}\n'
     broken = {other: "total cannot be read as INT: x"}
     assert read("json", one, other, multiLine="true") == (["a"], broken)
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_of_a_json_array_with_a_broken_row_those_pass_that_miss_nothing(read):
+def test_a_json_array_with_a_broken_row_yields_only_its_complete_rows(read):
     text = '[{"id":"a","total":1},{"id":"b","total":"x"},{"id":"c"},{"id":"d","total":2}]'
     good, broken = read("json", text)
     assert good == ["a", "d"]
     assert broken == {text: "Spark could not read all of it; null columns: total"}
 
 
-def test_of_xml_the_file_is_told_up_to_a_bound(read):
+def test_an_unreadable_xml_file_is_reported_up_to_a_limit(read):
     rows = [f"<row><id>{n}</id><total>{n if n else 'x'}</total></row>" for n in range(500)]
     text = f"<rows>{''.join(rows)}</rows>"
     good, broken = read("xml", text, rowTag="row")
     assert good == sorted(str(n) for n in range(1, 500))
-    # 4.0 still knows which row it was.
+    # Spark 4.0 still knows which row it was.
     shown = text[:4096] if versions.installed() >= (4, 1) else rows[0]
     assert broken == {shown: "Spark could not read all of it; null columns: total"}
 
 
-def test_a_schema_that_is_found_out_has_no_column_for_what_cannot_be_read(read):
+def test_an_inferred_schema_has_no_column_for_unreadable_rows(read):
     text = '{"id":"a","total":1}\nbroken\n'
     good, broken = read("json", text, schema=None, value=None)
     assert good == ['{"id":"a","total":1}']
@@ -169,14 +171,14 @@ TWO = '{"id":"a","total":1}\n{"id":"b","total":"x"}\n'
         ({"schema": f"{SCHEMA}, _corrupt_record STRING"}, ["a", "b"]),
     ],
 )
-def test_what_users_say_about_such_rows_themselves_stands(read, fields, good):
+def test_the_users_own_settings_for_unreadable_rows_apply(read, fields, good):
     # All columns, because Spark finds nothing wrong with those that it does not read.
     value = "CASE WHEN to_json(struct(*)) IS NOT NULL THEN id END"
     assert read("json", TWO, value=value, **fields) == (good, {})
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         (
             {"mode": "FAILSLOW"},
@@ -195,7 +197,7 @@ def test_what_users_say_about_such_rows_themselves_stands(read, fields, good):
         ),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(read, fields, told):
+def test_settings_that_contradict_each_other_are_refused(read, fields, reported):
     with pytest.raises(SetupError) as refused:
         read("json", "broken\n", **fields)
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(reported)

@@ -1,4 +1,4 @@
-"""The server as a fixture, one for all tests; where there is none, tests are skipped out loud."""
+"""The server as a fixture for all tests; where there is none, tests are skipped and say so."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sqs(sqs_server: Sqs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sqs]:
 
 
 def tell_what_is_missing(reporter: Any) -> None:
-    """Say once more, where everybody looks, that nothing was tested against SQS."""
+    """Repeat in the summary that nothing was tested against SQS."""
     if _missing:
         reporter.section("SQS was NOT tested", sep="!", yellow=True, bold=True)
         reporter.line(f"No server could be started for tests: {_missing[0]}.")

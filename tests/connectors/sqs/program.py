@@ -1,7 +1,7 @@
 """Moto's server: python -m tests.connectors.sqs.program PORT
 
-Moto looks for messages without a lock, and gives the same ones to two calls at once. Here one call
-looks at a time; a long poll looks again and again.
+Moto receives without a lock, and returns the same messages to two calls at once. Here one call
+receives at a time; a long poll receives repeatedly.
 """
 
 from __future__ import annotations

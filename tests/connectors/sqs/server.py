@@ -1,6 +1,6 @@
 """Moto's server, which speaks the protocol of SQS, in a process of its own on a free port.
 
-A test may have a ``relay`` stand in front of it, to have an outage without losing the queues.
+A ``relay`` in front of it lets a test cause an outage without losing the queues.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_every_message_of_many_batches_is_sent_and_answered(sqs, opened):
     assert sorted(int(each["Body"]) for each in sqs.receive(queue)) == list(range(25))
 
 
-def test_a_message_that_is_refused_fails_alone(sqs, opened):
+def test_a_refused_message_fails_alone(sqs, opened):
     queue = sqs.queue()
     data = [Datum(b"%d" % number, id=str(number)) for number in range(9)]
     data.insert(4, Datum(b"x" * 2_000_000, id="large"))
@@ -74,7 +74,7 @@ def test_a_sink_opens_neither_during_an_outage_nor_without_its_queue(sqs, opened
         sqs.relay.mend()
 
 
-def test_a_fifo_queue_has_groups_in_order_and_each_message_once(sqs, opened):
+def test_a_fifo_queue_keeps_groups_in_order_and_each_message_once(sqs, opened):
     queue = sqs.queue(fifo=True)
     sink = opened(queue)
     data = [Datum(b"%d" % n, id=f"in-{n}", keys=["ab"[n % 2]]) for n in range(24)]
@@ -92,9 +92,11 @@ def test_a_fifo_queue_has_groups_in_order_and_each_message_once(sqs, opened):
     assert groups == {"a": list(range(0, 24, 2)), "b": list(range(1, 24, 2))}
 
 
-def test_metadata_and_headers_say_what_numaflow_lets_them_say():
-    said = {"sqs": {"MessageGroupId": b"g", "MessageDeduplicationId": b"d"}}
-    entry = write_entry(0, Datum(b"x", headers={"MessageGroupId": "other"}, metadata=said), True)
+def test_metadata_and_headers_set_the_fields_that_numaflow_allows():
+    metadata = {"sqs": {"MessageGroupId": b"g", "MessageDeduplicationId": b"d"}}
+    entry = write_entry(
+        0, Datum(b"x", headers={"MessageGroupId": "other"}, metadata=metadata), True
+    )
     assert (entry["MessageGroupId"], entry["MessageDeduplicationId"]) == ("g", "d")
     entry = write_entry(0, Datum(b"x", headers={"DelaySeconds": "9"}), False)
     assert entry["DelaySeconds"] == 9
@@ -112,7 +114,7 @@ def test_metadata_and_headers_say_what_numaflow_lets_them_say():
     ],
 )
 @pytest.mark.parametrize("is_fifo", [False, True])
-def test_what_is_written_is_read_back(datum, is_fifo):
+def test_a_written_message_is_read_back_unchanged(datum, is_fifo):
     entry = write_entry(0, datum, is_fifo)
     assert len(entry.get("MessageAttributes", {})) <= 10
     raw = {"MessageId": "m", "ReceiptHandle": "r", "Body": entry["MessageBody"]}
@@ -124,7 +126,7 @@ def test_what_is_written_is_read_back(datum, is_fifo):
     assert list(message.keys) == (list(datum.keys) or (["-"] if is_fifo else []))
 
 
-def test_batches_have_ten_messages_and_a_quarter_of_a_mebibyte_at_most():
+def test_a_batch_has_at_most_ten_messages_and_a_quarter_of_a_mebibyte():
     small = [{"Id": str(n), "MessageBody": "x"} for n in range(25)]
     assert [len(batch) for batch in batches_of(small)] == [10, 10, 5]
     large = [{"Id": str(n), "MessageBody": "x" * 100_000} for n in range(5)]

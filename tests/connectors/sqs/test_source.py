@@ -31,7 +31,7 @@ def opened(sqs):
 
 
 def read(source, count, limit=100, seconds=30.0):
-    """As many messages as wanted, in the order in which they are read."""
+    """At least ``count`` messages, in the order in which they are read."""
     found = []
 
     def take():
@@ -63,7 +63,7 @@ def test_messages_are_hidden_while_in_flight_and_deleted_when_settled(sqs, opene
     assert not redelivers(source)  # Ebbflow keeps what is nacked
 
     source.ack(offsets(messages[:5]))
-    source.ack(offsets(messages[:5]))  # an ack may come twice
+    source.ack(offsets(messages[:5]))  # an ack may be repeated
     assert sqs.depth(queue) == (0, 20)
     source.ack(offsets(messages[5:]))
     assert sqs.depth(queue) == (0, 0)
@@ -84,7 +84,7 @@ def test_leases_are_renewed_while_messages_are_in_flight(sqs, opened):
 
 
 @pytest.mark.guarantee("sqs-loses-no-message")
-def test_messages_of_a_process_that_is_gone_come_back_when_the_lease_is_over(sqs, opened):
+def test_messages_of_a_dead_process_are_redelivered_when_their_lease_expires(sqs, opened):
     queue = sqs.queue()
     sqs.send(queue, "1", "2")
     killed = opened(queue, visibility_timeout=1)
@@ -95,7 +95,7 @@ def test_messages_of_a_process_that_is_gone_come_back_when_the_lease_is_over(sqs
     assert sorted(offsets(again)) == sorted(offsets(first))
 
 
-def test_a_source_that_is_closed_frees_its_messages_at_once(sqs, opened):
+def test_a_closed_source_releases_its_messages_at_once(sqs, opened):
     queue = sqs.queue()
     sqs.send(queue, "1", "2", "3")
     source = opened(queue, visibility_timeout=600)
@@ -104,7 +104,7 @@ def test_a_source_that_is_closed_frees_its_messages_at_once(sqs, opened):
     assert sqs.depth(queue) == (3, 0)
 
 
-def test_a_group_comes_in_order_and_is_the_key(sqs, opened):
+def test_messages_of_a_group_arrive_in_order_with_the_group_as_key(sqs, opened):
     queue = sqs.queue(fifo=True)
     for number in range(6):
         for group in "ab":
@@ -118,7 +118,7 @@ def test_a_group_comes_in_order_and_is_the_key(sqs, opened):
     assert seen == {group: [f"{group}{number}" for number in range(6)] for group in "ab"}
 
 
-def test_what_sqs_says_of_a_message_becomes_headers_and_metadata(sqs, opened):
+def test_sqs_attributes_become_headers_and_metadata(sqs, opened):
     queue = sqs.queue()
     given = {"shop": {"DataType": "String", "StringValue": "é"}}
     given |= {"raw": {"DataType": "Binary", "BinaryValue": b"\xff"}}
@@ -130,7 +130,7 @@ def test_what_sqs_says_of_a_message_becomes_headers_and_metadata(sqs, opened):
 
 
 @pytest.mark.guarantee("sqs-loses-no-message")
-def test_an_outage_is_one_and_what_is_in_flight_can_be_settled_afterwards(sqs, opened):
+def test_an_outage_is_reported_and_messages_in_flight_can_be_acked_afterwards(sqs, opened):
     queue = sqs.queue()
     sqs.send(queue, *map(str, range(3)))
     source = opened(queue)
@@ -149,7 +149,7 @@ def test_an_outage_is_one_and_what_is_in_flight_can_be_settled_afterwards(sqs, o
     assert sqs.depth(queue) == (0, 0)
 
 
-def test_a_missing_queue_is_said_when_the_source_opens(opened):
+def test_a_missing_queue_is_reported_when_the_source_opens(opened):
     with pytest.raises(SetupError) as raised:
         opened("nowhere")
     assert raised.value.what == (

@@ -26,7 +26,7 @@ def queue_of(sqs, queue, **fields):
 
 
 class Cut(Failures):
-    """Cuts the server off when some messages are done, and mends it some seconds later."""
+    """Cuts the server off when some messages are done, and reconnects it some seconds later."""
 
     def __init__(self, relay):
         self.relay, self.until, self.waited = relay, None, False
@@ -64,15 +64,15 @@ def test_nacks_are_exact_and_an_outage_loses_nothing(run, sqs, journal, server_l
     for number, *call in journal.read():
         calls.setdefault(number, []).append(call)
     never, later = ([n for n in calls if n % 50 == rest] for rest in (7, 8))
-    # What could not be acknowledged during the outage may arrive twice, and not as a redelivery.
-    for number, told in calls.items():
-        said = {
+    # What could not be acknowledged during the outage may arrive twice, but not as a redelivery.
+    for number, received in calls.items():
+        expected = {
             "never": [[1, None], [2, "never"], [3, "never"]],
             "later": [[1, None], [2, "not now"]],
         }
         kind = "never" if number in never else "later" if number in later else ""
-        assert sorted({(n, reason or "") for n, reason, _ in told}) == [
-            (n, reason or "") for n, reason in said.get(kind, [[1, None]])
+        assert sorted({(n, reason or "") for n, reason, _ in received}) == [
+            (n, reason or "") for n, reason in expected.get(kind, [[1, None]])
         ]
     for number in later:
         first, again = (min(at for n, _, at in calls[number] if n == which) for which in (1, 2))

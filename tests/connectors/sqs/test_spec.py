@@ -1,4 +1,4 @@
-"""SQS in a spec: Numaflow's fields, what lint refuses, and logins that show in no text."""
+"""SQS in a spec: Numaflow's fields, what lint rejects, and logins that are never shown."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ QUEUE = {"awsRegion": "eu-west-1", "queueName": "orders"}
         ({"assumeRole": {"roleArn": "admin"}}, "'admin' is not a role's ARN"),
     ],
 )
-def test_lint_refuses_what_cannot_be_meant(fields, why):
+def test_lint_rejects_invalid_fields(fields, why):
     with pytest.raises(ValidationError) as refused:
         SqsSourceSpec.model_validate(QUEUE | fields)
     assert why in refused.value.errors()[0]["msg"]
 
 
-def test_a_source_of_numaflows_is_one_here():
+def test_an_sqs_source_of_numaflow_is_valid_here():
     fields = QUEUE | {
         "queueOwnerAWSAccountID": "123456789012",
         "visibilityTimeout": 60,
@@ -62,7 +62,7 @@ def test_a_source_of_numaflows_is_one_here():
     }
 
 
-def test_an_access_key_is_read_when_a_run_begins_and_shows_in_no_text(monkeypatch):
+def test_an_access_key_is_read_when_a_run_begins_and_never_shown(monkeypatch):
     pytest.importorskip("boto3")
     monkeypatch.delenv("SHOP_KEY", raising=False)
     key = {"accessKeyIdSecret": {"env": "SHOP_ID"}, "secretAccessKeySecret": {"env": "SHOP_KEY"}}

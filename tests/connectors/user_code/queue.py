@@ -1,6 +1,6 @@
-"""A queue in a SQLite file, as a user's source: it gives what is due and not acknowledged.
+"""A queue in a SQLite file, as a user's source: it returns what is due and not acknowledged.
 
-The file outlives every process, so a test can see afterwards what the source was told.
+The file outlives every process, so a test can see which acks and nacks the source received.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ebbflow import NackOffset, Source, SourceMessage
 _SCHEMA = """
 create table messages (
     id integer primary key, value blob, due real default 0, state text default 'ready',
-    given integer default 0
+    delivered integer default 0
 );
 create index by_state on messages(state, due);
-create table told (id integer, what text, delay integer, max_deliveries integer, reason text,
+create table reported (id integer, what text, delay integer, max_deliveries integer, reason text,
     at real);
 """
 
@@ -46,14 +46,14 @@ class QueueFile:
 
 
 class Queue(Source):
-    """Gives each message until it is acknowledged; what was given to a dead process, again."""
+    """Delivers each message until it is acknowledged; those of a dead process are redelivered."""
 
     path = ""
     ends = True
 
     def open(self) -> None:
         self._db = sqlite3.connect(self.path, timeout=120, isolation_level=None)
-        self._db.execute("update messages set state = 'ready' where state = 'given'")
+        self._db.execute("update messages set state = 'ready' where state = 'delivered'")
 
     def read(self, limit, timeout):
         deadline = time.monotonic() + timeout.total_seconds()
@@ -63,7 +63,8 @@ class Queue(Source):
             time.sleep(0.005)
         numbers = ",".join(str(row[0]) for row in found)
         self._db.execute(
-            f"update messages set state = 'given', given = given + 1 where id in ({numbers})"
+            "update messages set state = 'delivered', delivered = delivered + 1"
+            f" where id in ({numbers})"
         )
         now = datetime.now(UTC)
         return [
@@ -76,14 +77,14 @@ class Queue(Source):
         return self._db.execute(query, (time.time(), limit)).fetchall()
 
     def ack(self, offsets):
-        self._tell([(int(one), "ack", None, None, None) for one in offsets])
+        self._report([(int(one), "ack", None, None, None) for one in offsets])
         numbers = ",".join(one.decode() for one in offsets)
         self._db.execute(f"update messages set state = 'done' where id in ({numbers})")
 
-    def _tell(self, rows):
+    def _report(self, rows):
         now = time.time()
         self._db.execute("begin")
-        self._db.executemany("insert into told values (?,?,?,?,?,?)", [(*r, now) for r in rows])
+        self._db.executemany("insert into reported values (?,?,?,?,?,?)", [(*r, now) for r in rows])
         self._db.execute("commit")
 
     def pending(self):
@@ -102,7 +103,7 @@ class RedeliveringQueue(Queue):
     """Takes nacked messages back."""
 
     def nack(self, nacks: list[NackOffset]) -> None:
-        self._tell(
+        self._report(
             [
                 (int(n.offset), "nack", n.options.delay, n.options.max_deliveries, n.options.reason)
                 for n in nacks

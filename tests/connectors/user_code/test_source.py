@@ -1,4 +1,4 @@
-"""A user's own source on a real pipeline: what it gives arrives, what it is told is exact."""
+"""A user's own source on a real pipeline: its messages arrive, its acks and nacks are exact."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Run:
         with start_embedded(self._state) as server, open_link(server) as link:
             return [stored.letter for stored in DeadLetters(link, "test").list()]
 
-    def told(self, value: bytes, *columns: str) -> list[tuple[Any, ...]]:
-        """What the source was told about a message, in the order of telling."""
-        query = f"select {','.join(columns)} from told join messages using (id) where value = ?"
+    def reported(self, value: bytes, *columns: str) -> list[tuple[Any, ...]]:
+        """The acks and nacks that the source received for a message, in order."""
+        query = f"select {','.join(columns)} from reported join messages using (id) where value = ?"
         return self.queue.ask(f"{query} order by at", value)
 
 
@@ -106,8 +106,10 @@ def test_every_message_arrives_once_and_is_acknowledged_once(plain):
     assert plain.summary.ended == "drained"
     values = [value for value, *_ in plain.journal.read()]
     assert sorted(int(value) for value in values if value.isdigit()) == list(range(MANY))
-    assert plain.queue.ask("select what, count(*) from told group by what") == [("ack", MANY + 3)]
-    assert plain.queue.ask("select distinct state, given from messages") == [("done", 1)]
+    assert plain.queue.ask("select what, count(*) from reported group by what") == [
+        ("ack", MANY + 3)
+    ]
+    assert plain.queue.ask("select distinct state, delivered from messages") == [("done", 1)]
 
 
 def test_rows_have_the_sources_keys_headers_event_times_and_ids(plain):
@@ -117,10 +119,10 @@ def test_rows_have_the_sources_keys_headers_event_times_and_ids(plain):
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-def test_a_source_without_nack_is_acknowledged_and_the_message_comes_from_ebbflow(plain):
+def test_a_source_without_nack_is_acknowledged_and_ebbflow_redelivers_the_message(plain):
     values = {value for value, *_ in plain.journal.read() if not value.isdigit()}
     assert values == NACKED_THRICE
-    assert plain.told(b"bad", "what") == [("ack",)]
+    assert plain.reported(b"bad", "what") == [("ack",)]
 
 
 @pytest.fixture(scope="module")
@@ -156,57 +158,59 @@ def redelivering(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return made
 
 
-def expect_nacked_thrice(told: list[tuple[Any, ...]]) -> None:
-    assert [row[:4] for row in told] == [
+def expect_nacked_thrice(reported: list[tuple[Any, ...]]) -> None:
+    assert [row[:4] for row in reported] == [
         ("nack", 300, 7, "delivery 1"),
         ("nack", 300, 7, "delivery 2"),
         ("nack", 300, 7, "delivery 3"),
         ("ack", None, None, None),
     ]
-    assert all(later[4] - earlier[4] >= 0.3 for earlier, later in pairwise(told))
+    assert all(later[4] - earlier[4] >= 0.3 for earlier, later in pairwise(reported))
 
 
-TOLD = ("what", "delay", "max_deliveries", "reason", "at")
+REPORTED = ("what", "delay", "max_deliveries", "reason", "at")
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-def test_a_nack_goes_to_the_source_with_exactly_its_options(redelivering):
+def test_a_nack_reaches_the_source_with_exactly_its_options(redelivering):
     assert {value for value, _ in redelivering.journal.read()} >= NACKED_THRICE
-    expect_nacked_thrice(redelivering.told(b"bad", *TOLD))
+    expect_nacked_thrice(redelivering.reported(b"bad", *REPORTED))
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-def test_a_nack_in_a_monovertex_goes_to_the_source_with_exactly_its_options(
+def test_a_nack_in_a_monovertex_reaches_the_source_with_exactly_its_options(
     run, queue, store, journal
 ):
     queue.fill([b"good", b"bad", b"fine"])
     run(MonoVertex("test").source(at(queue, RedeliveringQueue)).map(nack_thrice).sink(store))
 
     assert set(journal.read()) == NACKED_THRICE
-    expect_nacked_thrice(queue.ask(f"select {','.join(TOLD)} from told where id = 2 order by at"))
+    expect_nacked_thrice(
+        queue.ask(f"select {','.join(REPORTED)} from reported where id = 2 order by at")
+    )
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-def test_options_that_were_not_given_stay_unset(redelivering):
-    first, last = redelivering.told(b"unset", "what", "delay", "max_deliveries", "reason")
+def test_nack_options_that_were_left_out_stay_unset(redelivering):
+    first, last = redelivering.reported(b"unset", "what", "delay", "max_deliveries", "reason")
     assert (first, last[0]) == (("nack", None, None, None), "ack")
 
 
-def test_max_deliveries_is_exact_and_the_dead_are_acknowledged(redelivering):
+def test_max_deliveries_is_exact_and_dead_letters_are_acknowledged(redelivering):
     (letter,) = redelivering.letters()
     assert (letter.deliveries, letter.reason) == (3, "never")
-    assert redelivering.told(b"never", "what") == [("nack",), ("nack",), ("ack",)]
+    assert redelivering.reported(b"never", "what") == [("nack",), ("nack",), ("ack",)]
 
 
-def test_an_exception_is_a_nack_with_the_wait_of_the_back_off(redelivering):
-    first, last = redelivering.told(b"breaks", "what", "delay", "max_deliveries", "reason")
+def test_an_exception_becomes_a_nack_with_the_delay_of_the_backoff(redelivering):
+    first, last = redelivering.reported(b"breaks", "what", "delay", "max_deliveries", "reason")
     assert (first, last[0]) == (("nack", 200, None, "ValueError: no good"), "ack")
 
 
 def test_nack_options_of_a_sink_do_not_reach_the_source(redelivering):
     calls = [deliveries for value, deliveries in redelivering.journal.read() if "later" in value]
     assert sorted(calls) == [1, 2]
-    assert redelivering.told(b"later", "what") == [("ack",)]
+    assert redelivering.reported(b"later", "what") == [("ack",)]
 
 
 @pytest.mark.long
@@ -249,18 +253,18 @@ class KillSourceOnce(Watcher):
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-def test_a_killed_source_process_is_started_again_and_nothing_is_lost(
+def test_a_killed_source_process_is_restarted_and_nothing_is_lost(
     run, queue, store, journal, tmp_path
 ):
     queue.fill(b"%d" % n for n in range(20_000))
     pid_file = tmp_path / "pid"
 
-    def open_and_tell(self):
+    def open_and_write_pid(self):
         pid_file.write_text(str(os.getpid()))
         Queue.open(self)
 
     watcher = KillSourceOnce(pid_file, 2_000)
-    source = at(queue, open=open_and_tell)
+    source = at(queue, open=open_and_write_pid)
     limits = Limits(read_batch_size=100)
     run(Pipeline("test").source("in", source, limits=limits).sink("out", store), watcher=watcher)
 
@@ -296,10 +300,12 @@ def test_one_process_serves_all_epochs_and_ends_with_the_run(run, queue, store, 
     until(lambda: not is_running(pid))
 
 
-def test_what_raises_in_a_source_is_told_and_tried_again(run, queue, store, journal, tmp_path):
+def test_an_exception_in_a_source_is_reported_and_the_call_is_retried(
+    run, queue, store, journal, tmp_path
+):
     queue.fill([b"1"])
     ready = tmp_path / "ready"
-    told = []
+    reported = []
 
     class Sometimes(Queue):
         path = str(queue.path)
@@ -312,12 +318,12 @@ def test_what_raises_in_a_source_is_told_and_tried_again(run, queue, store, jour
     class Watching(Watcher):
         def look(self, status):
             if status["in"].failure:
-                told.append(status["in"].failure)
+                reported.append(status["in"].failure)
                 ready.touch()
 
     run(Pipeline("test").source("in", Sometimes).sink("out", store), watcher=Watching())
 
-    assert told[0] == "read() raised ConnectionError: the queue is not up"
+    assert reported[0] == "read() raised ConnectionError: the queue is not up"
     assert journal.read() == ["1"]
 
 
@@ -330,6 +336,6 @@ def test_what_raises_in_a_source_is_told_and_tried_again(run, queue, store, jour
         ({"value": b"", "offset": b"1", "keys": "k"}, "keys must be a sequence of texts"),
     ],
 )
-def test_a_message_that_cannot_be_one_is_refused_when_it_is_made(fields, problem):
+def test_an_invalid_source_message_is_rejected_when_it_is_created(fields, problem):
     with pytest.raises((TypeError, ValueError), match=problem):
         SourceMessage(**fields)
