@@ -28,7 +28,7 @@ def to_upper_case(verdict: Verdict) -> None:
         verdict.record(index, Message(datum.value.upper()) if datum.value != b"none" else None)
 
 
-def test_dead_rows_get_dead_letters_and_user_code_decides_about_the_others() -> None:
+def test_dead_rows_become_dead_letters_and_user_code_decides_the_others() -> None:
     verdict = verdict_on(b"dead", b"a", b"dead", b"none", b"b")
     set_aside_dead(to_upper_case)(verdict)
     assert verdict.outcomes == {0: WHY, 2: WHY, 3: Dropped("empty result")}

@@ -112,7 +112,7 @@ def test_an_async_map_that_exits_fails_only_its_message(monkeypatch, limit):
     assert verdict.outcomes[1].reason == "SystemExit: 3"
 
 
-def test_an_unclear_error_penalises_its_message_until_enough_have_failed_alike():
+def test_an_unclear_error_penalises_its_message_until_enough_messages_have_failed():
     ids = [f"m{number}" for number in range(ENOUGH + 5)]
     bug = failing(error=KeyError("customer"))
     assert mapped(bug, *ids[: ENOUGH - 1], blame=Blame()) == "r" * (ENOUGH - 1)
@@ -148,7 +148,7 @@ def test_a_failed_batch_is_tried_one_by_one_before_any_message_is_penalised():
     assert calls == [12, 1]
 
 
-def test_a_batch_whose_messages_all_fail_alone_is_not_penalised():
+def test_no_message_of_a_batch_whose_messages_all_fail_alone_is_penalised():
     def broken(data):
         raise ValueError("whatever you give me")
 
@@ -181,7 +181,7 @@ def test_a_message_that_meets_several_outages_is_not_penalised_while_others_fail
 
 
 @pytest.mark.parametrize("answer", ["nack", "raise Nack", "nacked too often", "failure"])
-def test_any_answer_shows_that_the_system_works(answer):
+def test_any_response_for_another_message_shows_that_the_system_works(answer):
     def code(datum):
         if datum.id == "a":
             raise DOWN
@@ -219,7 +219,7 @@ def test_errors_of_many_kinds_show_an_outage_and_none_is_counted_during_it():
     assert mapped(code, "late", blame=blame, failures=[2]) == "w"
 
 
-def test_small_batches_that_fail_one_after_another_show_an_outage():
+def test_consecutive_failures_of_small_batches_are_an_outage():
     def broken(data):
         raise ValueError("whatever you give me")
 
@@ -288,7 +288,9 @@ class World:
     error=st.sampled_from([DOWN, TimeoutError("slow")]),
     seed=st.integers(0, 2**16),
 )
-def test_outages_dead_letter_no_good_message_and_every_message_ends(bad, outages, error, seed):
+def test_no_good_message_is_dead_lettered_by_outages_and_every_message_ends(
+    bad, outages, error, seed
+):
     """Bad ones may have to wait for a good one to succeed; enough of these are added here."""
     world = World(bad, outages, error, Random(seed))
     good = {f"m{number}" for number, is_bad in enumerate(bad) if not is_bad}

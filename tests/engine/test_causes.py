@@ -33,7 +33,9 @@ def count(*texts: str, most: int = 1_000) -> list[tuple[str, int]]:
         ("bob@example.com is unknown", "a.b@c.org is unknown"),
     ],
 )
-def test_numbers_ids_and_quoted_values_make_no_difference(one: str, other: str) -> None:
+def test_texts_that_differ_in_numbers_ids_and_quoted_values_are_similar(
+    one: str, other: str
+) -> None:
     assert are_alike(one, other)
 
 
@@ -41,7 +43,7 @@ def test_numbers_ids_and_quoted_values_make_no_difference(one: str, other: str) 
     ("one", "other"),
     [("it isn't so, don't ask", "it isn't, don't ask"), ("no such row", "no such column")],
 )
-def test_words_make_a_difference(one: str, other: str) -> None:
+def test_texts_that_differ_in_words_are_not_similar(one: str, other: str) -> None:
     assert not are_alike(one, other)
 
 

@@ -74,7 +74,7 @@ def test_every_output_is_stamped_with_its_writer_and_the_start_of_its_chunk(
         ("in.0", "order 17"),
         ("in.0", "query:3:0:17:abcd"),
     ],
-    ids=["nobody", "no id", "another", "a client's", "a query's"],
+    ids=["no writer", "no id", "another", "a client's", "a query's"],
 )
 def test_a_message_that_no_task_has_written_has_no_stamp(writer, msg_id):
     assert Stamp.of(writer, msg_id) is None

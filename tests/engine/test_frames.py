@@ -69,7 +69,7 @@ def test_a_compressed_frame_is_decoded_however_small_it_is():
     assert frames.decode(MAGIC + packed[8:]).equals(original)
 
 
-def test_columns_left_out_are_null_and_a_first_delivery():
+def test_missing_columns_are_null_or_those_of_a_first_delivery():
     assert frames.batch_of({"id": ["a"], "value": [b"1"]}, 1).to_pylist() == [
         {
             "id": "a",

@@ -80,7 +80,7 @@ def test_a_batch_without_errors_takes_one_attempt():
     assert table.attempts == [(0, 50_000)]
 
 
-def test_a_row_is_penalised_with_the_error_that_it_raised_alone():
+def test_a_penalised_row_gets_the_error_that_it_raised_alone():
     result = found(Table({3, 5}), 8)
     assert {row: why.text for row, why in result.blamed.items()} == {3: "row 3", 5: "row 5"}
 

@@ -101,7 +101,7 @@ def test_nacks_in_between_do_not_use_up_the_retries_of_exceptions():
     assert [r.failures for r in redeliveries] == [0, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_policy_without_steps_dead_letters_on_the_first_exception():
+def test_the_first_exception_makes_a_dead_letter_if_the_policy_has_no_steps():
     assert isinstance(decide_error(ValueError(), 0, Backoff("1ms", 0)), DeadLetter)
 
 

@@ -233,7 +233,7 @@ def test_a_redelivery_carries_its_reason_and_its_failures(given_inputs):
 @pytest.mark.guarantee("redeliveries-are-never-early")
 @settings(max_examples=examples(50))
 @given(inputs, st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
-def test_no_redelivery_is_due_before_its_delay_is_over(given_inputs, now):
+def test_no_redelivery_is_due_before_its_delay_has_passed(given_inputs, now):
     verdict = decided(given_inputs)
     settlement = settled(verdict, [], now=now)
     index = {row["id"]: number for number, (row, _) in enumerate(given_inputs)}
