@@ -76,7 +76,7 @@ def ids(count: int) -> list[str]:
     ],
     ids=lambda one: type(one).__name__ if not isinstance(one, tuple) else "",
 )
-def test_each_outcome_has_its_row(outcome: Outcome, expected: tuple, count: int):
+def test_each_outcome_has_its_own_audit_row(outcome: Outcome, expected: tuple, count: int):
     verdict = verdict_on(some(*ids(count)))
     rows = rows_of(settled(verdict if outcome is DONE else decide(verdict, {0: outcome})))
     assert [row["id"] for row in rows] == ids(count)

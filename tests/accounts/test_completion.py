@@ -188,7 +188,7 @@ def test_the_first_dead_letter_is_the_failure():
     assert (completion.failure.vertex, completion.failure.error) == ("b", "ValueError: no")
 
 
-def test_steps_are_by_time_and_copies_of_a_row_are_one_step():
+def test_steps_are_sorted_by_time_and_copies_of_a_row_are_one_step():
     late = row("r/1", "served", at=NOON + timedelta(seconds=1))
     again = row(outcome="redelivered", reason="busy", due=NOON)
     completion = completion_of(

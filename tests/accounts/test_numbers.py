@@ -19,7 +19,7 @@ def spread_of(*durations: float) -> Histogram:
     return spread
 
 
-def test_a_duration_on_a_bound_is_in_the_bucket_that_ends_there() -> None:
+def test_a_duration_on_a_bound_counts_in_the_bucket_that_ends_there() -> None:
     spread = spread_of(0.001, 0.0011, 301)
 
     assert spread.buckets[BOUNDS.index(0.001)] == 1

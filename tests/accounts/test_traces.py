@@ -98,7 +98,7 @@ def test_rows_that_the_sampler_rejects_stay_unchanged() -> None:
     assert source.exporter.get_finished_spans() == ()
 
 
-def test_a_vertex_behind_a_source_begins_no_trace() -> None:
+def test_a_vertex_that_is_not_a_source_begins_no_trace() -> None:
     vertex = Recording(is_source=False)
 
     assert contexts(vertex.follow(10)) == []
