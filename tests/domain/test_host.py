@@ -129,7 +129,9 @@ def test_open_descriptors_are_listed() -> None:
     os.close(writable)
 
 
-def test_the_command_of_a_process_is_known_while_it_runs(sleeper: subprocess.Popen[bytes]) -> None:
+def test_the_command_of_a_process_is_returned_while_it_runs(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
     # Between fork and exec there is none.
     assert until(lambda: host.command_of(sleeper.pid)) == ["sleep", "600"]
     sleeper.kill()
