@@ -62,7 +62,9 @@ def test_a_list_can_be_restricted_to_one_vertex_and_limited(pipeline: Written) -
     assert pipeline.letters.counts() == {"enrich": 1, "store": 3}
 
 
-def test_messages_dead_lettered_while_a_list_is_read_are_not_part_of_it(pipeline: Written) -> None:
+def test_messages_that_are_dead_lettered_while_a_list_is_read_are_not_in_it(
+    pipeline: Written,
+) -> None:
     buried = [pipeline.bury() for _ in range(3)]
     seen = []
     for stored in pipeline.letters.list():
@@ -126,8 +128,8 @@ def test_two_concurrent_replays_send_every_message_back_once(
             letters = DeadLetters(link, pipeline.name)
             letters.replay(LetterFilter())
 
-    with ThreadPoolExecutor(2) as people:
-        for done in [people.submit(replay_all) for _ in range(2)]:
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(replay_all) for _ in range(2)]:
             done.result()
     assert sorted(ids_due(pipeline)) == sorted(f"in-{number}" for number in range(600))
     assert numbers(pipeline.letters) == []

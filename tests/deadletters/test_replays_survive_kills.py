@@ -1,7 +1,7 @@
 """Replays on a real server that are killed at any moment and resumed long afterwards.
 
 The server forgets ids at once here, so nothing relies on its memory of two minutes. A task reads
-and deletes what has come back meanwhile, so nothing relies on what is left in the streams either.
+and deletes the replayed messages in between, so nothing relies on what is left there either.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Killing:
                 return False
 
     def take(self) -> None:
-        """Takes what has come back, as a task does: it is read, done and purged."""
+        """Takes the replayed messages, as a task does: they are read, done and purged."""
         link, names = self.pipeline.link, self.pipeline.names
         for partition in range(PARTITIONS):
             stream = names.redelivery("store", partition)
