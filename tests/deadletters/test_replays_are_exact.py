@@ -50,7 +50,7 @@ class WithoutLooking(Chain):
 
 
 class WithoutReadingAgain(Chain):
-    """Sends again what was refused, behind whatever mark is the last one now."""
+    """Sends refused frames again, behind whatever mark is now the last one."""
 
     def _join(self, target: ReplayTarget, mark: ReplayMark) -> bool:
         last = self._store.read_last(target)

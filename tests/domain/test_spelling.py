@@ -1,4 +1,4 @@
-"""Wrong options and old names: an error at the call that says what to write."""
+"""Wrong options and old names raise an error at the call that says what to write instead."""
 
 from __future__ import annotations
 

@@ -126,16 +126,16 @@ def test_an_error_is_written_on_one_line():
     assert decide_error(ValueError("a\n  b\tc"), 0, POLICY).reason == "ValueError: a b c"
 
 
-class WithoutText(Exception):
+class Unspeakable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("not even this")
 
 
 def test_an_error_whose_text_cannot_be_made_affects_only_its_message():
     assert (
-        decide_error(WithoutText(), 0, POLICY).reason == "WithoutText: (its text cannot be shown)"
+        decide_error(Unspeakable(), 0, POLICY).reason == "Unspeakable: (its text cannot be shown)"
     )
-    assert "WithoutText" in decide_error(WithoutText(), 9, POLICY).traceback
+    assert "Unspeakable" in decide_error(Unspeakable(), 9, POLICY).traceback
 
 
 def test_the_dead_letter_of_a_function_in_its_own_process_has_the_functions_stack():

@@ -1,4 +1,4 @@
-"""What the server refuses permanently: the dead letters, the counts and the audit rows of it."""
+"""Rows that the server refuses permanently: their dead letters, counts and audit rows."""
 
 from dataclasses import replace
 

@@ -29,7 +29,7 @@ class Follower:
         self._stream.append((stamp, frames.decode(publication.payload)))
 
     def restart(self) -> None:
-        """Another reader takes over, from what was recorded."""
+        """Another reader takes over from the recorded position."""
         done = Position.from_json(self._stored).done
         self._mark, self._known, self._read = done.inlet, done.known, list[str]()
 

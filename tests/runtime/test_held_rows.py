@@ -235,7 +235,7 @@ def test_the_held_row_is_delivered_again_with_its_history():
 
 
 def reader_behind(batch, more=None) -> FrameReader:
-    """A reader without a server that has just given ``batch``, the start of frame 8."""
+    """A reader without a server that has just returned ``batch``, the start of frame 8."""
     reader = FrameReader.__new__(FrameReader)
     reader._wake = threading.Event()
     reader._before, reader._last_seq = (Mark(7), NOTHING), 8

@@ -147,7 +147,7 @@ class ForgetsTheChoice(GraphTask):
 
 
 class RemembersNoWriters(World):
-    """Readers do not record what they have read of other tasks."""
+    """Readers do not record which frames of other tasks they have read."""
 
     def record(self, position: Position) -> Position:
         known = known_of_redeliveries(position.done.known)

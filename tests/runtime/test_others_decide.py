@@ -52,7 +52,7 @@ ARRIVAL, STEADY = 0.001, 0.01
 """Seconds from one message to the next: those with a script, and those that are answered."""
 
 Script = tuple[str, ...]
-"""What happens on a message's first calls; all further ones go well."""
+"""What happens on a message's first calls; all further ones succeed."""
 
 
 @dataclass
@@ -147,7 +147,7 @@ class World:
     # --- user code ----------------------------------------------------------------------------
 
     def _act(self, message: str) -> str:
-        """What happens on this call of the message; raises what it is to raise."""
+        """The action for this call of the message; raises if the script says so."""
         if self.outage:
             self.calls_while_down += 1
             raise ERRORS[self.chance.choice(self.outage)]()

@@ -122,7 +122,7 @@ chances = st.randoms(use_true_random=False)
 def test_the_next_vertices_read_no_copy_however_soon_the_server_forgets_ids(
     sizes, given_crashes, chance
 ):
-    """Not even of what a task that was presumed dead publishes later, or if readers crash."""
+    """Not even if a task that was presumed dead publishes later, or if readers crash."""
     server = Server(inlet_of(*sizes), chance)
     assert run_to_the_end(server, UserCode(["two"] * 1_000), given_crashes) == set()
     read = Counter(server.read())
@@ -180,7 +180,7 @@ def forgotten_after_each_crash(rules: Rules, reader: type[Follower] = Follower) 
 
 
 def lost_by_reader(reader: type[Follower]) -> set[tuple]:
-    """Runs in which the crash comes between publishing and recording, and what was read by then.
+    """Returns the runs that lose a message when a reader has read everything before the crash.
 
     The second attempt decides independently of the first one.
     """
