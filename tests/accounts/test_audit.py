@@ -53,8 +53,8 @@ def frames_of(publications: Sequence[Publication]) -> list[Publication]:
 
 
 def rows_of(settlement: Settlement) -> list[dict[str, Any]]:
-    told = [read_audit(p.payload) for p in frames_of(settlement.publications)]
-    return to_table([PlacedRows("v", 3, rows) for rows in told], "p", "batch-1").to_pylist()
+    frames = [read_audit(p.payload) for p in frames_of(settlement.publications)]
+    return to_table([PlacedRows("v", 3, rows) for rows in frames], "p", "batch-1").to_pylist()
 
 
 def ids(count: int) -> list[str]:
@@ -76,7 +76,7 @@ def ids(count: int) -> list[str]:
     ],
     ids=lambda one: type(one).__name__ if not isinstance(one, tuple) else "",
 )
-def test_each_outcome_has_its_row(outcome: Outcome, expected: tuple, count: int):
+def test_each_outcome_has_its_own_audit_row(outcome: Outcome, expected: tuple, count: int):
     verdict = verdict_on(some(*ids(count)))
     rows = rows_of(settled(verdict if outcome is DONE else decide(verdict, {0: outcome})))
     assert [row["id"] for row in rows] == ids(count)
@@ -88,7 +88,7 @@ def test_each_outcome_has_its_row(outcome: Outcome, expected: tuple, count: int)
 
 
 @pytest.mark.parametrize("count", [3, 60])
-def test_rows_say_how_many_outputs_went_where(count: int):
+def test_rows_say_how_many_outputs_went_to_which_edges(count: int):
     verdict = verdict_on(some(*ids(count)))
     for index in range(count):
         outputs = [Message(b"1")] if index else [Message(b"1"), Message(b"2", tags=["y"])]
@@ -100,14 +100,14 @@ def test_rows_say_how_many_outputs_went_where(count: int):
     assert {(row["sent"], row["sent_to"]) for row in alike} <= {(0, ""), (1, "x")}
 
 
-def test_a_chunk_in_which_all_is_done_takes_a_few_bytes_a_row():
+def test_a_chunk_whose_rows_are_all_done_takes_a_few_bytes_a_row():
     settlement = settled(verdict_on(some(*(f"in-{n}/enrich" for n in range(2_000)))))
     (frame,) = frames_of(settlement.publications)
     assert len(frame.payload) < 12 * 2_000
     assert frame.headers == {CHUNK: "7.2.0.0"}
 
 
-def test_many_rows_and_long_errors_are_told_in_parts():
+def test_many_rows_and_long_errors_are_split_into_parts():
     why = {index: DeadLetter("no", f"{index}" * 900) for index in range(1_500)}
     settlement = settled(decide(verdict_on(some(*ids(1_500))), why))
     stamps = [AuditStamp.read(p.headers[CHUNK]) for p in frames_of(settlement.publications)]
@@ -116,7 +116,7 @@ def test_many_rows_and_long_errors_are_told_in_parts():
     assert [row["id"] for row in rows_of(settlement)] == ids(1_500)
 
 
-def test_the_row_that_an_ordered_vertex_holds_is_told_as_redelivered():
+def test_the_row_that_an_ordered_vertex_holds_is_reported_as_redelivered():
     held = HeldRow(some("m1", deliveries=[2]).batch, Redeliver(100, "wait", 0))
     rows = rows_of(settled(verdict_on(some("m0")), held=held))
     assert [(r["id"], r["outcome"], r["deliveries"], r["reason"]) for r in rows] == [
@@ -125,7 +125,7 @@ def test_the_row_that_an_ordered_vertex_holds_is_told_as_redelivered():
     ]
 
 
-def test_what_a_full_buffer_did_not_take_is_told_anew_as_dropped():
+def test_a_row_that_a_full_buffer_discards_is_reported_again_as_dropped():
     verdict = verdict_on(some("a", "b"))
     for index in range(2):
         verdict.decisions.forward(index, 0, Message(b""))
@@ -149,12 +149,12 @@ def test_the_table_says_where_rows_come_from_and_which_are_final():
     }
 
 
-def test_other_bytes_are_refused():
+def test_bytes_that_are_not_an_audit_frame_are_rejected():
     with pytest.raises(ValueError, match="not a frame of audit rows"):
         read_audit(b"EBBF\x01 something")
 
 
-def test_a_time_with_another_zone_is_the_same_time():
+def test_a_time_stays_the_same_in_another_time_zone():
     verdict = verdict_on(some("a"))
     place, chunk = Place("v", 0, (), 10**6), Chunk("k", verdict.rows)
     later = (NOW + timedelta(hours=1)).astimezone(UTC)
@@ -167,27 +167,27 @@ def test_a_time_with_another_zone_is_the_same_time():
 V = ("v", 0)
 
 
-def told(seq: int, stamp: str) -> AuditFrame:
+def frame_of(seq: int, stamp: str) -> AuditFrame:
     return AuditFrame(seq, *V, AuditStamp.read(stamp))
 
 
 def chosen(*stamps: str, after: int = 0, done: int = 99) -> list[int]:
-    frames = [told(seq, stamp) for seq, stamp in enumerate(stamps, 1)]
+    frames = [frame_of(seq, stamp) for seq, stamp in enumerate(stamps, 1)]
     return [frame.seq for frame in choose(frames, {V: after}, {V: done})]
 
 
-def test_of_a_number_the_latest_claim_counts_whenever_it_comes():
+def test_the_latest_claim_of_a_chunk_number_counts_whenever_it_arrives():
     assert chosen("1.5.0.0", "2.5.0.0", "1.6.0.0") == [2, 3]
     assert chosen("1.6.0.0", "1.5.0.0") == [1], "a lost task is late"
-    assert chosen("1.5.0.0", "1.5.0.1", "1.6.0.0") == [3], "of the first attempt no part is left"
+    assert chosen("1.5.0.0", "1.5.0.1", "1.6.0.0") == [3], "no part of the first attempt counts"
 
 
-def test_of_a_claim_the_last_edition_counts_and_a_copy_once():
+def test_the_last_edition_of_a_claim_counts_and_a_copy_counts_once():
     assert chosen("1.5.0.0", "1.5.0.1", "1.5.1.0", "1.5.1.1") == [3, 4]
     assert chosen("1.5.0.0", "1.5.0.0") == [1]
 
 
-def test_only_chunks_that_are_done_and_not_written_count():
+def test_only_done_chunks_that_are_not_written_yet_count():
     assert chosen("1.5.0.0", "2.5.0.0", "3.5.0.0", after=1, done=2) == [2]
     assert chosen("1.5.0.0", done=0) == []
 
@@ -197,8 +197,8 @@ def test_only_chunks_that_are_done_and_not_written_count():
     st.lists(st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(0, 2)), max_size=30),
     st.lists(st.integers(0, 6), max_size=4),
 )
-def test_however_it_is_cut_into_batches_the_same_frames_count(stamps, cuts):
-    frames = [told(seq, f"{n}.{c}.0.{p}") for seq, (n, c, p) in enumerate(stamps, 1)]
+def test_the_same_frames_count_however_they_are_cut_into_batches(stamps, cuts):
+    frames = [frame_of(seq, f"{n}.{c}.0.{p}") for seq, (n, c, p) in enumerate(stamps, 1)]
     whole = choose(frames, {}, {V: 6})
     cut, after = list[AuditFrame](), 0
     for end in [*sorted(cuts), 6]:

@@ -1,4 +1,4 @@
-"""When a request is complete, over random graphs and in any order of what is told of them."""
+"""When a request is complete, over random graphs, with their trail rows in any order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ebbflow.streams.trail_rows import SentTo, TrailRow
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 VERTICES = ("in", "a", "b", "c")
 ROOT = ("in", "r")
-Told = tuple[str, TrailRow]
+VertexRow = tuple[str, TrailRow]
 
 
 def row(id: str = "r", outcome: str = "done", *sent: str, **facts) -> TrailRow:
@@ -26,23 +26,23 @@ def row(id: str = "r", outcome: str = "done", *sent: str, **facts) -> TrailRow:
     return TrailRow("r", id, facts.pop("at", NOON), outcome=outcome, sent=outputs, **facts)
 
 
-def told(*rows: Told) -> Completion:
+def completion_of(*rows: VertexRow) -> Completion:
     completion = Completion("in", "r")
     for vertex, one in rows:
         completion.add(vertex, one)
     return completion
 
 
-def account(rows: Sequence[Told]) -> bool:
+def all_have_ended(rows: Sequence[VertexRow]) -> bool:
     """The rule in one line: the root, and all that was sent, have ended."""
     expected = {ROOT} | {(sent.to, sent.id) for _, one in rows for sent in one.sent}
     ended = {(vertex, one.id) for vertex, one in rows if one.is_final}
     return expected <= ended
 
 
-def in_turn(order: Sequence[Told]) -> list[Told]:
-    """The same order, but the rows of each message in their own: a trail tells them so."""
-    own: dict[MessageAt, list[Told]] = defaultdict(list)
+def in_turn(order: Sequence[VertexRow]) -> list[VertexRow]:
+    """The same order, but with the rows of each message in their own order, as in a trail."""
+    own: dict[MessageAt, list[VertexRow]] = defaultdict(list)
     for one in sorted(order, key=lambda one: one[1].at):
         own[one[0], one[1].id].append(one)
     return [own[vertex, one.id].pop(0) for vertex, one in order]
@@ -57,15 +57,15 @@ GRAPHS = st.fixed_dictionaries(
 
 
 @st.composite
-def requests(draw: st.DrawFn, replays: bool = True) -> list[Told]:
-    """All rows that the vertices of a graph tell of one request, oldest first."""
+def requests(draw: st.DrawFn, replays: bool = True) -> list[VertexRow]:
+    """All rows that the vertices of a graph report about one request, oldest first."""
     edges = draw(GRAPHS)
     clock = count()
-    rows: list[Told] = []
+    rows: list[VertexRow] = []
     seen: set[MessageAt] = set()
     todo = [ROOT]
 
-    def tell(vertex: str, id: str, outcome: str, deliveries: int, **facts) -> None:
+    def report(vertex: str, id: str, outcome: str, deliveries: int, **facts) -> None:
         at = NOON + timedelta(milliseconds=next(clock))
         rows.append((vertex, TrailRow("r", id, at, deliveries, outcome, **facts)))
 
@@ -76,7 +76,7 @@ def requests(draw: st.DrawFn, replays: bool = True) -> list[Told]:
         seen.add((vertex, id))
         nacks = draw(st.integers(0, 2))
         for delivery in range(nacks):
-            tell(vertex, id, "redelivered", delivery + 1, reason="not yet")
+            report(vertex, id, "redelivered", delivery + 1, reason="not yet")
         for _ in range(draw(st.integers(1, 2)) if replays else 1):
             outcome = draw(st.sampled_from(("done", "dropped", "served", "fallback")))
             outputs: list[SentTo] = []
@@ -86,23 +86,23 @@ def requests(draw: st.DrawFn, replays: bool = True) -> list[Told]:
                     outputs += [SentTo(to, f"{id}/{to}.{n}") for n in range(number)]
             early = draw(st.integers(0, len(outputs)))
             if early:
-                tell(vertex, id, "sent", nacks + 1, sent=tuple(outputs[:early]))
+                report(vertex, id, "sent", nacks + 1, sent=tuple(outputs[:early]))
             answers = draw(st.integers(1, 3)) if outcome == "served" else 0
-            tell(vertex, id, outcome, nacks + 1, sent=tuple(outputs[early:]), answers=answers)
+            report(vertex, id, outcome, nacks + 1, sent=tuple(outputs[early:]), answers=answers)
             todo += [(sent.to, sent.id) for sent in outputs]
     return rows
 
 
 @pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 @given(requests(), st.data())
-def test_a_request_is_complete_when_all_that_came_of_it_has_ended(rows, data):
+def test_a_request_is_complete_when_all_its_messages_have_ended(rows, data):
     copies = data.draw(st.lists(st.sampled_from(rows), max_size=10))
     order = data.draw(st.permutations([*rows, *copies]))
     completion = Completion("in", "r")
     for number, (vertex, one) in enumerate(order, 1):
-        assert not completion.is_complete or account(order[: number - 1])
+        assert not completion.is_complete or all_have_ended(order[: number - 1])
         completion.add(vertex, one)
-        assert completion.is_complete == account(order[:number])
+        assert completion.is_complete == all_have_ended(order[:number])
     assert completion.is_complete
     assert completion.failure is None
     assert completion.has_root_row
@@ -110,7 +110,7 @@ def test_a_request_is_complete_when_all_that_came_of_it_has_ended(rows, data):
 
 @pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 @given(requests(replays=False), st.data())
-def test_a_request_is_never_complete_while_a_message_of_it_has_not_ended(rows, data):
+def test_a_request_is_never_complete_before_its_last_message_has_ended(rows, data):
     last = data.draw(st.sampled_from([one for one in rows if one[1].is_final]))
     order = in_turn(data.draw(st.permutations([one for one in rows if one is not last])))
     completion = Completion("in", "r")
@@ -122,8 +122,8 @@ def test_a_request_is_never_complete_while_a_message_of_it_has_not_ended(rows, d
 
 
 @given(requests(), st.data())
-def test_the_order_of_rows_changes_nothing(rows, data):
-    one, other = told(*rows), told(*data.draw(st.permutations(rows)))
+def test_the_order_of_rows_does_not_matter(rows, data):
+    one, other = completion_of(*rows), completion_of(*data.draw(st.permutations(rows)))
     most: dict[MessageAt, int] = {}
     for vertex, fact in rows:
         most[vertex, fact.id] = max(fact.answers, most.get((vertex, fact.id), 0))
@@ -136,7 +136,7 @@ def test_the_order_of_rows_changes_nothing(rows, data):
 
 @pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 @given(requests(), st.data())
-def test_a_dead_letter_fails_the_request_at_once_and_the_rest_goes_on(rows, data):
+def test_a_dead_letter_fails_the_request_at_once_and_the_rest_continues(rows, data):
     at = data.draw(st.sampled_from([n for n, one in enumerate(rows) if one[1].is_final]))
     vertex, ended = rows[at]
     rows[at] = (vertex, ended._replace(outcome="dead_lettered", reason="max", error="E: no"))
@@ -166,18 +166,20 @@ def test_a_dead_letter_fails_the_request_at_once_and_the_rest_goes_on(rows, data
         ([("in", row("r", "done", "a:r/1", "b:r/1")), ("a", row("r/1"))], False),
         ([("in", row("r", "sent", "a:r/1")), ("a", row("r/1"))], False),
         ([("a", row("r/1", "served"))], False),
-        # A replay that decides differently: what the first attempt has sent has to end as well.
+        # A replay that decides differently: the outputs of the first attempt must end as well.
         ([("in", row("r", "done", "a:r/1")), ("in", row("r", "dropped"))], False),
-        # A replay that nacks what went on before: it was answered once in full.
+        # A replay that nacks a row that was done before: it was answered in full once.
         ([("in", row()), ("in", row(outcome="redelivered"))], True),
     ],
 )
-def test_rows(rows: list[Told], is_complete: bool):
-    assert told(*rows).is_complete == is_complete
+def test_rows_written_by_hand_complete_a_request_as_expected(
+    rows: list[VertexRow], is_complete: bool
+):
+    assert completion_of(*rows).is_complete == is_complete
 
 
 def test_the_first_dead_letter_is_the_failure():
-    completion = told(
+    completion = completion_of(
         ("in", row("r", "done", "a:r/1", "b:r/2")),
         ("b", row("r/2", "dead_lettered", reason="failures", error="ValueError: no")),
         ("a", row("r/1", "dead_lettered", reason="other")),
@@ -186,10 +188,10 @@ def test_the_first_dead_letter_is_the_failure():
     assert (completion.failure.vertex, completion.failure.error) == ("b", "ValueError: no")
 
 
-def test_steps_are_by_time_and_copies_of_a_row_are_one_step():
+def test_steps_are_sorted_by_time_and_copies_of_a_row_are_one_step():
     late = row("r/1", "served", at=NOON + timedelta(seconds=1))
     again = row(outcome="redelivered", reason="busy", due=NOON)
-    completion = told(
+    completion = completion_of(
         ("a", late), ("in", again), ("in", again), ("in", row("r", "done", "a:r/1", deliveries=2))
     )
     assert [(step.vertex, step.outcome, step.deliveries) for step in completion.steps] == [
@@ -203,7 +205,7 @@ def test_steps_are_by_time_and_copies_of_a_row_are_one_step():
 
 def test_a_large_fan_out_keeps_a_bounded_number_of_steps():
     ids = [f"r/{n}" for n in range(MOST_STEPS + 50)]
-    completion = told(
+    completion = completion_of(
         ("in", row("r", "done", *(f"a:{id}" for id in ids))), *(("a", row(id)) for id in ids)
     )
     assert completion.is_complete

@@ -1,4 +1,4 @@
-"""What tasks tell: any text arrives, and nothing fails because of the connection."""
+"""Events of tasks: any text arrives, and nothing fails because of the connection."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.waiting import until
 
 
 @pytest.fixture
-def heard(link, names):
-    """The texts that whoever watches has heard."""
+def received(link, names):
+    """The texts that a listener has received."""
     texts = queue.Queue()
     with TaskListener(names, lambda entry: texts.put(entry.printed.text)).listen(link):
         link.flush()
@@ -32,34 +32,34 @@ def events(link, names):
 @pytest.mark.parametrize(
     ("text", "shown"), [("caf\u00e9 \U0001f600", None), ("a \ud800 b", "a \\ud800 b"), ("\0", None)]
 )
-def test_any_character_can_be_told(events, heard, text, shown):
+def test_any_character_can_be_reported(events, received, text, shown):
     events.log(Printed(text))
-    assert heard.get(timeout=120) == (shown or text)
+    assert received.get(timeout=120) == (shown or text)
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("character", ["x", "\u00e9", "\U0001f600"])
-def test_a_text_larger_than_a_message_comes_in_pieces(link, events, heard, character):
+def test_a_text_larger_than_a_message_arrives_in_pieces(link, events, received, character):
     text = character * (link.client.max_payload + 100)
     events.log(Printed(text))
 
     pieces = []
     while sum(map(len, pieces)) < len(text):
-        pieces.append(heard.get(timeout=120))
+        pieces.append(received.get(timeout=120))
     assert "".join(pieces) == text
 
 
-def test_pieces_are_cut_between_lines(events, heard):
+def test_pieces_are_cut_between_lines(events, received):
     lines = [f"{n} " + "x" * 100_000 for n in range(30)]
     events.log(Printed("\n".join(lines)))
 
     found = []
     while len(found) < len(lines):
-        found += heard.get(timeout=120).split("\n")
+        found += received.get(timeout=120).split("\n")
     assert found == lines
 
 
-def test_a_vertex_whose_first_call_does_not_end_has_been_opened(link, names):
+def test_a_vertex_whose_first_call_has_not_ended_counts_as_opened(link, names):
     listener = TaskListener(names, print)
     events = Events(link, names, "v", 0, Tally())
     with listener.listen(link):
@@ -73,7 +73,7 @@ def test_a_vertex_whose_first_call_does_not_end_has_been_opened(link, names):
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_telling_does_not_fail_when_the_server_is_gone(tmp_path, names):
+def test_reporting_does_not_fail_when_the_server_is_gone(tmp_path, names):
     folder = StateFolder(tmp_path)
     folder.acquire()
     server = EmbeddedServer(folder)

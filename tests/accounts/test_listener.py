@@ -1,4 +1,4 @@
-"""What the driver hears, on one thread, can be asked for on another at any time."""
+"""What the driver receives on one thread can be read on another at any time."""
 
 import asyncio
 import json
@@ -26,20 +26,20 @@ def hasty_threads() -> Iterator[None]:
 
 def state(vertex: str) -> Msg:
     state = TaskState(vertex, 0, "t", pending=1, opened=True)
-    told = {"state": state.to_json(), "chunks": []}
-    return Msg(Client(), subject="events.state", data=json.dumps(told).encode())
+    event = {"state": state.to_json(), "chunks": []}
+    return Msg(Client(), subject="events.state", data=json.dumps(event).encode())
 
 
 @pytest.mark.usefixtures("hasty_threads")
-def test_vertices_can_be_looked_at_while_others_are_heard_of_for_the_first_time() -> None:
+def test_vertices_can_be_read_while_the_first_events_of_others_arrive() -> None:
     listener = TaskListener(Names("test"), print)
-    told = [state(f"v{number}") for number in range(3_000)]
+    events = [state(f"v{number}") for number in range(3_000)]
 
-    async def hear_all() -> None:
-        for message in told:
+    async def receive_all() -> None:
+        for message in events:
             await listener._receive(message)
 
-    nats = threading.Thread(target=lambda: asyncio.run(hear_all()))
+    nats = threading.Thread(target=lambda: asyncio.run(receive_all()))
     nats.start()
     while nats.is_alive():
         listener.pending("v0"), listener.waiting("v0"), listener.halted("v0"), listener.tally("v0")

@@ -19,7 +19,7 @@ def spread_of(*durations: float) -> Histogram:
     return spread
 
 
-def test_a_duration_on_a_bound_is_in_the_bucket_that_ends_there() -> None:
+def test_a_duration_on_a_bound_counts_in_the_bucket_that_ends_there() -> None:
     spread = spread_of(0.001, 0.0011, 301)
 
     assert spread.buckets[BOUNDS.index(0.001)] == 1
@@ -28,7 +28,7 @@ def test_a_duration_on_a_bound_is_in_the_bucket_that_ends_there() -> None:
     assert (spread.count, spread.seconds) == (3, pytest.approx(301.0021))
 
 
-def test_an_average_stands_for_all_that_took_as_long() -> None:
+def test_a_duration_can_be_added_several_times_at_once() -> None:
     spread = Histogram()
 
     spread.add(0.002, times=500)
@@ -36,7 +36,7 @@ def test_an_average_stands_for_all_that_took_as_long() -> None:
     assert (spread.count, spread.seconds, spread.mean) == (500, 1.0, 0.002)
 
 
-def test_nothing_has_no_duration() -> None:
+def test_the_mean_and_quantiles_of_an_empty_histogram_are_zero() -> None:
     assert (Histogram().mean, Histogram().quantile(0.99)) == (0.0, 0.0)
 
 
@@ -58,7 +58,7 @@ def test_a_quantile_lies_in_the_bucket_of_the_duration_it_estimates(
 
 
 @given(st.lists(SECONDS), st.lists(SECONDS))
-def test_spreads_of_tasks_add_up(mine: list[float], its: list[float]) -> None:
+def test_spreads_of_tasks_can_be_added_and_subtracted(mine: list[float], its: list[float]) -> None:
     both = spread_of(*mine) + spread_of(*its)
 
     assert both.buckets == spread_of(*mine, *its).buckets

@@ -1,4 +1,4 @@
-"""What somebody sees who taps a vertex: which rows, and what of them."""
+"""What a tap of a vertex shows: which rows, and which of their fields."""
 
 import json
 from random import Random
@@ -45,7 +45,7 @@ def ids(**filters):
     return [row["id"] for row in tapped(**filters)[0]]
 
 
-def test_a_row_tells_what_came_in_how_it_ended_and_what_went_out():
+def test_a_row_shows_its_input_its_outcome_and_its_outputs():
     row = tapped()[0][2]
     assert row == {
         "at": NOW.isoformat(),
@@ -72,14 +72,14 @@ def test_a_row_tells_what_came_in_how_it_ended_and_what_went_out():
     json.dumps(row)
 
 
-def test_a_nacked_row_tells_why_and_when_it_comes_again():
+def test_a_nacked_row_shows_why_and_when_it_is_redelivered():
     row = tapped()[0][3]
     assert (row["outcome"], row["reason"]) == ("redelivered", "not yet")
     assert row["due"] > row["at"]
     assert row["outputs"] == []
 
 
-def test_each_filter_chooses():
+def test_each_filter_selects_the_matching_rows():
     assert ids() == [f"m{n}" for n in range(6)]
     assert ids(id="m2") == ["m2"]
     assert ids(key="a1") == ["m1", "m3", "m5"]
@@ -92,7 +92,7 @@ def test_each_filter_chooses():
     assert ids(key="a0", outcome="done") == ["m0", "m2"]
 
 
-def test_a_message_is_found_by_what_it_came_from():
+def test_a_message_is_found_by_the_id_of_its_origin():
     rows = some("in-1/a", "in-1", "in-10", "in-1/a/b")
     passing = PassingRows(rows.batch, PLACE, NOW)
     request = TapRequest("t", "v", filter=TapFilter(id="in-1"))
@@ -101,24 +101,24 @@ def test_a_message_is_found_by_what_it_came_from():
     assert {row["outcome"] for row in shown} == {"arrived"}
 
 
-def test_what_is_too_much_is_counted():
+def test_rows_beyond_the_limit_are_counted_as_skipped():
     rows, skipped = tapped(most=2)
     assert ([row["id"] for row in rows], skipped) == (["m0", "m1"], 4)
 
 
-def test_a_sample_is_a_share():
+def test_a_sample_shows_a_share_of_the_rows():
     half, skipped = tapped(TapRequest("t", "v", sample=0.5))
     assert 0 < len(half) < 6
     assert skipped == 0
 
 
-def test_a_row_that_no_edge_takes_is_dropped():
+def test_a_row_whose_outputs_no_edge_takes_is_shown_as_dropped():
     rows = tapped(edges=EDGES[:1])[0]
     assert [row["outcome"] for row in rows[:3]] == ["done", "dropped", "done"]
     assert rows[1]["outputs"][0]["to"] == []
 
 
-def test_rows_that_are_forwarded_as_they_are_say_where_they_go():
+def test_rows_that_are_forwarded_unchanged_show_where_they_go():
     rows = some("a", "b")
     verdict = verdict_on(rows)
     verdict.forward_inputs()
@@ -130,7 +130,7 @@ def test_rows_that_are_forwarded_as_they_are_say_where_they_go():
     ]
 
 
-def test_a_wish_is_heard_as_it_was_said():
+def test_a_tap_request_is_read_back_as_it_was_written():
     request = TapRequest("t", "v", 3.0, TapFilter(id="x", outcome=OUTCOMES[0]), 0.5, 7, 9)
     assert TapRequest.from_json(request.to_json()) == request
 
@@ -145,5 +145,5 @@ def test_a_wish_is_heard_as_it_was_said():
     ],
     ids=["text", "bytes", "long", "character"],
 )
-def test_values_are_text_if_they_can_be_and_are_cut(value, written):
+def test_values_are_shown_as_text_if_possible_and_cut_if_long(value, written):
     assert write_value(value, 10) == written

@@ -28,20 +28,20 @@ def test_an_exporter_or_an_endpoint_turns_traces_on(variables: dict[str, str], a
     assert asks_for_traces(variables) is asks
 
 
-def test_tasks_are_given_the_variables_of_opentelemetry_and_no_others() -> None:
+def test_tasks_receive_the_variables_of_opentelemetry_and_no_others() -> None:
     environment = {"HOME": "/root", "OTEL_SERVICE_NAME": "orders", **ENDPOINT}
 
     assert dict(read_trace_variables(environment)) == {"OTEL_SERVICE_NAME": "orders", **ENDPOINT}
     assert read_trace_variables({"OTEL_SERVICE_NAME": "orders"}) == ()
 
 
-def test_without_the_extra_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_trace_is_recorded_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "is_installed", lambda: False)
 
     assert read_trace_variables(ENDPOINT) == ()
 
 
-def test_spans_are_limited_and_what_was_not_used_is_kept_for_a_second(
+def test_spans_are_limited_and_an_unused_budget_is_kept_for_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
@@ -57,7 +57,7 @@ def test_spans_are_limited_and_what_was_not_used_is_kept_for_a_second(
     assert taken == [7, 3, 5, 0, 10]
 
 
-def test_a_collector_that_is_away_is_told_of_once_and_not_for_each_attempt(
+def test_an_unavailable_collector_is_reported_once_and_not_for_each_attempt(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log = logging.getLogger("test of the exporter")
@@ -72,5 +72,5 @@ def test_a_collector_that_is_away_is_told_of_once_and_not_for_each_attempt(
     )
 
 
-def test_nobody_is_in_a_trace_while_none_is_recorded() -> None:
+def test_there_is_no_current_trace_while_none_is_recorded() -> None:
     assert current_ids() is None

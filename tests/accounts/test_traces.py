@@ -41,7 +41,7 @@ class Recording:
         self.task = TaskSpans("orders", "in", 0, is_source, provider.get_tracer("test"))
 
     def follow(self, count: int, parent: str | None = None) -> Rows:
-        """The rows that user code is given of a chunk of that many."""
+        """The rows that user code receives for a chunk of that size."""
         headers = None if parent is None else [[("traceparent", parent)]] * count
         columns: dict[str, Any] = {"id": [f"in-{n}" for n in range(count)], "value": [b""] * count}
         batch = frames.batch_of(columns | {"headers": headers}, count)
@@ -58,7 +58,7 @@ def contexts(rows: Rows) -> list[str]:
     return list(find_contexts(rows.batch.column("headers")).values())
 
 
-def test_traces_that_a_source_begins_are_limited_however_many_messages_there_are() -> None:
+def test_a_source_begins_a_limited_number_of_traces_however_many_messages_arrive() -> None:
     source = Recording(is_source=True)
 
     rows = [source.follow(2_000) for _ in range(3)]
@@ -68,7 +68,7 @@ def test_traces_that_a_source_begins_are_limited_however_many_messages_there_are
     assert sum(len(contexts(chunk)) for chunk in rows) == begun
 
 
-def test_messages_beyond_the_limit_keep_the_trace_that_they_came_with() -> None:
+def test_messages_beyond_the_limit_keep_the_trace_that_they_arrived_with() -> None:
     vertex = Recording(is_source=False)
 
     rows = vertex.follow(MESSAGES_A_SECOND + 100, PARENT)
@@ -89,7 +89,7 @@ def test_spans_of_chunks_are_limited() -> None:
     assert CHUNKS_A_SECOND <= len(vertex.named("in chunk")) < CHUNKS_A_SECOND + 30
 
 
-def test_what_the_sampler_does_not_want_leaves_rows_as_they_are() -> None:
+def test_rows_that_the_sampler_rejects_stay_unchanged() -> None:
     source = Recording(is_source=True, sampler=ALWAYS_OFF)
 
     rows = source.follow(10)
@@ -98,14 +98,14 @@ def test_what_the_sampler_does_not_want_leaves_rows_as_they_are() -> None:
     assert source.exporter.get_finished_spans() == ()
 
 
-def test_a_vertex_behind_a_source_begins_no_trace() -> None:
+def test_a_vertex_that_is_not_a_source_begins_no_trace() -> None:
     vertex = Recording(is_source=False)
 
     assert contexts(vertex.follow(10)) == []
     assert vertex.named("in process") == []
 
 
-def test_scopes_end_with_the_chunk_also_when_user_code_raises() -> None:
+def test_scopes_end_with_the_chunk_even_when_user_code_raises() -> None:
     vertex = Recording(is_source=False)
     batch = frames.batch_of(
         {"id": ["a"], "value": [b""], "headers": [[("traceparent", PARENT)]]}, 1

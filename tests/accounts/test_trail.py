@@ -1,4 +1,4 @@
-"""The trail of a chunk: it tells every row's end, and all that the row has left behind."""
+"""The trail of a chunk: it records the outcome of every row, and all its outputs."""
 
 from collections import defaultdict
 from datetime import timedelta
@@ -82,7 +82,7 @@ decided = st.lists(
 
 
 @given(st.lists(trail_rows, max_size=40))
-def test_what_is_read_is_what_was_written(rows):
+def test_rows_are_read_back_as_they_were_written(rows):
     frames_of = list(publish_trail(rows, "k", "v"))
     assert [row for frame in frames_of for row in read_trail(frame.payload)] == rows
 
@@ -95,14 +95,14 @@ def test_no_frame_is_larger_than_a_message_may_be():
     assert max(len(p.payload) for p in publications) < 2 * frames.MAX_BYTES
 
 
-def test_what_is_no_trail_is_refused():
+def test_a_frame_that_is_not_a_trail_is_rejected():
     with pytest.raises(ValueError, match="not a frame of a trail of version 1: starts with"):
         read_trail(frames.encode(frames.empty()))
 
 
 @settings(max_examples=examples(60))
 @given(decided)
-def test_every_row_is_told_once_with_exactly_the_outputs_that_are_published(decisions):
+def test_every_row_is_recorded_once_with_exactly_its_published_outputs(decisions):
     settlement = settled(mapped(decisions))
     rows = trail_of(settlement)
     assert [row.id for row in rows] == [f"m{n}" for n in range(len(decisions))]
@@ -111,10 +111,10 @@ def test_every_row_is_told_once_with_exactly_the_outputs_that_are_published(deci
     for publication in settlement.publications:
         if publication.stage is Stage.OUTPUT:
             published[publication.target] |= set(ids_in(publication))
-    told = defaultdict(set)
+    recorded = defaultdict(set)
     for output in [output for row in rows for output in row.sent]:
-        told[output.to].add(output.id)
-    assert told == published
+        recorded[output.to].add(output.id)
+    assert recorded == published
     assert all(o.id.partition("/")[0] == row.id for row in rows for o in row.sent)
     ends = [row.outcome for row in rows]
     count = settlement.counts
@@ -129,12 +129,12 @@ def ids_in(publication: Publication) -> list[str]:
 
 @settings(max_examples=examples(30))
 @given(decided)
-def test_it_comes_last_and_without_it_nothing_else_changes(decisions):
-    told, silent = settled(mapped(decisions)), settled(mapped(decisions), trail=False)
-    assert [p for p in told.publications if p.stage is not Stage.TRAIL] == silent.publications
+def test_the_trail_is_published_last_and_changes_nothing_else(decisions):
+    traced, silent = settled(mapped(decisions)), settled(mapped(decisions), trail=False)
+    assert [p for p in traced.publications if p.stage is not Stage.TRAIL] == silent.publications
     assert not trail_of(silent)
-    assert told.counts == silent.counts
-    assert [s[0].stage for s in told.stages()][-1:] == ([Stage.TRAIL] if decisions else [])
+    assert traced.counts == silent.counts
+    assert [s[0].stage for s in traced.stages()][-1:] == ([Stage.TRAIL] if decisions else [])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_it_comes_last_and_without_it_nothing_else_changes(decisions):
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_each_outcome_is_told_with_its_reason(outcome: Outcome, expected: dict[str, Any]):
+def test_each_outcome_is_recorded_with_its_reason(outcome: Outcome, expected: dict[str, Any]):
     (row,) = trail_of(settled(decide(verdict_on(some("m")), {0: outcome}), []))
     due = expected.pop("due", None)
     late = row.due - NOW - due if row.due is not None and due is not None else timedelta()
@@ -180,7 +180,7 @@ def test_answers_are_counted():
     assert sum(p.stage is Stage.ANSWER for p in settlement.publications) == 3
 
 
-def test_the_request_is_that_of_the_header_whatever_user_code_makes_of_it():
+def test_the_request_is_that_of_the_header_even_if_user_code_changes_it():
     rows = some("a", "b/x", "c", headers=[[("X-Numaflow-Id", "r1")], None, None])
     rows.column("headers")[0].clear()
     assert [row.request for row in trail_of(settled(verdict_on(rows)))] == ["r1", "b", "c"]
@@ -188,18 +188,18 @@ def test_the_request_is_that_of_the_header_whatever_user_code_makes_of_it():
 
 @settings(max_examples=examples(40))
 @given(decided, decided)
-def test_ids_tell_trails_apart_that_say_different_things_and_only_those(first, second):
-    def told(decisions: list[Any], later: int) -> tuple[set[str], list[tuple]]:
+def test_message_ids_differ_exactly_when_the_trails_differ(first, second):
+    def ids_and_facts(decisions: list[Any], later: int) -> tuple[set[str], list[tuple]]:
         settlement = settled(mapped(decisions), now=NOW + timedelta(seconds=later))
         facts = [(row.id, row.outcome, row.answers, row.sent) for row in trail_of(settlement)]
         return {p.msg_id for p in settlement.publications if p.stage is Stage.TRAIL}, facts
 
-    one, other, again = told(first, 0), told(second, 7), told(first, 7)
+    one, other, again = ids_and_facts(first, 0), ids_and_facts(second, 7), ids_and_facts(first, 7)
     assert one == again
     assert (one[0] == other[0]) == (one[1] == other[1])
 
 
-def test_a_part_tells_what_it_has_sent_of_rows_that_go_on():
+def test_an_early_part_records_the_outputs_of_rows_that_are_still_in_flight():
     verdict = verdict_on(some("a", "b", "c"))
     verdict.decisions.forward(2, 0, Message(b"1", tags=["y"]))
     rows = trail_of(settled(verdict, is_early=True))
@@ -208,7 +208,7 @@ def test_a_part_tells_what_it_has_sent_of_rows_that_go_on():
     assert not rows[0].is_final
 
 
-def test_very_many_outputs_of_a_row_are_told_in_several():
+def test_very_many_outputs_of_a_row_are_split_over_several_trail_rows():
     rows = trail_of(settled(mapped([[Message(b"")] * 2_500, [Message(b"")]]), [Edge("x")]))
     assert [(row.id, row.outcome, len(row.sent)) for row in rows] == [
         ("m0", "sent", 1_000),

@@ -1,8 +1,8 @@
 """The shipped replay over a server in memory, where anything may crash or get lost at any step.
 
-``Replay`` and ``Chain`` are the real thing. Modelled is the server: the letters, and a chain of
-marks for each partition. Several replays run at once, each on its own thread that continues only
-when it is its turn, so that a seed says everything that happens.
+``Replay`` and ``Chain`` are the real thing. The server is modelled: the dead letters, and a chain
+of marks for each partition. Several replays run at once, each on its own thread that continues only
+when it is its turn, so that a seed determines everything that happens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 @dataclass
 class Server:
-    """Everything that is stored. ``delivered`` is what tasks have read: at once, and for good."""
+    """Everything that is stored. ``delivered`` is what tasks have read at once and for good."""
 
     letters: dict[int, Letter]
     chains: dict[ReplayTarget, list[StoredMark]] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Wire:
         self._call(lambda: chain.__setitem__(slice(None), [m for m in chain if m.seq > up_to]))
 
     def delete(self, numbers: Collection[int]) -> None:
-        """As in ``ReplayStore``; a process may be killed between two letters."""
+        """As in ``ReplayStore``; a process may be killed between two of them."""
         for number in sorted(numbers):
             self._call(lambda number=number: self._server.letters.pop(number, None))
 
@@ -172,7 +172,7 @@ class Wire:
 
 
 class Packing:
-    """Letters as frames of one number each, for the partitions of the model."""
+    """Dead letters as frames of one number each, for the partitions of the model."""
 
     def renew(self) -> None:
         """As in ``Packing``."""
@@ -201,7 +201,7 @@ class Packing:
 
 
 def transform(letter: Letter) -> Letter | Message | None:
-    """Every seventh letter is dropped and every eleventh stays."""
+    """Every seventh dead letter is dropped and every eleventh stays."""
     number = int(letter.id)
     if number % 7 == 0:
         return Message.to_drop()
@@ -210,7 +210,7 @@ def transform(letter: Letter) -> Letter | Message | None:
 
 @dataclass
 class Scenario:
-    """Replays over the same letters: some at once, some killed, and in the end one that is not."""
+    """Replays of the same dead letters: some concurrent, some killed, and a last one to the end."""
 
     seed: int
     chain: type[Chain] = Chain
@@ -275,17 +275,17 @@ class Scenario:
         return work
 
     def find_faults(self) -> list[str]:
-        """Returns what is wrong in the end, in words."""
+        """Describes everything that is wrong in the end."""
         server = self.run()
         sent = Counter(number for _, number in server.delivered)
         numbers = range(1, self.letters + 1)
-        fates = {n: "stays" if self.with_transform and n % 11 == 0 else "goes" for n in numbers}
-        fates |= {n: "dropped" for n in numbers if self.with_transform and n % 7 == 0}
+        outcomes = {n: "stays" if self.with_transform and n % 11 == 0 else "goes" for n in numbers}
+        outcomes |= {n: "dropped" for n in numbers if self.with_transform and n % 7 == 0}
         wrong = [f"{n} was sent twice" for n, times in sent.items() if times > 1]
-        for number, fate in fates.items():
-            if (fate == "goes") != (number in sent):
-                wrong.append(f"{number} {fate}, but was sent {sent[number]} times")
-            if (fate == "stays") != (number in server.letters):
-                wrong.append(f"{number} {fate}, but is there: {number in server.letters}")
+        for number, outcome in outcomes.items():
+            if (outcome == "goes") != (number in sent):
+                wrong.append(f"{number} {outcome}, but was sent {sent[number]} times")
+            if (outcome == "stays") != (number in server.letters):
+                wrong.append(f"{number} {outcome}, but is there: {number in server.letters}")
         wrong += [f"a mark is left on {t}" for t, chain in server.chains.items() if chain]
         return wrong

@@ -17,7 +17,7 @@ def mend(letter: Letter) -> Letter:
 
 
 def main(state: str, pipeline: str, rate: float, up_to: int) -> None:
-    """Replays up to a number, and tells of each step."""
+    """Replays up to a number, and prints each step."""
     with open_link_to_pipeline(Path(state), None) as link:
         letters = DeadLetters(link, pipeline)
         print("begins", flush=True)

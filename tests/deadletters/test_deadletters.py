@@ -35,7 +35,7 @@ def ids_due(pipeline: Written, vertex: str = "enrich", partition: int = 0) -> li
     return [message_id for batch in batches for message_id in batch.column("id").to_pylist()]
 
 
-def test_letters_are_listed_oldest_first_with_all_their_facts(pipeline: Written) -> None:
+def test_dead_letters_are_listed_oldest_first_with_all_their_fields(pipeline: Written) -> None:
     first = pipeline.bury()
     second = pipeline.bury(id="in-8")
     found = list(pipeline.letters.list())
@@ -44,17 +44,17 @@ def test_letters_are_listed_oldest_first_with_all_their_facts(pipeline: Written)
     assert found[1].letter == replace(LETTER, id="in-8")
 
 
-def test_a_list_goes_on_over_any_number_of_pages(pipeline: Written) -> None:
+def test_a_list_continues_over_any_number_of_pages(pipeline: Written) -> None:
     buried = [pipeline.bury(id=f"in-{n}") for n in range(600)]
     assert numbers(pipeline.letters) == buried
 
 
-def test_large_letters_are_listed_too(pipeline: Written) -> None:
+def test_large_dead_letters_are_listed_too(pipeline: Written) -> None:
     buried = [pipeline.bury(value=b"x" * 3_000_000) for _ in range(4)]
     assert numbers(pipeline.letters) == buried
 
 
-def test_a_list_can_be_of_one_vertex_and_limited(pipeline: Written) -> None:
+def test_a_list_can_be_restricted_to_one_vertex_and_limited(pipeline: Written) -> None:
     pipeline.bury()
     store = [pipeline.bury(vertex="store") for _ in range(3)]
     assert numbers(pipeline.letters, "store") == store
@@ -62,7 +62,9 @@ def test_a_list_can_be_of_one_vertex_and_limited(pipeline: Written) -> None:
     assert pipeline.letters.counts() == {"enrich": 1, "store": 3}
 
 
-def test_what_dies_while_a_list_is_read_is_not_part_of_it(pipeline: Written) -> None:
+def test_messages_that_are_dead_lettered_while_a_list_is_read_are_not_in_it(
+    pipeline: Written,
+) -> None:
     buried = [pipeline.bury() for _ in range(3)]
     seen = []
     for stored in pipeline.letters.list():
@@ -71,7 +73,7 @@ def test_what_dies_while_a_list_is_read_is_not_part_of_it(pipeline: Written) -> 
     assert seen == buried
 
 
-def test_a_number_gets_one_letter_and_an_id_gets_all_letters_of_the_message(
+def test_get_finds_one_dead_letter_by_number_and_all_of_a_message_by_id(
     pipeline: Written,
 ) -> None:
     one, other, again = pipeline.bury(), pipeline.bury(id="in-8"), pipeline.bury(vertex="store")
@@ -84,7 +86,7 @@ def test_a_number_gets_one_letter_and_an_id_gets_all_letters_of_the_message(
 @pytest.mark.parametrize(
     ("which", "named"), [(99, "with number 99"), (0, "with number 0"), ("x", "of message 'x'")]
 )
-def test_a_letter_that_is_not_there_is_named(
+def test_a_missing_dead_letter_is_named_in_the_error(
     pipeline: Written, which: int | str, named: str
 ) -> None:
     pipeline.bury()
@@ -115,7 +117,9 @@ def test_a_replay_sends_the_message_back_as_on_its_first_delivery(pipeline: Writ
     assert numbers(letters) == []
 
 
-def test_two_replays_at_once_send_every_message_back_once(pipeline: Written, state: Path) -> None:
+def test_two_concurrent_replays_send_every_message_back_once(
+    pipeline: Written, state: Path
+) -> None:
     for number in range(600):
         pipeline.bury(id=f"in-{number}")
 
@@ -124,14 +128,14 @@ def test_two_replays_at_once_send_every_message_back_once(pipeline: Written, sta
             letters = DeadLetters(link, pipeline.name)
             letters.replay(LetterFilter())
 
-    with ThreadPoolExecutor(2) as people:
-        for done in [people.submit(replay_all) for _ in range(2)]:
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(replay_all) for _ in range(2)]:
             done.result()
     assert sorted(ids_due(pipeline)) == sorted(f"in-{number}" for number in range(600))
     assert numbers(pipeline.letters) == []
 
 
-def test_a_message_that_dies_again_can_be_replayed_again(pipeline: Written) -> None:
+def test_a_message_that_is_dead_lettered_again_can_be_replayed_again(pipeline: Written) -> None:
     letters = pipeline.letters
     for _ in range(2):
         pipeline.bury()
@@ -139,7 +143,7 @@ def test_a_message_that_dies_again_can_be_replayed_again(pipeline: Written) -> N
     assert len(pipeline.due()) == 2
 
 
-def test_a_replay_does_not_chase_messages_that_die_again_meanwhile(pipeline: Written) -> None:
+def test_a_replay_skips_messages_that_are_dead_lettered_again_meanwhile(pipeline: Written) -> None:
     pipeline.bury()
     letters = pipeline.letters
 
@@ -152,7 +156,7 @@ def test_a_replay_does_not_chase_messages_that_die_again_meanwhile(pipeline: Wri
 
 
 @pytest.mark.guarantee("dead-letters-are-complete")
-def test_letters_that_cannot_be_replayed_stay_and_the_others_are_replayed(
+def test_dead_letters_that_cannot_be_replayed_stay_and_the_others_are_replayed(
     pipeline: Written,
 ) -> None:
     cut = pipeline.bury(id="in-1", size=9_000_000)
@@ -188,7 +192,7 @@ def test_replayed_messages_are_spread_over_the_partitions_by_their_keys(pipeline
         assert all(len([n for n in order if n % 10 == k]) == 6 for k in keyed), "a key stays whole"
 
 
-def test_what_is_not_a_letter_is_named_with_the_command_that_removes_it(
+def test_a_message_that_is_not_a_dead_letter_is_named_with_the_command_that_removes_it(
     pipeline: Written,
 ) -> None:
     client, subject = pipeline.link.client, pipeline.names.dead_letter_subject("enrich")
@@ -201,7 +205,7 @@ def test_what_is_not_a_letter_is_named_with_the_command_that_removes_it(
     assert numbers(letters) == []
 
 
-def test_letters_are_purged_by_number_or_by_filter(pipeline: Written) -> None:
+def test_dead_letters_are_purged_by_number_or_by_filter(pipeline: Written) -> None:
     one, other, rest = (pipeline.bury(id=f"in-{n}") for n in range(3))
     letters = pipeline.letters
     assert letters.purge([one]) == 1
@@ -212,7 +216,7 @@ def test_letters_are_purged_by_number_or_by_filter(pipeline: Written) -> None:
     assert numbers(letters) == [rest]
 
 
-def test_a_purge_does_not_count_letters_that_a_replay_has_sent_meanwhile(
+def test_a_purge_does_not_count_dead_letters_that_a_replay_has_sent_meanwhile(
     pipeline: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, *_ = (pipeline.bury(id=f"in-{n}", vertex="store") for n in range(3))
@@ -227,7 +231,7 @@ def test_a_purge_does_not_count_letters_that_a_replay_has_sent_meanwhile(
     assert letters.purge(LetterFilter(text="in-")) == 2
 
 
-def test_letters_are_purged_by_vertex_and_altogether(pipeline: Written) -> None:
+def test_dead_letters_are_purged_by_vertex_or_all_at_once(pipeline: Written) -> None:
     for vertex in ("enrich", "store", "store"):
         pipeline.bury(vertex=vertex)
     letters = pipeline.letters
@@ -237,14 +241,14 @@ def test_letters_are_purged_by_vertex_and_altogether(pipeline: Written) -> None:
     assert letters.counts() == {}
 
 
-def test_an_unknown_pipeline_is_told_with_the_known_ones(pipeline: Written) -> None:
+def test_an_unknown_pipeline_is_rejected_with_a_list_of_the_known_ones(pipeline: Written) -> None:
     with pytest.raises(SetupError, match="No pipeline 'x y' has run here") as caught:
         DeadLetters(pipeline.link, "x y")
     known = str(caught.value).partition("Known here: ")[2].partition(". ")[0]
     assert pipeline.name in known.split(", ")
 
 
-def test_a_place_where_nothing_ran_says_how_to_name_another(tmp_path: Path) -> None:
+def test_a_state_folder_without_runs_says_how_to_name_another(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with (
         start_embedded(state),
@@ -257,13 +261,13 @@ def test_a_place_where_nothing_ran_says_how_to_name_another(tmp_path: Path) -> N
     )
 
 
-def test_letters_are_reached_by_url_too(pipeline: Written, link: Link) -> None:
+def test_dead_letters_can_be_reached_by_url_too(pipeline: Written, link: Link) -> None:
     pipeline.bury()
     with open_link_to_pipeline(Path("/nowhere"), address(link.server)) as other:
         assert numbers(DeadLetters(other, pipeline.name)) == [1]
 
 
-def test_a_search_goes_page_by_page_and_knows_its_total(pipeline: Written) -> None:
+def test_a_search_returns_page_after_page_and_the_total(pipeline: Written) -> None:
     for n in range(30):
         pipeline.bury(id=f"in-{n}", reason="odd" if n % 2 else "even", error=None)
     letters = pipeline.letters
@@ -299,7 +303,7 @@ def test_replayed_frames_say_how_many_messages_they_hold(pipeline: Written) -> N
     assert sum(int(message.headers[ROWS]) for message in pipeline.due()) == 7
 
 
-def test_the_newest_letters_are_found_behind_gaps_and_by_vertex(pipeline: Written) -> None:
+def test_the_newest_dead_letters_are_found_across_gaps_and_by_vertex(pipeline: Written) -> None:
     for n in range(40):
         pipeline.bury(id=f"in-{n}", vertex="store" if n < 3 else "enrich")
     letters = pipeline.letters
@@ -309,7 +313,9 @@ def test_the_newest_letters_are_found_behind_gaps_and_by_vertex(pipeline: Writte
     assert numbers_of(letters.list(LetterFilter(up_to=37), 3, newest=True)) == [37, 36, 9]
 
 
-def test_letters_of_one_cause_are_chosen_whatever_numbers_they_name(pipeline: Written) -> None:
+def test_dead_letters_of_one_cause_match_whatever_numbers_their_reasons_contain(
+    pipeline: Written,
+) -> None:
     for n in range(6):
         pipeline.bury(id=f"in-{n}", reason=f"customer x{n} is not known", error="nacked")
     pipeline.bury(reason="closed", error="nacked")
@@ -321,7 +327,9 @@ def test_letters_of_one_cause_are_chosen_whatever_numbers_they_name(pipeline: Wr
     assert letters.search(alike).total == 6
 
 
-def test_a_search_that_finds_little_gives_what_it_has_and_where_to_go_on(pipeline: Written) -> None:
+def test_a_search_that_finds_little_returns_its_matches_and_where_to_continue(
+    pipeline: Written,
+) -> None:
     for n in range(20):
         pipeline.bury(id=f"in-{n}")
     letters = pipeline.letters
@@ -334,7 +342,7 @@ def test_a_search_that_finds_little_gives_what_it_has_and_where_to_go_on(pipelin
     assert seen == ["in-19"]
 
 
-def test_a_replay_keeps_to_its_rate_and_can_be_ended_between_steps(pipeline: Written) -> None:
+def test_a_replay_keeps_to_its_rate_and_can_be_stopped_between_steps(pipeline: Written) -> None:
     for n in range(60):
         pipeline.bury(id=f"in-{n}")
     letters = pipeline.letters
@@ -357,7 +365,7 @@ def test_a_replay_keeps_to_its_rate_and_can_be_ended_between_steps(pipeline: Wri
     assert [*state["subjects"]] == [pipeline.names.due_subject("enrich", 0)], "no mark is left"
 
 
-def test_streams_of_an_earlier_version_are_brought_to_hold_marks(pipeline: Written) -> None:
+def test_streams_of_an_earlier_version_are_updated_to_store_replay_marks(pipeline: Written) -> None:
     config = catalogue.redelivery_config(pipeline.names, "store", 0)
     old = config | {"subjects": config["subjects"][:2], "allow_atomic": False}
     pipeline.link.run(provision.ensure(pipeline.link.client, old))
@@ -366,7 +374,7 @@ def test_streams_of_an_earlier_version_are_brought_to_hold_marks(pipeline: Writt
     assert len(pipeline.due("store")) == 1
 
 
-def test_letters_that_are_named_and_do_not_exist_are_told(pipeline: Written) -> None:
+def test_requested_dead_letters_that_do_not_exist_are_reported(pipeline: Written) -> None:
     number = pipeline.bury()
     result = pipeline.letters.replay([number, 0, 99])
     assert (result.sent, dict(result.stayed)) == (

@@ -1,4 +1,4 @@
-"""Filters by the facts of a letter, read from its headers as they are stored."""
+"""Filters by the fields of a dead letter, read from its headers as they are stored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def record(**changes: Any) -> LetterRecord:
         ({"up_to": 7}, {"up_to": 6}),
     ],
 )
-def test_a_letter_matches_by_its_facts(matching: dict[str, Any], other: dict[str, Any]) -> None:
+def test_a_filter_matches_a_dead_letter_by_its_fields(
+    matching: dict[str, Any], other: dict[str, Any]
+) -> None:
     assert LetterFilter(**matching).matches(record())
     assert not LetterFilter(**other).matches(record())
     assert not LetterFilter(**matching, **({"id": "x"} if "id" not in matching else {"vertex": "x"})
@@ -52,13 +54,13 @@ def test_texts_are_found_whatever_their_case_and_alphabet() -> None:
         assert LetterFilter(**chosen).matches(letter)
 
 
-def test_letters_without_a_fact_do_not_match_a_filter_by_it() -> None:
+def test_dead_letters_without_a_field_do_not_match_a_filter_on_it() -> None:
     bare = record(error=None, keys=[], headers={})
     for chosen in ({"error": ""}, {"key": ""}, {"header": "trace"}):
         assert not LetterFilter(**chosen).matches(bare) or chosen == {"error": ""}
 
 
-def test_what_is_no_letter_matches_no_filter_and_breaks_none() -> None:
+def test_a_message_that_is_not_a_dead_letter_has_no_fields_and_raises_no_error() -> None:
     junk = LetterRecord(1, b"NATS/1.0\r\nEbbflow-Id: {\r\nEbbflow-Keys: [\r\n\r\n", b"hello")
     since = LetterFilter(since=datetime(2020, 1, 1, tzinfo=UTC))
     chosen = [LetterFilter(id="x"), LetterFilter(key="x"), LetterFilter(reason="x"), since]
@@ -66,7 +68,7 @@ def test_what_is_no_letter_matches_no_filter_and_breaks_none() -> None:
     assert LetterFilter(text="hello").matches(junk)
 
 
-def test_a_filter_knows_whether_it_takes_everything() -> None:
+def test_a_filter_knows_whether_it_matches_everything() -> None:
     assert LetterFilter().is_everything
     assert LetterFilter(vertex="v", up_to=3).is_everything
     assert not LetterFilter(text="").is_everything

@@ -1,4 +1,4 @@
-"""No letter is lost and none is sent twice: whatever is killed, lost or late, at any step."""
+"""No dead letter is lost or sent twice, whatever is killed, lost or late at any step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.thorough import examples
 
 
 @pytest.mark.guarantee("replays-are-exact")
-def test_replays_that_are_killed_and_run_at_once_send_every_letter_once() -> None:
+def test_killed_and_concurrent_replays_send_every_dead_letter_once() -> None:
     wrong = {
         (seed, mapped): faults
         for seed in range(examples(150))
@@ -23,7 +23,7 @@ def test_replays_that_are_killed_and_run_at_once_send_every_letter_once() -> Non
     assert wrong == {}
 
 
-def test_a_replay_that_nothing_happens_to_keeps_the_order_of_the_letters() -> None:
+def test_an_undisturbed_replay_keeps_the_order_of_the_dead_letters() -> None:
     scenario = Scenario(1, letters=40)
     server = scenario.run()
     by_target: dict[ReplayTarget, list[int]] = {}
@@ -34,7 +34,7 @@ def test_a_replay_that_nothing_happens_to_keeps_the_order_of_the_letters() -> No
 
 
 class WithoutClaim(Chain):
-    """Takes an empty chain for a place to begin: it looks like any other empty chain."""
+    """Begins at an empty chain without a claim: it looks like any other empty chain."""
 
     def _claim(self, target: ReplayTarget) -> None:
         last = self._store.read_last(target)
@@ -49,8 +49,8 @@ class WithoutLooking(Chain):
         return
 
 
-class WithoutReadingAnew(Chain):
-    """Sends again what was refused, behind whatever mark is the last one now."""
+class WithoutReadingAgain(Chain):
+    """Sends refused frames again, behind whatever mark is now the last one."""
 
     def _join(self, target: ReplayTarget, mark: ReplayMark) -> bool:
         last = self._store.read_last(target)
@@ -59,7 +59,7 @@ class WithoutReadingAnew(Chain):
 
 
 class ReleasesEarly(Chain):
-    """Deletes its marks before the letters that they name."""
+    """Deletes its marks before the dead letters that they name."""
 
     def send(self, parcels, swept):  # type: ignore[no-untyped-def]
         delete = self._store.delete
@@ -74,13 +74,15 @@ def _frames(mark: ReplayMark) -> Iterator[PackedFrame]:
     return (PackedFrame(1, b"%d" % number) for number in mark.numbers)
 
 
-# Of hundreds of seeds few bring about what a rule prevents; these are the first that do.
+# Only a few of hundreds of seeds cause what a rule prevents; these are the first that do.
 @pytest.mark.parametrize(
     ("broken", "seed"),
-    [(WithoutClaim, 1069), (WithoutLooking, 0), (WithoutReadingAnew, 1), (ReleasesEarly, 0)],
-    ids=["claim", "look", "read anew", "release last"],
+    [(WithoutClaim, 1069), (WithoutLooking, 0), (WithoutReadingAgain, 1), (ReleasesEarly, 0)],
+    ids=["claim", "look", "read again", "release last"],
 )
-def test_without_one_of_the_rules_letters_go_twice(broken: type[Chain], seed: int) -> None:
+def test_without_any_one_of_the_rules_dead_letters_are_sent_twice(
+    broken: type[Chain], seed: int
+) -> None:
     faults = Scenario(seed, chain=broken, with_transform=False).find_faults()
     assert any("twice" in fault for fault in faults)
     assert Scenario(seed, with_transform=False).find_faults() == []

@@ -1,7 +1,7 @@
 """Replays on a real server that are killed at any moment and resumed long afterwards.
 
-The server forgets ids at once here, so nothing rests on its memory of two minutes. A task reads and
-deletes what has come back meanwhile, so nothing rests on what is left in the streams either.
+The server forgets ids at once here, so nothing relies on its memory of two minutes. A task reads
+and deletes the replayed messages in between, so nothing relies on what is left there either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTITIONS = 2
 
 
 class Killing:
-    """A pipeline with letters, replays that are killed, and a task that takes what comes back."""
+    """A pipeline with dead letters, replays that are killed, and a task that reads what is sent."""
 
     def __init__(self, pipeline: Written, state: Path, count: int, rate: float) -> None:
         self.pipeline = pipeline
@@ -66,7 +66,7 @@ class Killing:
                 return False
 
     def take(self) -> None:
-        """Takes what has come back, as a task does: it is read, done and purged."""
+        """Takes the replayed messages, as a task does: they are read, done and purged."""
         link, names = self.pipeline.link, self.pipeline.names
         for partition in range(PARTITIONS):
             stream = names.redelivery("store", partition)
@@ -94,7 +94,7 @@ def kill_and_resume(killing: Killing, random: Random, longest: float) -> int:
     kills = 0
     while not killing.replay(random.uniform(0.0, longest)):
         kills += 1
-        longest *= 2  # on a busy machine as well some time comes in which one can end
+        longest *= 2  # so that one can end in time on a busy machine as well
         killing.take()
         let_time_pass(0.2)  # longer than the server remembers ids
     killing.take()
@@ -102,7 +102,7 @@ def kill_and_resume(killing: Killing, random: Random, longest: float) -> int:
 
 
 @pytest.mark.guarantee("replays-are-exact")
-def test_a_replay_that_is_killed_at_any_moment_and_resumed_sends_every_letter_once(
+def test_a_replay_killed_at_any_moment_and_resumed_sends_every_dead_letter_once(
     pipeline: Written, state: Path
 ) -> None:
     killing = Killing(pipeline, state, count=4_000, rate=6_000)
@@ -114,7 +114,7 @@ def test_a_replay_that_is_killed_at_any_moment_and_resumed_sends_every_letter_on
 @pytest.mark.long
 @pytest.mark.guarantee("replays-are-exact")
 @pytest.mark.parametrize("rate", [0, 40_000], ids=["no rate", "with a rate"])
-def test_100_000_letters_are_replayed_exactly_once_through_kills(
+def test_100_000_dead_letters_are_replayed_exactly_once_through_kills(
     pipeline: Written, state: Path, rate: float
 ) -> None:
     killing = Killing(pipeline, state, count=100_000, rate=rate)
@@ -138,7 +138,7 @@ class KilledBeforeDeleting(DeadLetters):
 
 
 @pytest.mark.guarantee("replays-are-exact")
-def test_a_letter_that_was_sent_and_not_deleted_is_known_however_late(
+def test_a_dead_letter_that_was_sent_but_not_deleted_is_recognised_however_late(
     pipeline: Written, state: Path
 ) -> None:
     """The server remembers ids for two minutes, and here not at all."""
@@ -157,7 +157,7 @@ def test_a_letter_that_was_sent_and_not_deleted_is_known_however_late(
     assert letters.counts() == {}
 
 
-def test_what_a_killed_replay_leaves_does_not_keep_a_run_from_being_drained(
+def test_the_marks_of_a_killed_replay_do_not_keep_a_run_from_draining(
     pipeline: Written, state: Path
 ) -> None:
     killing = Killing(pipeline, state, count=10, rate=0)

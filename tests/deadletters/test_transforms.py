@@ -1,4 +1,4 @@
-"""What a function says about a letter is what becomes of it; nothing is lost by a mistake."""
+"""The result of a function decides the outcome of a dead letter; a mistake loses nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.deadletters.written import LETTER, NOON
         ([Message.to_drop()], DROP),
     ],
 )
-def test_what_goes_back(result: Any, expected: Any) -> None:
+def test_a_valid_result_is_sent_back_or_dropped(result: Any, expected: Any) -> None:
     assert transform_letter(LETTER, lambda letter: result) == expected
 
 
@@ -49,13 +49,13 @@ def test_what_goes_back(result: Any, expected: Any) -> None:
         (Message.to_fail("too old"), "refused it: too old"),
     ],
 )
-def test_what_stays(result: Any, why: str) -> None:
-    fate = transform_letter(LETTER, lambda letter: result)
-    assert isinstance(fate, Stays)
-    assert why in fate.why
+def test_a_dead_letter_stays_after_an_invalid_result(result: Any, why: str) -> None:
+    outcome = transform_letter(LETTER, lambda letter: result)
+    assert isinstance(outcome, Stays)
+    assert why in outcome.why
 
 
-def test_whatever_a_function_raises_the_letter_stays_and_the_line_is_named() -> None:
+def test_a_dead_letter_stays_whatever_its_function_raises_and_the_line_is_named() -> None:
     def broken(letter: Letter) -> bytes:
         raise KeyError("customer")
 
@@ -66,32 +66,32 @@ def test_whatever_a_function_raises_the_letter_stays_and_the_line_is_named() -> 
     def leaves(letter: Letter) -> bytes:
         raise SystemExit(9)
 
-    fate = transform_letter(LETTER, leaves)
-    assert isinstance(fate, Stays)
-    assert fate.why.startswith("the transform raised SystemExit: 9 (test_transforms.py:")
-    fate = transform_letter(LETTER, broken)
-    assert isinstance(fate, Stays)
-    assert fate.why.startswith("the transform raised KeyError: 'customer' (test_transforms.py:")
-    fate = transform_letter(LETTER, patient)
-    assert isinstance(fate, Stays)
-    assert "the shop is closed" in fate.why
+    outcome = transform_letter(LETTER, leaves)
+    assert isinstance(outcome, Stays)
+    assert outcome.why.startswith("the transform raised SystemExit: 9 (test_transforms.py:")
+    outcome = transform_letter(LETTER, broken)
+    assert isinstance(outcome, Stays)
+    assert outcome.why.startswith("the transform raised KeyError: 'customer' (test_transforms.py:")
+    outcome = transform_letter(LETTER, patient)
+    assert isinstance(outcome, Stays)
+    assert "the shop is closed" in outcome.why
 
 
-def test_without_a_function_the_letter_goes_back_as_it_is() -> None:
+def test_without_a_function_a_dead_letter_is_sent_back_unchanged() -> None:
     assert transform_letter(LETTER, None) is LETTER
 
 
-def test_an_edit_replaces_what_it_names() -> None:
+def test_an_edit_replaces_only_the_fields_that_it_names() -> None:
     assert LetterEdit()(LETTER) == LETTER
     edit = LetterEdit(b"new", ["k"], {"h": "v"})
     assert edit(LETTER) == replace(LETTER, value=b"new", keys=["k"], headers={"h": "v"})
 
 
-def test_the_story_of_a_message_is_told_over_several_lives_and_does_not_grow_without_end() -> None:
+def test_the_history_of_a_message_survives_several_replays_and_is_bounded() -> None:
     letter = LETTER
     for number in range(1, 9):
-        story = letter.headers_for_replay(number, NOON)
-        letter = replace(letter, headers=letter.headers | story, deliveries=number)
+        added = letter.headers_for_replay(number, NOON)
+        letter = replace(letter, headers=letter.headers | added, deliveries=number)
     assert letter.replays == 8
     assert [death.number for death in letter.history] == [4, 5, 6, 7, 8]
     assert letter.history[-1].died == LETTER.last_seen

@@ -1,4 +1,4 @@
-"""Pipelines whose letters are written by hand, on a real NATS server."""
+"""Pipelines whose dead letters are written by hand, on a real NATS server."""
 
 import itertools
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ _numbers = itertools.count()
 
 
 class Written:
-    """A pipeline that never ran: its streams are there and its letters come from the test."""
+    """A pipeline that never ran: its streams exist and its dead letters come from the test."""
 
     def __init__(self, link: Link, name: str) -> None:
         self.link = link
@@ -55,13 +55,13 @@ class Written:
             self._ensure(catalogue.redelivery_config(self.names, vertex, partition))
 
     def bury(self, letter: Letter = LETTER, **changes: object) -> int:
-        """Publish a letter; returns its number."""
+        """Publish a dead letter; returns its number."""
         letter = replace(letter, **changes)
         subject, headers = self.names.dead_letter_subject(letter.vertex), letter.to_headers()
         return self.link.run(publish(self.link.client, subject, letter.value, headers)).seq
 
     def due(self, vertex: str = "enrich", partition: int = 0) -> list[StoredMessage]:
-        """What a partition has been sent to process again."""
+        """The messages that were sent back to a partition."""
         stream = self.names.redelivery(vertex, partition)
         subject = self.names.due_subject(vertex, partition)
         return self.link.run(read_subject(self.link.client, stream, subject))

@@ -68,7 +68,7 @@ def test_a_duration_is_whole_milliseconds_rounded_up(duration, expected):
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_what_is_no_duration_is_refused(duration, message):
+def test_an_invalid_duration_is_rejected(duration, message):
     with pytest.raises(ValueError, match=exactly(message)):
         milliseconds(duration)
 
@@ -85,13 +85,13 @@ def test_the_same_duration_is_the_same_number_however_it_is_written(ms):
 
 
 @given(st.timedeltas(timedelta(), timedelta(days=9999)))
-def test_a_wait_is_never_shorter_and_less_than_a_millisecond_longer(duration):
+def test_rounding_never_shortens_a_wait_and_adds_less_than_a_millisecond(duration):
     late = timedelta(milliseconds=milliseconds(duration)) - duration
     assert timedelta() <= late < timedelta(milliseconds=1)
 
 
 @pytest.mark.parametrize("ask", [Backoff, lambda wait: Backoff("1s", cap=wait)])
-def test_a_back_off_takes_no_bare_numbers(ask):
+def test_a_back_off_rejects_numbers_without_a_unit(ask):
     with pytest.raises(
         ValueError, match=exactly('5 has no unit; write "5s" or timedelta(seconds=5)')
     ):
@@ -105,13 +105,13 @@ def test_the_delay_of_nack_options_may_be_a_number_of_milliseconds(delay, expect
 
 
 @pytest.mark.parametrize("delay", [-1, -0.5, float("nan"), float("inf"), 2**53, 10**400], ids=repr)
-def test_a_number_of_milliseconds_is_from_zero_up(delay):
+def test_an_invalid_number_of_milliseconds_is_rejected(delay):
     message = f"{delay!r} is not a delay in milliseconds from 0 up"
     with pytest.raises(ValueError, match=exactly(message)):
         NackOptions(delay=delay)
 
 
-def test_exceptions_wait_one_second_doubling_to_a_minute():
+def test_retries_after_an_exception_wait_one_second_doubling_up_to_a_minute():
     waits = [DEFAULT_ON_ERROR.wait(retry) for retry in range(1, 9)]
     assert waits == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
     assert DEFAULT_ON_ERROR.steps == 5
@@ -138,7 +138,7 @@ def test_a_wait_stays_within_its_cap_and_jitter(backoff, retry, chance):
 
 
 @given(backoffs, st.integers(1, 500))
-def test_without_chance_waits_never_shrink(backoff, retry):
+def test_waits_without_jitter_never_shrink(backoff, retry):
     assert backoff.wait(retry) <= backoff.wait(retry + 1)
 
 
@@ -147,6 +147,6 @@ def test_jitter_spreads_evenly_around_the_wait(chance, expected):
     assert Backoff("1s", 1, jitter=0.5).wait(1, chance) == expected
 
 
-def test_a_back_off_without_a_number_of_steps_has_no_end():
+def test_a_back_off_without_steps_never_ends():
     forever = Backoff("500ms", factor=2.0, cap="30s")
     assert [forever.seconds(retry) for retry in (1, 2, 3, 10_000)] == [0.5, 1.0, 2.0, 30.0]

@@ -43,7 +43,7 @@ SAMPLES: dict[str, tuple] = {
     "BufferFull": PUBLISH,
     "PermanentPublishError": (*PUBLISH, 10077),
 }
-"""Constructor arguments for every error there is."""
+"""Constructor arguments for every error."""
 
 
 def tree(root: type = EbbflowError) -> list[type]:
@@ -51,7 +51,7 @@ def tree(root: type = EbbflowError) -> list[type]:
 
 
 def drawn() -> list[tuple[str, str | None]]:
-    """Class and parent, as the drawing in the module's docstring has them."""
+    """Class and parent, as drawn in the module's docstring."""
     ancestors: list[str] = []
     found = []
     for line in errors.__doc__.splitlines():
@@ -72,7 +72,7 @@ def test_every_error_survives_pickling_with_its_facts_and_text(error):
     assert str(copy) == str(original) != ""
 
 
-def test_the_drawing_shows_exactly_the_classes_there_are():
+def test_the_tree_drawn_in_the_docstring_shows_exactly_the_existing_classes():
     defined = {(c.__name__, c.__base__.__name__) for c in tree() if c is not EbbflowError}
     defined = {(name, base) for name, base in defined if name in vars(errors)}
     assert set(drawn()) == defined | {("EbbflowError", None)}
@@ -83,14 +83,14 @@ def test_no_error_is_defined_outside_the_tree_module():
     for module in pkgutil.walk_packages(ebbflow.__path__, "ebbflow."):
         if not module.name.startswith(("ebbflow.spark", "ebbflow.cli", "ebbflow.__main__")):
             importlib.import_module(module.name)
-    # What tests of other folders may define does not count.
+    # Errors that tests of other folders define do not count.
     ours = [c for c in tree() if c.__module__.startswith("ebbflow")]
     assert [c for c in ours if c.__module__ != errors.__name__] == []
 
 
-NOT_ERRORS_OF_OURS = {
+NOT_IN_THE_TREE = {
     "domain/message.py": {"Nack"},  # an answer of user code, not an error
-    "nats/api.py": {"ApiError"},  # the server's "no", handled by those who asked
+    "nats/api.py": {"ApiError"},  # an error that the server returned, handled by the caller
     "usercode/call_watch.py": {"WorkerLeaves"},  # ends a worker in the middle of a call
     "runtime/feeds.py": {"EngineDied"},  # has the run start another JVM
     "runtime/settling.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
@@ -98,7 +98,7 @@ NOT_ERRORS_OF_OURS = {
     "connectors/kafka/sink.py": {"Unanswered"},  # likewise
     "connectors/postgres/rows.py": {"NotARow"},  # likewise
     "connectors/postgres/sink.py": {"Overtaken"},  # has the sink read its marks again
-    "ui/jobs.py": {"JobStopped"},  # ends a job that somebody has stopped, never leaves its module
+    "ui/jobs.py": {"JobStopped"},  # ends a job that a user has stopped, never leaves its module
     "web/exchange.py": {"Refusal"},  # becomes the answer to an HTTP request
     "testing/world.py": {"Crashed"},  # ends a simulated task, never leaves the simulation
     "testing/conformance/rules.py": {
@@ -106,10 +106,10 @@ NOT_ERRORS_OF_OURS = {
         "Full",
     },  # raised by a test
 }
-"""Exceptions that have a reason not to be in the tree: nobody outside is to catch them."""
+"""Exceptions that have a reason not to be in the tree: no caller is meant to catch them."""
 
 
-def test_what_else_is_an_exception_has_a_reason_to_be():
+def test_every_exception_outside_the_tree_is_listed_with_a_reason():
     """From the source, so that Spark need not be imported; any class named as a base counts."""
     root = Path(ebbflow.__file__).parent
     names = {"Exception", "BaseException", *(c.__name__ for c in tree())}
@@ -120,7 +120,7 @@ def test_what_else_is_an_exception_has_a_reason_to_be():
             if isinstance(node, ast.ClassDef) and bases & names:
                 found.setdefault(str(path.relative_to(root)), set()).add(node.name)
     assert found.pop("domain/errors.py") == SAMPLES.keys()
-    assert found == NOT_ERRORS_OF_OURS
+    assert found == NOT_IN_THE_TREE
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_else_is_an_exception_has_a_reason_to_be():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_text_names_the_facts_and_the_next_step(error, text):
+def test_the_text_of_an_error_names_the_facts_and_the_next_step(error, text):
     assert str(error) == text
 
 

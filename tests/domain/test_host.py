@@ -25,7 +25,7 @@ LINUX_ONLY = re.compile(
 ALLOWED = {
     "domain/host.py",
     "spark/daemon.py",  # SEQPACKET, and only after host.is_linux()
-    "numaflow/launcher.py",  # runs without any package; is told whether this is Linux
+    "numaflow/launcher.py",  # runs without any package; is passed whether this is Linux
 }
 PATIENCE = 20
 
@@ -54,7 +54,7 @@ def is_readable(descriptor: int, within: float) -> bool:
     return bool(select.select([descriptor], [], [], within)[0])
 
 
-def test_the_end_of_a_process_is_seen_before_it_is_waited_for(
+def test_the_end_of_a_process_is_detected_before_wait_is_called(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
     ended = host.watch_end(sleeper.pid)
@@ -68,7 +68,7 @@ def test_the_end_of_a_process_is_seen_before_it_is_waited_for(
     assert host.has_ended(sleeper.pid)
 
 
-def test_a_process_forked_meanwhile_does_not_hide_the_end(
+def test_a_process_forked_in_the_meantime_does_not_hide_the_end(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
     ended = host.watch_end(sleeper.pid)
@@ -100,7 +100,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("asks", ["early", "late"])
-def test_a_child_ends_with_its_parent_even_if_that_ended_before_it_asked(asks: str) -> None:
+def test_a_child_ends_with_its_parent_even_if_it_asks_after_the_parents_end(asks: str) -> None:
     command = [sys.executable, "-c", FORKS_A_CHILD, asks]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
@@ -129,7 +129,9 @@ def test_open_descriptors_are_listed() -> None:
     os.close(writable)
 
 
-def test_the_command_of_a_process_is_known_while_it_runs(sleeper: subprocess.Popen[bytes]) -> None:
+def test_the_command_of_a_process_is_returned_while_it_runs(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
     # Between fork and exec there is none.
     assert until(lambda: host.command_of(sleeper.pid)) == ["sleep", "600"]
     sleeper.kill()
@@ -137,11 +139,11 @@ def test_the_command_of_a_process_is_known_while_it_runs(sleeper: subprocess.Pop
     assert host.command_of(sleeper.pid) == []
 
 
-def test_there_is_memory() -> None:
+def test_available_memory_is_reported() -> None:
     assert host.available_memory() > 2**20
 
 
-def test_only_this_module_makes_calls_that_linux_alone_knows() -> None:
+def test_only_this_module_makes_calls_that_only_linux_has() -> None:
     using = {
         str(path.relative_to(ROOT)): LINUX_ONLY.findall(path.read_text("utf-8"))
         for path in ROOT.rglob("*.py")

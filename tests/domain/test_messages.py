@@ -1,4 +1,4 @@
-"""What user code gets and gives: the conveniences of ``Datum``, ``Message`` and ``Response``."""
+"""What user code receives and returns: conveniences of ``Datum``, ``Message`` and ``Response``."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -13,7 +13,7 @@ class Order(BaseModel):
     id: int
 
 
-def test_the_value_of_a_datum_as_text_and_as_json():
+def test_the_value_of_a_datum_can_be_read_as_text_and_as_json():
     assert Datum("ä".encode()).text == "ä"
     assert Datum(b'{"id": 7}').json() == {"id": 7}
     with pytest.raises(UnicodeDecodeError):
@@ -22,7 +22,7 @@ def test_the_value_of_a_datum_as_text_and_as_json():
         Datum(b"{").json()
 
 
-def test_a_datum_made_in_a_test_has_everything_that_user_code_may_ask_for():
+def test_a_datum_made_in_a_test_has_every_field_that_user_code_may_read():
     before = datetime.now(UTC)
     datum = Datum(b"x", keys=["a", "b"], retries=2)
     assert datum.keys == ("a", "b")
@@ -32,7 +32,7 @@ def test_a_datum_made_in_a_test_has_everything_that_user_code_may_ask_for():
     assert Datum(b"x", event_time=before).event_time == before
 
 
-def test_data_are_equal_if_all_that_was_given_is():
+def test_datums_are_equal_if_all_their_fields_are():
     assert Datum(b"x", id="1", keys=["a"]) == Datum(b"x", id="1", keys=("a",))
     assert len({Datum(b"x"), Datum(b"x")}) == 1
     now = datetime.now(UTC)
@@ -49,15 +49,15 @@ def test_data_are_equal_if_all_that_was_given_is():
         assert Datum(b"x") != other
 
 
-def test_a_datum_of_a_run_equals_the_one_with_the_same_facts():
-    (given,) = some("a").data()
-    facts = ("keys", "event_time", "watermark", "headers", "metadata", "deliveries", "retries")
-    same = Datum(given.value, id="a", **{name: getattr(given, name) for name in facts})
-    assert (given.id, given.retries) == ("a", 0)
-    assert given == same or given._get("event_time") is None
+def test_a_datum_of_a_run_equals_one_made_with_the_same_fields():
+    (datum,) = some("a").data()
+    fields = ("keys", "event_time", "watermark", "headers", "metadata", "deliveries", "retries")
+    same = Datum(datum.value, id="a", **{name: getattr(datum, name) for name in fields})
+    assert (datum.id, datum.retries) == ("a", 0)
+    assert datum == same or datum._get("event_time") is None
 
 
-def test_a_message_of_json():
+def test_a_message_can_be_made_from_json():
     message = Message.json({"id": 7}, keys=("k",), tags=["big"])
     assert (message.value, message.keys, message.tags) == (b'{"id": 7}', ("k",), ["big"])
     assert Message.json(Order(id=7)).value == b'{"id":7}'
@@ -66,7 +66,7 @@ def test_a_message_of_json():
             Message.json(wrong)
 
 
-def test_answers_for_rows_need_no_id_but_whatever_else_they_say():
+def test_a_response_for_a_row_needs_no_id_but_all_its_other_arguments():
     assert Response.nack(reason="busy", delay=timedelta(seconds=5)).nack_options == NackOptions(
         5_000, None, "busy"
     )

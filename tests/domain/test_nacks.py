@@ -13,7 +13,7 @@ def exactly(text: str) -> str:
     return f"^{re.escape(text)}$"
 
 
-def test_unset_is_not_zero():
+def test_an_unset_option_differs_from_zero_and_from_empty_text():
     assert NackOptions() == NackOptions(None, None, None)
     assert NackOptions() != NackOptions(delay=0)
     assert NackOptions() != NackOptions(max_deliveries=0)
@@ -23,23 +23,23 @@ def test_unset_is_not_zero():
 
 
 @pytest.mark.parametrize("number", [-1, 2**32, True, 1.0, "3"], ids=repr)
-def test_max_deliveries_is_a_whole_number_from_zero(number):
+def test_max_deliveries_must_be_a_whole_number_from_zero(number):
     message = f"max_deliveries must be a whole number from 0, not {number!r}"
     with pytest.raises(ValueError, match=exactly(message)):
         NackOptions(max_deliveries=number)
 
 
 @pytest.mark.parametrize("reason", [5, b"why", ["why"]], ids=repr)
-def test_a_reason_is_text(reason):
+def test_a_reason_must_be_text(reason):
     with pytest.raises(ValueError, match=exactly(f"reason must be text, not {reason!r}")):
         NackOptions(reason=reason)
 
 
-def test_a_reason_that_no_encoding_can_hold_is_made_writable():
+def test_characters_of_a_reason_that_cannot_be_encoded_are_replaced():
     assert NackOptions(reason="bad \ud800 byte").reason == "bad ? byte"
 
 
-def test_options_cannot_be_changed():
+def test_nack_options_are_immutable():
     with pytest.raises(AttributeError):
         NackOptions().delay = 5
 
@@ -56,7 +56,7 @@ def test_nack_pickles_with_its_options(delay, max_deliveries, reason):
     assert str(answer) == (options.reason or "nack")
 
 
-def test_nack_as_a_call_raises_the_answer():
+def test_calling_nack_raises_nack_with_its_options():
     with pytest.raises(Nack) as answer:
         nack("not yet", delay="5s", max_deliveries=2)
     assert answer.value.options == NackOptions(5000, 2, "not yet")
@@ -70,7 +70,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("ask", WAYS.values(), ids=WAYS)
-def test_every_nack_takes_the_same_keywords(ask):
+def test_every_way_to_nack_takes_the_same_keywords(ask):
     options = NackOptions(5_000, 3, "not yet")
     assert ask(reason="not yet", delay="5s", max_deliveries=3) == options
     assert ask(reason="not yet", delay=timedelta(seconds=5), max_deliveries=3) == options
@@ -81,10 +81,10 @@ def test_every_nack_takes_the_same_keywords(ask):
         ask(reason=options, delay="5s")
 
 
-def test_a_nack_that_asks_for_nothing_leaves_it_to_others():
+def test_a_nack_without_arguments_has_no_options():
     assert Message.to_nack().nack_options is None
     assert Response.nack("a").nack_options is None
 
 
-def test_nack_is_an_answer_that_except_exception_would_see():
+def test_an_except_exception_clause_would_catch_nack():
     assert issubclass(Nack, Exception)

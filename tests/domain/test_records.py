@@ -1,4 +1,4 @@
-"""Records as JSON: what is written is read back, and what earlier versions have stored as well."""
+"""Records as JSON: written records are read back, and so are those of earlier versions."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_times_are_written_in_utc() -> None:
     assert to_plain(Part(NOON.astimezone(berlin)))["at"] == "2026-05-17T12:00:00+00:00"
 
 
-def test_other_versions_are_understood() -> None:
+def test_records_of_other_versions_can_be_read() -> None:
     later = {"name": "x", "colour": "blue", "part": {"at": NOON.isoformat(), "kind": "new"}}
     read = from_plain(Whole, later)
     assert (read.name, read.number) == ("x", 0)
@@ -132,6 +132,8 @@ SHAPE = PipelineShape(
     ],
     ids=["pauses", "taps", "shapes"],
 )
-def test_what_was_stored_before_is_read_and_written_alike(stored: str, record: object) -> None:
+def test_a_record_stored_by_an_earlier_version_is_read_and_written_unchanged(
+    stored: str, record: object
+) -> None:
     assert from_json(type(record), stored) == record
     assert json.loads(to_json(record)) == json.loads(stored)

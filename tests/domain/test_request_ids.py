@@ -13,7 +13,7 @@ RANDOM = st.binary(min_size=10, max_size=10)
 
 
 @given(MOMENTS, RANDOM)
-def test_an_id_is_a_uuid_of_version_7_with_its_time_in_front(moment: int, random: bytes) -> None:
+def test_an_id_is_a_uuid_of_version_7_that_starts_with_its_time(moment: int, random: bytes) -> None:
     made = UUID(format_request_id(moment, random))
     assert (made.version, made.variant, made.int >> 80) == (7, RFC_4122, moment)
     assert made.int & (2**62 - 1) == int.from_bytes(random, "big") & (2**62 - 1)
@@ -25,7 +25,7 @@ def test_ids_sort_by_their_time(first: int, second: int, one: bytes, other: byte
         assert format_request_id(first, one) < format_request_id(second, other)
 
 
-def test_a_new_id_is_of_now_and_of_nobody_else() -> None:
+def test_a_new_id_has_the_current_time_and_is_unique() -> None:
     before = time.time_ns() // 1_000_000
     made = {make_request_id() for _ in range(1_000)}
     assert len(made) == 1_000

@@ -1,4 +1,4 @@
-"""Wrong options and old names: an error at the call that says what to write."""
+"""Wrong options and old names raise an error at the call that says what to write instead."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def refusal(call) -> str:
         (lambda: VertexStatus("v").parkd, "VertexStatus has no attribute 'parkd'; did you mean 'p"),
     ],
 )
-def test_a_wrong_option_is_an_error_at_the_call(call, text: str) -> None:
+def test_a_wrong_option_raises_an_error_at_the_call(call, text: str) -> None:
     assert refusal(call).startswith(text)
 
 
@@ -204,15 +204,15 @@ OLD = [
         for name in names.split()
     ),
 ]
-"""What had another name or shape, how the changelog calls it, and what the error has to give."""
+"""Old names and shapes as the changelog calls them, a use of each, and what the error must say."""
 
 
 @pytest.mark.parametrize(("name", "call", "gives"), OLD, ids=[name for name, _, _ in OLD])
-def test_an_old_name_is_an_error_that_gives_the_new_one(name: str, call, gives: str) -> None:
+def test_an_old_name_raises_an_error_that_names_the_new_one(name: str, call, gives: str) -> None:
     assert re.search(gives, refusal(call))
     assert name in CHANGELOG
 
 
-def test_a_reason_that_only_contains_a_duration_is_a_reason() -> None:
+def test_a_reason_that_merely_contains_a_duration_is_accepted() -> None:
     assert Nack("5s after the last try").options.reason == "5s after the last try"
     assert NackOptions(reason="5s").reason == "5s"

@@ -1,4 +1,4 @@
-"""Variables of one function: references as Kubernetes puts them in, and how long they hold."""
+"""Variables of one function: references, expanded as in Kubernetes, and how long they are set."""
 
 import os
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ VARIABLES = {"NAME": "cat", "A.B-c": "dotted", "EMPTY": ""}
         ("5 $$", "5 $"),
     ],
 )
-def test_references(text: str, expanded: str) -> None:
+def test_references_are_expanded(text: str, expanded: str) -> None:
     assert expand(text, VARIABLES) == expanded
 
 
-def test_a_literal_text_stays_as_it_is() -> None:
+def test_a_literal_text_is_not_expanded() -> None:
     for text in ("$(NAME)", "$$", "a$b", "$$(NAME)"):
         assert expand(literal(text), VARIABLES) == text
 
@@ -42,7 +42,9 @@ def test_a_variable_may_refer_to_those_before_it() -> None:
     assert expand_all(variables, VARIABLES) == expanded
 
 
-def test_variables_hold_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_set_inside_the_block_and_restored_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("EBBFLOW_TEST_BEFORE", "before")
     variables = (("EBBFLOW_TEST_BEFORE", "inside"), ("EBBFLOW_TEST_NEW", "new"))
     with in_environment(variables):
@@ -53,7 +55,7 @@ def test_variables_hold_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Witness:
-    """User code that notes what it sees in each step of its life."""
+    """User code that records the variable at each step of its lifecycle."""
 
     seen: list[str | None]
 
@@ -70,7 +72,7 @@ class Witness:
         return iter(())
 
 
-def test_user_code_is_made_opened_and_closed_with_its_variables() -> None:
+def test_user_code_is_created_opened_and_closed_with_its_variables() -> None:
     handler = Handler(Witness, variables=(("EBBFLOW_TEST_KEY", "mine"),))
     first = handler.instance
     handler.renew()

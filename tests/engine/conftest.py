@@ -1,4 +1,4 @@
-"""A folder with user code in it, where targets are looked for."""
+"""A folder with user code, where targets are looked up."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ TOKEN = re.compile(r"[-/_=a-zA-Z0-9]+")
 
 
 @given(requests)
-def test_any_request_makes_one_part_of_a_key(request_id):
+def test_any_request_id_becomes_one_token_of_a_key(request_id):
     assert TOKEN.fullmatch(answer_key(request_id))
 
 
@@ -40,30 +40,30 @@ def test_different_requests_have_different_keys(given_requests):
 
 
 @given(requests)
-def test_no_request_can_pass_for_the_key_of_another(request_id):
+def test_no_request_id_equals_the_key_of_another_request(request_id):
     """Not even one that looks like an encoded key."""
     key = answer_key(request_id)
     assert key == request_id or answer_key(key) != key
 
 
 @pytest.mark.parametrize("request_id", ["r1", "4f1d-22", "a/b_c", "x" * 200])
-def test_a_plain_request_is_its_own_key_so_that_people_find_it(request_id):
+def test_a_plain_request_id_is_its_own_key_so_that_users_can_find_it(request_id):
     assert answer_key(request_id) == request_id
 
 
 @given(st.integers(150, 20_000), st.sampled_from(["x", ".", "ä"]))
-def test_the_key_of_a_long_request_stays_short_enough_for_a_subject(length, letter):
+def test_the_key_of_a_long_request_id_stays_short_enough_for_a_subject(length, letter):
     one, other = (answer_key(letter * length + end) for end in "ab")
     assert one != other
     assert max(len(one), len(other)) <= 201
 
 
 @given(requests)
-def test_the_request_can_be_read_from_its_key(request_id):
+def test_the_request_id_can_be_read_from_its_key(request_id):
     assert request_of(answer_key(request_id)) == request_id
 
 
-def test_of_a_request_that_is_too_long_for_a_key_only_a_hash_can_be_read():
+def test_only_a_hash_can_be_read_of_a_request_id_that_is_too_long_for_a_key():
     key = answer_key("." * 1_000)
     assert request_of(key) == key
 
@@ -81,11 +81,11 @@ def test_an_answer_is_read_as_it_was_written(request_id, message):
     assert headers["Ebbflow-Id"].isprintable()
 
 
-def test_what_no_sink_has_written_is_no_answer():
+def test_an_entry_that_no_sink_has_written_is_not_an_answer():
     assert read_answer("r.out.abc.2", {"KV-Operation": "DEL"}, b"", 7) is None
 
 
-def test_the_answers_of_a_store_of_the_users_are_in_its_order():
+def test_answers_of_a_user_defined_store_keep_the_order_of_the_store():
     answers = own_answers("r 1", [b"%d" % n for n in range(12)])
     assert sorted(answers, key=attrgetter("order")) == answers
     assert [a.payload for a in answers] == [b"%d" % n for n in range(12)]
@@ -115,14 +115,14 @@ IN_ORDER = [
 ]
 
 
-def test_answers_stand_as_the_maps_yielded_them():
+def test_answers_are_sorted_in_the_order_in_which_the_maps_yielded_them():
     mixed = IN_ORDER[:]
     random.Random(3).shuffle(mixed)
     assert sorted(mixed, key=attrgetter("order")) == IN_ORDER
 
 
 @given(st.lists(st.integers(1, 15), min_size=1, max_size=3))
-def test_the_order_is_that_of_the_outputs_of_each_step(widths):
+def test_answers_are_sorted_by_the_outputs_of_each_step(widths):
     """With the ids that the engine makes, not with ones made up here."""
     rows = some("in-3")
     for level, width in enumerate(widths):

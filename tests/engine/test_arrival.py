@@ -1,4 +1,4 @@
-"""Rows that are dead on arrival reach no user code, and all others do as if they were not there."""
+"""Rows that are dead on arrival do not reach user code, and do not affect the other rows."""
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.message import Message
@@ -13,7 +13,7 @@ WHY = DeadLetter("unreadable row", "it is not JSON", size=12, unread=True)
 
 
 def verdict_on(*values: bytes) -> Verdict:
-    """The rows whose value is ``b"dead"`` are."""
+    """A verdict on rows of which those with the value ``b"dead"`` are dead on arrival."""
     columns = {
         "id": [str(number) for number in range(len(values))],
         "value": list(values),
@@ -23,25 +23,25 @@ def verdict_on(*values: bytes) -> Verdict:
     return Verdict(rows, Rules("v", Backoff("1ms", 1), 100))
 
 
-def loud(verdict: Verdict) -> None:
+def to_upper_case(verdict: Verdict) -> None:
     for index, datum in enumerate(verdict.rows.data()):
         verdict.record(index, Message(datum.value.upper()) if datum.value != b"none" else None)
 
 
-def test_the_dead_get_their_letters_and_the_others_what_user_code_says() -> None:
+def test_dead_rows_become_dead_letters_and_user_code_decides_the_others() -> None:
     verdict = verdict_on(b"dead", b"a", b"dead", b"none", b"b")
-    set_aside_dead(loud)(verdict)
+    set_aside_dead(to_upper_case)(verdict)
     assert verdict.outcomes == {0: WHY, 2: WHY, 3: Dropped("empty result")}
     assert (verdict.outputs.parents, verdict.outputs.values) == ([1, 4], [b"A", b"B"])
 
 
-def test_what_is_forwarded_as_it_is_leaves_out_the_dead() -> None:
+def test_forwarding_unchanged_rows_leaves_out_dead_rows() -> None:
     verdict = verdict_on(b"a", b"dead")
     set_aside_dead(Verdict.forward_inputs)(verdict)
     assert (verdict.outcomes, verdict.outputs) == ({1: WHY}, None)
 
 
-def test_where_all_are_dead_user_code_is_not_called() -> None:
+def test_user_code_is_not_called_if_all_rows_are_dead() -> None:
     verdict = verdict_on(b"dead", b"dead")
     set_aside_dead(lambda _: 1 / 0)(verdict)
     assert verdict.outcomes == {0: WHY, 1: WHY}

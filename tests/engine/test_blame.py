@@ -1,4 +1,4 @@
-"""Whose fault a failure is: others decide."""
+"""Whether a failure is the fault of its message: the results of other messages decide."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ebbflow.usercode.calling import Handler, call_map, call_sink, run_batch_map
 from tests.engine.sample_rows import some, verdict_on
 from tests.thorough import examples
 
-AWAY = ConnectionError("away")
+DOWN = ConnectionError("away")
 
 
 def kinds(verdict: Verdict) -> str:
-    """One letter a row: d(one), r(edelivered and counted), w(aits), l(etter)."""
+    """A character for each row: d(one), r(edelivered and counted), w(aits), (dead) l(etter)."""
     letters = {Redeliver: "r", Retry: "w", DeadLetter: "l"}
     outcomes = (verdict.outcomes.get(index) for index in range(len(verdict.rows)))
     return "".join("d" if outcome is None else letters[type(outcome)] for outcome in outcomes)
@@ -38,7 +38,7 @@ def mapped(code, *ids: str, blame: Blame, **columns) -> str:
     return kinds(verdict)
 
 
-def failing(*bad: str, error: Exception = AWAY):
+def failing(*bad: str, error: Exception = DOWN):
     def code(datum):
         if datum.id in bad or not bad:
             raise error
@@ -47,7 +47,7 @@ def failing(*bad: str, error: Exception = AWAY):
     return code
 
 
-def test_a_message_that_meets_an_outage_waits_and_nothing_is_counted():
+def test_a_message_that_meets_an_outage_waits_and_no_failure_is_counted():
     blame = Blame()
     verdict = verdict_on(some("a", deliveries=[3], failures=[0], retries=[2]))
     call_map(Handler(failing(), blame), verdict, 1)
@@ -56,39 +56,39 @@ def test_a_message_that_meets_an_outage_waits_and_nothing_is_counted():
     assert blame.outage is not None
 
 
-def test_after_three_calls_in_a_row_the_rest_is_not_tried():
+def test_after_three_failed_calls_in_a_row_the_rest_is_not_tried():
     called = []
 
     def code(datum):
         called.append(datum.id)
-        raise AWAY
+        raise DOWN
 
     assert mapped(code, *"abcdefg", blame=Blame()) == "wwwwwww"
     assert called == ["a", "b", "c"]
 
 
-def test_rows_that_passed_before_an_outage_are_done():
+def test_rows_that_succeeded_before_an_outage_are_done():
     blame = Blame()
     assert mapped(failing("c", "d"), *"abcd", blame=blame) == "ddww"
     assert blame.outage is not None
 
 
 @pytest.mark.guarantee("outages-blame-no-message")
-def test_a_message_that_fails_again_although_others_passed_is_to_blame():
+def test_a_message_that_fails_again_although_others_succeeded_is_penalised():
     blame = Blame()
     assert mapped(failing("b"), *"abc", blame=blame) == "dwd"
     assert blame.outage is None, "others passed, so nothing is waited for"
     assert mapped(failing("b"), "b", blame=blame) == "r"
 
 
-def test_what_was_to_blame_before_remains_so_unless_others_fail_as_well():
+def test_a_penalised_message_is_penalised_again_unless_others_fail_as_well():
     alone, among = Blame(), Blame()
     assert mapped(failing(), "a", blame=alone, failures=[1]) == "r"
     assert mapped(failing(), "x", blame=among) == "w"
     assert mapped(failing(), "a", blame=among, failures=[1]) == "w"
 
 
-def test_async_messages_that_fail_beside_others_start_no_outage():
+def test_async_messages_that_fail_next_to_successful_ones_start_no_outage():
     async def code(datum):
         return failing("b", "d")(datum)
 
@@ -99,7 +99,7 @@ def test_async_messages_that_fail_beside_others_start_no_outage():
 
 
 @pytest.mark.parametrize("limit", [None, 10.0])
-def test_an_async_map_that_exits_fails_its_message_alone(monkeypatch, limit):
+def test_an_async_map_that_exits_fails_only_its_message(monkeypatch, limit):
     async def code(datum):
         if datum.id == "b":
             raise SystemExit(3)
@@ -112,17 +112,17 @@ def test_an_async_map_that_exits_fails_its_message_alone(monkeypatch, limit):
     assert verdict.outcomes[1].reason == "SystemExit: 3"
 
 
-def test_an_error_that_tells_nothing_is_the_messages_until_enough_have_failed_alike():
+def test_an_unclear_error_penalises_its_message_until_enough_messages_have_failed():
     ids = [f"m{number}" for number in range(ENOUGH + 5)]
     bug = failing(error=KeyError("customer"))
     assert mapped(bug, *ids[: ENOUGH - 1], blame=Blame()) == "r" * (ENOUGH - 1)
     blame = Blame()
-    assert mapped(bug, *ids, blame=blame) == "w" * len(ids), "also those that came first"
+    assert mapped(bug, *ids, blame=blame) == "w" * len(ids), "the first ones as well"
     assert blame.outage is not None
     assert not blame.outage.certain
 
 
-def test_many_bad_messages_in_a_row_are_to_blame_once_others_have_passed():
+def test_many_bad_messages_in_a_row_are_penalised_once_others_have_succeeded():
     blame = Blame()
     bad = [f"bad{number}" for number in range(50)]
     code = failing(*bad, error=ValueError("no number"))
@@ -133,7 +133,7 @@ def test_many_bad_messages_in_a_row_are_to_blame_once_others_have_passed():
     assert mapped(code, *bad, blame=blame) == "r" * 50, "it takes more to suspect a system again"
 
 
-def test_a_batch_that_fails_is_tried_one_by_one_before_anybody_is_blamed():
+def test_a_failed_batch_is_tried_one_by_one_before_any_message_is_penalised():
     calls = []
 
     def sink(data):
@@ -144,11 +144,11 @@ def test_a_batch_that_fails_is_tried_one_by_one_before_anybody_is_blamed():
 
     verdict = verdict_on(some(*(f"m{number}" for number in range(12))))
     call_sink(Handler(sink), verdict, 100)
-    assert kinds(verdict) == "d" + "r" * 11, "the first passed alone: it is the messages' affair"
+    assert kinds(verdict) == "d" + "r" * 11, "the first succeeded alone: the messages are at fault"
     assert calls == [12, 1]
 
 
-def test_a_batch_whose_messages_all_fail_alone_is_not_to_blame():
+def test_no_message_of_a_batch_whose_messages_all_fail_alone_is_penalised():
     def broken(data):
         raise ValueError("whatever you give me")
 
@@ -159,10 +159,10 @@ def test_a_batch_whose_messages_all_fail_alone_is_not_to_blame():
     assert blame.outage is not None
 
 
-def test_a_sink_can_say_of_single_messages_that_their_system_is_away():
+def test_a_sink_can_report_for_single_messages_that_their_system_is_down():
     def sink(data):
-        away = Response.unavailable("b", "the archive")
-        return [away if datum.id == "b" else Response.ok(datum.id) for datum in data]
+        down = Response.unavailable("b", "the archive")
+        return [down if datum.id == "b" else Response.ok(datum.id) for datum in data]
 
     blame, verdict = Blame(), verdict_on(some(*"abc"))
     call_sink(Handler(sink, blame), verdict, 10)
@@ -170,21 +170,21 @@ def test_a_sink_can_say_of_single_messages_that_their_system_is_away():
     assert blame.outage is None
 
 
-def test_a_message_that_meets_one_outage_after_another_is_not_to_blame_while_others_fail():
+def test_a_message_that_meets_several_outages_is_not_penalised_while_others_fail():
     blame = Blame()
-    assert blame.is_outage(AWAY, ["a"], blamed=False)
+    assert blame.is_outage(DOWN, ["a"], blamed=False)
     blame.passed()
-    assert blame.is_outage(AWAY, ["b"], blamed=False)
-    assert blame.is_outage(AWAY, ["a"], blamed=False), "b fails as well"
+    assert blame.is_outage(DOWN, ["b"], blamed=False)
+    assert blame.is_outage(DOWN, ["a"], blamed=False), "b fails as well"
     blame.passed()
-    assert not blame.is_outage(AWAY, ["a"], blamed=False), "now it fails alone"
+    assert not blame.is_outage(DOWN, ["a"], blamed=False), "now it fails alone"
 
 
 @pytest.mark.parametrize("answer", ["nack", "raise Nack", "nacked too often", "failure"])
-def test_any_answer_shows_that_the_system_works(answer):
+def test_any_response_for_another_message_shows_that_the_system_works(answer):
     def code(datum):
         if datum.id == "a":
-            raise AWAY
+            raise DOWN
         if answer == "raise Nack":
             raise Nack()
         options = NackOptions(max_deliveries=0 if answer == "nacked too often" else None)
@@ -196,7 +196,7 @@ def test_any_answer_shows_that_the_system_works(answer):
     assert mapped(failing("a"), "a", blame=blame) == "r"
 
 
-def test_a_vertex_that_was_stopped_by_mistake_is_not_stopped_so_easily_again():
+def test_a_vertex_stopped_by_mistake_is_not_stopped_as_easily_again():
     blame = Blame()
     for stops_after in (1, 2, 4):
         ids = [f"x{stops_after}{number}" for number in range(stops_after)]
@@ -207,7 +207,7 @@ def test_a_vertex_that_was_stopped_by_mistake_is_not_stopped_so_easily_again():
         assert mapped(failing("x"), "good", blame=blame) == "d", "the first probe is answered"
 
 
-def test_errors_of_many_kinds_show_an_outage_and_none_is_counted_while_it_lasts():
+def test_errors_of_many_kinds_show_an_outage_and_none_is_counted_during_it():
     errors = iter([KeyError("x"), ValueError("y"), TypeError("z")] * 10)
 
     def code(datum):
@@ -219,7 +219,7 @@ def test_errors_of_many_kinds_show_an_outage_and_none_is_counted_while_it_lasts(
     assert mapped(code, "late", blame=blame, failures=[2]) == "w"
 
 
-def test_small_batches_that_fail_one_after_another_show_an_outage():
+def test_consecutive_failures_of_small_batches_are_an_outage():
     def broken(data):
         raise ValueError("whatever you give me")
 
@@ -236,14 +236,14 @@ POLICY = Backoff("10ms", steps=3)
 
 
 class World:
-    """A vertex with messages, some of them bad, whose system goes away now and then."""
+    """A vertex with messages, some of them bad, whose system is down now and then."""
 
     def __init__(self, bad: list[bool], outages: list[int], error: Exception, chance: Random):
         ids = [f"m{number}" for number in range(len(bad))]
         self.bad = {one for one, is_bad in zip(ids, bad, strict=True) if is_bad}
-        # How many chunks the system is away, and after a while away again, and so on.
-        self._outages = deque(away for length in outages for away in [True] * length + [False] * 6)
-        self._away = False
+        # For how many chunks the system is down, each time followed by six chunks of uptime.
+        self._outages = deque(down for length in outages for down in [True] * length + [False] * 6)
+        self._down = False
         self._error = error
         self._chance = chance
         self._waiting = deque(some(one).batch for one in ids)
@@ -252,16 +252,16 @@ class World:
         self.dead: set[str] = set()
 
     def __call__(self, datum):
-        if self._away or datum.id in self.bad:
+        if self._down or datum.id in self.bad:
             raise self._error
         return Message(datum.value)
 
     def run(self, chunks: int = 5_000) -> None:
-        """Chunk after chunk, a single message while something is away, until all have ended."""
+        """Chunk after chunk, a single message during an outage, until all have ended."""
         for _ in range(chunks):
             if not self._waiting:
                 return
-            self._away = self._outages.popleft() if self._outages else False
+            self._down = self._outages.popleft() if self._outages else False
             probing = self._handler.blame.outage is not None
             size = 1 if probing else self._chance.randint(1, 12)
             self._chance.shuffle(self._waiting)
@@ -285,11 +285,13 @@ class World:
 @given(
     bad=st.lists(st.booleans(), min_size=2, max_size=30).filter(lambda bad: not all(bad)),
     outages=st.lists(st.integers(1, 6), max_size=12),
-    error=st.sampled_from([AWAY, TimeoutError("slow")]),
+    error=st.sampled_from([DOWN, TimeoutError("slow")]),
     seed=st.integers(0, 2**16),
 )
-def test_no_good_message_dies_of_outages_and_every_message_has_an_end(bad, outages, error, seed):
-    """Bad ones may have to wait for a good one that passes; here there is one left for each."""
+def test_no_good_message_is_dead_lettered_by_outages_and_every_message_ends(
+    bad, outages, error, seed
+):
+    """Bad ones may have to wait for a good one to succeed; enough of these are added here."""
     world = World(bad, outages, error, Random(seed))
     good = {f"m{number}" for number, is_bad in enumerate(bad) if not is_bad}
     fresh = deque(f"more{number}" for number in range(150))
@@ -306,23 +308,23 @@ def test_no_good_message_dies_of_outages_and_every_message_has_an_end(bad, outag
     assert good <= world.done
 
 
-@pytest.mark.parametrize("error", [AWAY, KeyError("bug")])
-def test_while_everything_fails_nothing_ends(error):
+@pytest.mark.parametrize("error", [DOWN, KeyError("bug")])
+def test_no_message_ends_while_every_message_fails(error):
     world = World([True] * 30, [], error, Random(1))
     with pytest.raises(AssertionError, match="never end"):
         world.run(chunks=300)
     assert world.dead == set()
 
 
-def test_a_message_that_was_not_even_tried_is_never_to_blame():
-    away = Unavailable("the function")
-    away.tried = False
+def test_a_message_that_was_not_tried_is_never_penalised():
+    down = Unavailable("the function")
+    down.tried = False
     blame = Blame()
     for _ in range(3):
-        assert blame.is_outage(away, ["a"], blamed=True)
+        assert blame.is_outage(down, ["a"], blamed=True)
         assert blame.outage == SystemOutage("the function", named=True)
         blame.passed()
-    away.tried = True
-    assert blame.is_outage(away, ["a"], blamed=False)  # it was no suspect before
+    down.tried = True
+    assert blame.is_outage(down, ["a"], blamed=False)  # it was not a suspect before
     blame.passed()
-    assert not blame.is_outage(away, ["a"], blamed=False)
+    assert not blame.is_outage(down, ["a"], blamed=False)

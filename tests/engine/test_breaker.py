@@ -13,7 +13,7 @@ LETTER = DeadLetter("ValueError", error="ValueError: no number")
 
 
 def chunk(kinds: str):
-    """A verdict with a letter for each x, a redelivery for each r, and done for each dot."""
+    """A verdict with a dead letter for each x, a redelivery for each r, and done for each dot."""
     verdict = verdict_on(some(*(f"m{number}" for number in range(len(kinds)))))
     ends = {"x": LETTER, "r": Redeliver(0, None, 1)}
     return decide(verdict, {i: ends[kind] for i, kind in enumerate(kinds) if kind in ends})
@@ -23,7 +23,7 @@ def letters(verdict) -> int:
     return sum(isinstance(outcome, DeadLetter) for outcome in verdict.outcomes.values())
 
 
-def test_letters_within_the_share_pass():
+def test_dead_letters_within_the_allowed_share_do_not_trip_the_breaker():
     breaker = Breaker(BreakerLimit(share=0.5, window=10))
     for _ in range(50):
         breaker.check(verdict := chunk("x.x."))
@@ -31,7 +31,7 @@ def test_letters_within_the_share_pass():
     assert breaker.tripped is None
 
 
-def test_more_than_the_share_trip_it_and_the_rest_is_kept():
+def test_more_dead_letters_than_the_share_trip_the_breaker_and_the_rest_is_kept():
     breaker = Breaker(BreakerLimit(share=0.5, window=10))
     breaker.check(verdict := chunk("..xxxxxxxx"))
     assert letters(verdict) == 5
@@ -47,7 +47,7 @@ def test_more_than_the_share_trip_it_and_the_rest_is_kept():
     assert (letters(verdict), breaker.tripped) == (2, None)
 
 
-def test_what_comes_back_has_not_ended_and_does_not_dilute_the_share():
+def test_redelivered_messages_do_not_dilute_the_share():
     breaker = Breaker(BreakerLimit(share=0.5, window=10))
     for _ in range(5):
         breaker.check(chunk("rrrrrrrrrx"))
@@ -63,7 +63,7 @@ def nacked(number: int, deliveries: int, end=None):
     return decide(verdict_on(rows), dict.fromkeys(range(number), outcome))
 
 
-def test_messages_that_wait_after_a_nack_are_answered_so_a_few_letters_are_no_flood():
+def test_nacked_messages_count_as_answered_so_a_few_dead_letters_do_not_trip_it():
     breaker = Breaker(BreakerLimit(share=0.5, window=10))
     for _ in range(20):
         breaker.check(nacked(9, deliveries=1))
@@ -80,7 +80,7 @@ def test_a_message_that_is_nacked_again_and_again_counts_once():
     assert breaker.tripped is not None
 
 
-def test_a_share_of_one_switches_it_off():
+def test_a_share_of_one_switches_the_breaker_off():
     breaker = Breaker(BreakerLimit(share=1.0, window=10))
     breaker.check(verdict := chunk("x" * 100))
     assert (letters(verdict), breaker.tripped) == (100, None)
@@ -88,7 +88,7 @@ def test_a_share_of_one_switches_it_off():
 
 @pytest.mark.guarantee("outages-blame-no-message")
 @given(st.lists(st.text(alphabet="x.r", max_size=30), max_size=20), st.integers(1, 20))
-def test_never_more_letters_than_allowed_among_the_last_messages(chunks, window):
+def test_the_last_messages_never_contain_more_dead_letters_than_allowed(chunks, window):
     limit = BreakerLimit(share=0.3, window=window)
     breaker = Breaker(limit)
     ended = []

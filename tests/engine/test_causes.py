@@ -1,4 +1,4 @@
-"""Causes: texts alike are counted together, and everything adds up."""
+"""Causes: similar texts are counted together, and the counts add up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def count(*texts: str, most: int = 1_000) -> list[tuple[str, int]]:
         ("bob@example.com is unknown", "a.b@c.org is unknown"),
     ],
 )
-def test_numbers_ids_and_quoted_values_make_no_difference(one: str, other: str) -> None:
+def test_texts_that_differ_in_numbers_ids_and_quoted_values_are_similar(
+    one: str, other: str
+) -> None:
     assert are_alike(one, other)
 
 
@@ -41,32 +43,32 @@ def test_numbers_ids_and_quoted_values_make_no_difference(one: str, other: str) 
     ("one", "other"),
     [("it isn't so, don't ask", "it isn't, don't ask"), ("no such row", "no such column")],
 )
-def test_words_make_a_difference(one: str, other: str) -> None:
+def test_texts_that_differ_in_words_are_not_similar(one: str, other: str) -> None:
     assert not are_alike(one, other)
 
 
-def test_a_few_texts_alike_are_told_one_by_one() -> None:
+def test_a_few_similar_texts_are_listed_one_by_one() -> None:
     assert count("reason 0", "reason 1", "reason 2", "reason 1") == [
         ("reason 1", 2), ("reason 0", 1), ("reason 2", 1),
     ]  # fmt: skip
 
 
-def test_many_texts_alike_are_one_cause_that_shows_where_they_differ() -> None:
+def test_many_similar_texts_become_one_cause_that_shows_where_they_differ() -> None:
     texts = [f"S3 has no customer x{number} in 'eu'" for number in range(10)]
     assert count(*texts) == [("S3 has no customer … in 'eu'", 10)]
 
 
-def test_what_was_merged_elsewhere_is_counted_with_its_like() -> None:
+def test_a_cause_that_was_merged_elsewhere_is_counted_with_similar_texts() -> None:
     alike = [f"customer x{number}" for number in range(MOST_APART + 1)]
     assert count("customer …", *alike) == [("customer …", MOST_APART + 2)]
 
 
-def test_causes_without_end_are_counted_as_others() -> None:
+def test_causes_beyond_the_limit_are_counted_as_other_causes() -> None:
     assert count("a", "b", "c", "d", "a", most=2) == [("a", 2), ("other causes", 2), ("b", 1)]
 
 
 @given(st.lists(TEXTS))
-def test_everything_adds_up(texts: list[str]) -> None:
+def test_the_counts_of_all_causes_add_up(texts: list[str]) -> None:
     counted = count(*texts)
     assert sum(number for _, number in counted) == len(texts)
     alike = Counter(normalise(text) for text in texts)

@@ -1,4 +1,4 @@
-"""Stamps of frames: what they say, and what is known after reading them."""
+"""Stamps of frames: what they contain, and what is known after reading them."""
 
 import json
 from datetime import UTC, datetime
@@ -48,7 +48,7 @@ stamps = st.builds(
 
 
 @given(vertices, st.integers(0, 99), spans, spans, vertices)
-def test_every_output_is_stamped_with_its_writer_and_the_place_where_its_chunk_begins(
+def test_every_output_is_stamped_with_its_writer_and_the_start_of_its_chunk(
     vertex, partition, start, end, target
 ):
     rows = Rows(frames.batch_of({"id": ["m0", "m1"], "value": [b"", b""]}, 2))
@@ -74,14 +74,14 @@ def test_every_output_is_stamped_with_its_writer_and_the_place_where_its_chunk_b
         ("in.0", "order 17"),
         ("in.0", "query:3:0:17:abcd"),
     ],
-    ids=["nobody", "no id", "another", "a client's", "a query's"],
+    ids=["no writer", "no id", "another", "a client's", "a query's"],
 )
-def test_what_no_task_has_written_has_no_stamp(writer, msg_id):
+def test_a_message_that_no_task_has_written_has_no_stamp(writer, msg_id):
     assert Stamp.of(writer, msg_id) is None
 
 
 @given(st.lists(stamps, max_size=30))
-def test_a_frame_that_was_read_is_a_copy_until_its_writer_is_started_over(read):
+def test_a_frame_that_was_read_counts_as_a_copy_when_it_is_read_again(read):
     known = NOTHING
     for stamp in read:
         if not is_copy(known, stamp):
@@ -90,7 +90,7 @@ def test_a_frame_that_was_read_is_a_copy_until_its_writer_is_started_over(read):
 
 
 @given(st.lists(stamps, max_size=30), stamps)
-def test_what_is_known_is_kept_with_the_position(read, other):
+def test_known_frames_are_stored_with_the_position(read, other):
     known = NOTHING
     for stamp in read:
         known = with_frame(known, stamp)
@@ -99,13 +99,13 @@ def test_what_is_known_is_kept_with_the_position(read, other):
     assert Position.from_json(stored).done.known == known
 
 
-def test_a_position_of_an_earlier_version_knows_nothing():
+def test_a_position_of_an_earlier_version_knows_no_frames():
     stored = json.loads(Position("x").to_json())
     del stored["known"]
     assert Position.from_json(json.dumps(stored).encode()).done.known == NOTHING
 
 
-def test_of_a_chunk_with_many_frames_the_last_ones_are_known():
+def test_the_last_frames_of_a_chunk_with_many_frames_are_known():
     known = NOTHING
     for number in range(MOST + 10):
         known = with_frame(known, Stamp("in.0", "aa", (1, 0, 0, 0), f"{number:016x}"))
@@ -114,7 +114,7 @@ def test_of_a_chunk_with_many_frames_the_last_ones_are_known():
     assert len(json.dumps(dump_known(known))) < 20 * MOST
 
 
-def test_a_frame_of_an_earlier_chunk_was_late():
+def test_a_frame_of_an_earlier_chunk_is_a_late_copy():
     known = {"in.0": LastChunk("aa", (5, 0, 3, 0), ("0" * 16,))}
     late, same, next_one = ((5, 0, 2, 9), (5, 0, 3, 0), (5, 1, 3, 0))
     assert is_copy(known, Stamp("in.0", "aa", late, "1" * 16))
@@ -124,11 +124,11 @@ def test_a_frame_of_an_earlier_chunk_was_late():
     assert not is_copy(known, Stamp("in.1", "aa", late, "0" * 16)), "another writer"
 
 
-def test_redeliveries_that_were_moved_are_known_for_a_while():
+def test_moved_redeliveries_are_known_for_a_while():
     known = NOTHING
     for second in range(0, 200, 10):
         known = with_frame(known, moved(second, second))
-    assert is_copy(known, moved(190, 500)), "whenever it comes again"
+    assert is_copy(known, moved(190, 500)), "whenever it is read again"
     assert is_copy(known, moved(150, 200))
     assert not is_copy(known, moved(20, 200)), "long ago"
     assert load_known(dump_known(known)) == known
@@ -147,12 +147,12 @@ def tokens(*numbers: int) -> list[str]:
     return [f"{number:016d}" for number in numbers]
 
 
-def test_a_redelivery_that_is_not_awaited_is_a_copy_however_late_it_comes():
+def test_a_redelivery_that_is_not_awaited_is_a_copy_however_late_it_arrives():
     known = with_awaited(NOTHING, "life", 7, tokens(1, 2))
     assert not is_copy(known, moved(1, 0, "life:7"))
     known = with_frame(known, moved(1, 0, "life:7"))
     assert is_copy(known, moved(1, 10**6, "life:7"))
-    assert not is_copy(known, moved(2, 10**6, "life:7")), "it may be as late as it likes, too"
+    assert not is_copy(known, moved(2, 10**6, "life:7")), "it may be arbitrarily late, too"
     assert is_copy(known, moved(3, 0, "life:7")), "an attempt that was not repeated sent it"
     assert load_known(dump_known(known)) == known
     known = with_frame(known, moved(2, 10**6, "life:7"))
@@ -160,7 +160,7 @@ def test_a_redelivery_that_is_not_awaited_is_a_copy_however_late_it_comes():
     assert is_copy(known, moved(2, 10**6, "life:7"))
 
 
-def test_redeliveries_of_which_nothing_is_known_are_no_copies():
+def test_unknown_redeliveries_are_not_copies():
     known = with_awaited(NOTHING, "life", 7, tokens(1))
     assert not is_copy(NOTHING, moved(9, 0, "life:7"))
     assert not is_copy(known, moved(9, 0, "life:6")), "sent before they were listed"
@@ -169,14 +169,14 @@ def test_redeliveries_of_which_nothing_is_known_are_no_copies():
     assert not is_copy(with_awaited(known, "other", 1, tokens(2)), moved(1, 0, "life:7"))
 
 
-def test_an_awaited_frame_is_found_whatever_chunk_it_names():
+def test_an_awaited_frame_is_found_whatever_chunk_its_stamp_names():
     known = with_awaited(with_awaited(NOTHING, "life", 7, tokens(1)), "life", 8, tokens(2))
     assert not is_copy(known, moved(1, 0, "life:8"))
     known = with_frame(known, moved(1, 0, "life:8"))
     assert is_copy(known, moved(1, 0, "life:7"))
 
 
-def test_of_too_many_redeliveries_the_newest_are_listed():
+def test_only_the_newest_of_too_many_redeliveries_are_listed():
     known = with_awaited(NOTHING, "life", 1, tokens(1))
     known = with_awaited(known, "life", 2, tokens(2))
     known = with_awaited(known, "life", 3, tokens(*range(10, 10 + MOST_AWAITED - 1)))
@@ -187,7 +187,7 @@ def test_of_too_many_redeliveries_the_newest_are_listed():
     assert not is_copy(known, moved(2, 0, "life:2"))
 
 
-def test_what_is_known_is_either_of_writers_or_of_redeliveries():
+def test_every_known_frame_belongs_to_either_writers_or_redeliveries():
     known = with_frame(with_awaited(NOTHING, "life", 1, tokens(1)), moved(5, 5))
     known = with_frame(known, Stamp("v.0", "l", (1, 2), "a" * 16))
     assert known_of_writers(known).keys() == {"v.0"}

@@ -31,19 +31,19 @@ letters = st.builds(
 
 
 def size_of(letter: Letter) -> int:
-    """What the letter takes on the wire, as the server counts it."""
+    """The size of the dead letter on the wire, as the server counts it."""
     head = "".join(f"{name}: {text}\r\n" for name, text in letter.to_headers().items())
     return len(f"NATS/1.0\r\n{head}\r\n".encode()) + len(letter.value)
 
 
 @pytest.mark.guarantee("dead-letters-are-complete")
 @given(letters)
-def test_a_letter_is_read_back_from_its_headers_and_body(letter):
+def test_a_dead_letter_is_read_back_from_its_headers_and_body(letter):
     assert Letter.from_message(letter.value, letter.to_headers()) == letter
 
 
 @given(letters)
-def test_headers_of_others_do_not_matter(letter):
+def test_foreign_headers_are_ignored(letter):
     headers = letter.to_headers() | {"Nats-Msg-Id": "x", "Traceparent": "not json"}
     assert Letter.from_message(letter.value, headers) == letter
 
@@ -60,14 +60,14 @@ def test_every_header_is_one_line_of_plain_ascii(letter):
 @pytest.mark.parametrize(
     "text", ["two\nlines", "tab\t", "ümläut ✓ 😀", "\r\nInjected: yes", "\x00"]
 )
-def test_no_text_can_break_out_of_its_header(text):
+def test_no_text_can_escape_from_its_header(text):
     letter = replace(SMALL, reason=text, error=text, headers={text: text}, keys=[text])
     head = "".join(letter.to_headers().values())
     assert not set("\r\n\x00") & set(head)
     assert Letter.from_message(b"", letter.to_headers()).headers == {text: text}
 
 
-def test_absent_facts_have_no_header():
+def test_absent_fields_have_no_header():
     assert {name.removeprefix(PREFIX) for name in SMALL.to_headers()} == {
         "Id", "Vertex", "Reason", "Deliveries", "Last-Seen"
     }  # fmt: skip
@@ -97,7 +97,7 @@ LIMIT = 16 * 1024
 
 
 @given(letters)
-def test_a_small_letter_is_not_touched(letter):
+def test_a_small_dead_letter_is_not_changed(letter):
     assert letter.fitting(LIMIT) is letter
 
 
@@ -106,7 +106,7 @@ lengths = st.sampled_from([0, 10, 1_000, 12_000, 15_000, 20_000, 100_000])
 
 @pytest.mark.guarantee("dead-letters-are-complete")
 @given(st.fixed_dictionaries({f.name: lengths for f in fields(Letter)}))
-def test_a_letter_always_fits_and_keeps_what_it_is_about(length):
+def test_a_dead_letter_always_fits_and_keeps_its_identity(length):
     letter = replace(
         SMALL,
         id="i" * min(length["id"], 1_000),
@@ -130,7 +130,7 @@ def test_a_letter_always_fits_and_keeps_what_it_is_about(length):
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("fact", ["metadata", "headers", "keys"])
-def test_headers_are_never_more_than_the_server_takes_however_large_a_message_may_be(fact):
+def test_headers_never_exceed_the_servers_limit_however_large_a_message_may_be(fact):
     large = "x" * 100_000
     facts = {"metadata": {"g": {"m": large.encode()}}, "headers": {"h": large}, "keys": [large]}
     letter = replace(SMALL, value=b"v" * 1_000, error="why", **{fact: facts[fact]})
@@ -141,7 +141,7 @@ def test_headers_are_never_more_than_the_server_takes_however_large_a_message_ma
     assert fitted.error == f"why; the dead letter has no room for its {fact}"
 
 
-def test_the_value_is_cut_before_any_fact_is_given_up():
+def test_the_value_is_cut_before_any_header_is_left_out():
     letter = replace(SMALL, value=b"v" * 2 * LIMIT, traceback="t" * 4_000, headers={"h": "x"})
     fitted = letter.fitting(LIMIT)
     assert (fitted.traceback, fitted.headers) == (letter.traceback, letter.headers)
@@ -149,6 +149,6 @@ def test_the_value_is_cut_before_any_fact_is_given_up():
     assert fitted.size == 2 * LIMIT
 
 
-def test_when_facts_are_given_up_the_value_gets_their_room():
+def test_headers_that_are_left_out_make_room_for_the_value():
     letter = replace(SMALL, value=b"v" * 1_000, headers={"h": "x" * LIMIT})
     assert letter.fitting(LIMIT).value == letter.value

@@ -1,4 +1,4 @@
-"""Decisions are written by their verbs alone."""
+"""Decisions are written only by their own methods."""
 
 import ast
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def properties_of(owner: type) -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(FIELDS))
 def test_no_field_of_decisions_can_be_assigned(name):
-    """Not unseen: the test of all modules finds it."""
+    """At least not unnoticed: the test over all modules finds it."""
     assert list(writes(ast.parse(f"verdict.decisions.{name} = None")))
 
 
@@ -67,13 +67,13 @@ def writes(tree: ast.AST) -> Iterator[str]:
                     yield f"line {node.lineno}: {ast.unparse(part)}"
 
 
-def test_a_write_from_outside_is_seen():
+def test_a_write_from_outside_is_detected():
     code = "verdict.outcomes[0] = x\nself._verdict.decisions.failed.pop(1)\npart._written += 1\n"
     assert len(list(writes(ast.parse(code)))) == 3
     assert list(writes(ast.parse("found = verdict.outcomes[0]\nself.outputs = x\n"))) == []
 
 
-def test_nothing_but_the_verbs_writes_decisions():
+def test_only_the_methods_of_decisions_write_them():
     found = {
         str(path.relative_to(SOURCE)): lines
         for path in SOURCE.rglob("*.py")
@@ -91,13 +91,13 @@ def without_decisions(path: Path) -> ast.Module:
     return tree
 
 
-def test_rows_that_are_retried_under_other_rules_keep_what_was_decided():
+def test_rows_retried_under_other_rules_keep_their_decisions():
     verdict = verdict_on(some("a", "b"))
     verdict.under(verdict.rules).decisions.finish(1, DeadLetter("no"))
     assert verdict.outcomes == {1: DeadLetter("no")}
 
 
-def test_a_part_knows_nothing_of_what_was_decided_before():
+def test_a_part_of_a_verdict_starts_without_earlier_decisions():
     verdict = verdict_on(some("a", "b"))
     verdict.decisions.finish(0, DONE)
     part = verdict.part_at([1])

@@ -21,7 +21,7 @@ def contents(batches: list[pa.RecordBatch]) -> list[dict]:
 
 
 @given(st.lists(rows, max_size=8))
-def test_what_is_decoded_equals_what_was_encoded(given_rows):
+def test_decoded_rows_equal_the_encoded_rows(given_rows):
     original = batch(given_rows)
     decoded = frames.decode(frames.encode(original))
     assert decoded.equals(original)
@@ -30,7 +30,7 @@ def test_what_is_decoded_equals_what_was_encoded(given_rows):
 
 
 @given(st.lists(rows, min_size=2, max_size=8), st.data())
-def test_a_slice_is_encoded_like_the_rows_it_shows(given_rows, data):
+def test_encoding_a_slice_encodes_exactly_its_rows(given_rows, data):
     start = data.draw(st.integers(0, len(given_rows)))
     piece = batch(given_rows).slice(start, data.draw(st.integers(0, len(given_rows))))
     assert frames.decode(frames.encode(piece)).to_pylist() == piece.to_pylist()
@@ -44,7 +44,7 @@ def test_values_of_any_size_survive(size):
     assert frames.decode(payload).column("value").to_pylist() == [b"v" * size]
 
 
-def test_small_frames_travel_as_they_are_and_large_ones_are_compressed():
+def test_small_frames_are_sent_uncompressed_and_large_ones_compressed():
     small, large = (
         frames.encode(frames.batch_of({"id": ["a"], "value": [b"v" * size]}, 1))
         for size in (200, 100_000)
@@ -53,14 +53,14 @@ def test_small_frames_travel_as_they_are_and_large_ones_are_compressed():
     assert len(large) < 10_000
 
 
-def test_values_that_do_not_compress_travel_as_they_are():
+def test_values_that_do_not_compress_are_sent_uncompressed():
     original = frames.batch_of({"id": ["a"], "value": [Random(1).randbytes(100_000)]}, 1)
     payload = frames.encode(original)
     assert original.column("value")[0].as_py() in payload
     assert frames.decode(memoryview(payload)).equals(original)
 
 
-def test_a_compressed_frame_is_read_however_small_it_is():
+def test_a_compressed_frame_is_decoded_however_small_it_is():
     """Earlier versions compressed from 1 KB on and did not mark such frames."""
     original = frames.batch_of({"id": ["a"], "value": [b"v" * 100_000]}, 1)
     packed = frames.encode(original)
@@ -69,7 +69,7 @@ def test_a_compressed_frame_is_read_however_small_it_is():
     assert frames.decode(MAGIC + packed[8:]).equals(original)
 
 
-def test_columns_left_out_are_null_and_a_first_delivery():
+def test_missing_columns_are_null_or_those_of_a_first_delivery():
     assert frames.batch_of({"id": ["a"], "value": [b"1"]}, 1).to_pylist() == [
         {
             "id": "a",
@@ -87,7 +87,7 @@ def test_columns_left_out_are_null_and_a_first_delivery():
 @pytest.mark.parametrize(
     "foreign", [b"", b"{}", b"EBBF", b"EBBF\x02\x00\x00\x00rest", b"hello, world"], ids=repr
 )
-def test_foreign_bytes_are_refused_by_what_they_start_with(foreign):
+def test_foreign_bytes_are_rejected_by_their_first_bytes(foreign):
     with pytest.raises(
         ValueError, match="not an Ebbflow frame of version 1: starts with"
     ) as refusal:
@@ -96,12 +96,12 @@ def test_foreign_bytes_are_refused_by_what_they_start_with(foreign):
 
 
 @given(st.binary(max_size=64))
-def test_a_damaged_frame_is_a_value_error(junk):
+def test_a_damaged_frame_raises_a_value_error(junk):
     with pytest.raises(ValueError, match="damaged Ebbflow frame"):
         frames.decode(MAGIC + junk)
 
 
-def test_a_frame_cut_short_is_a_value_error():
+def test_a_truncated_frame_raises_a_value_error():
     whole = frames.encode(batch([{"id": "a", "value": b"v" * 99, "deliveries": 1, "failures": 0}]))
     for length in range(8, len(whole) - 8, 16):
         with pytest.raises(ValueError, match="damaged Ebbflow frame"):
@@ -153,7 +153,7 @@ def test_huge_rows_do_not_share_a_frame():
     assert [piece.column("id").to_pylist() for piece in big] == [["50"], ["51"]]
 
 
-def test_nothing_is_split_into_nothing():
+def test_splitting_an_empty_frame_returns_no_pieces():
     assert list(frames.split(frames.empty())) == []
     assert frames.concat([]).num_rows == 0
 
@@ -167,7 +167,7 @@ def test_fingerprints_are_equal_only_for_equal_lists_of_ids(one, other):
 
 
 @given(ids.filter(lambda i: len(i) > 1))
-def test_moving_a_boundary_or_a_row_changes_the_fingerprint(given_ids):
+def test_moving_a_boundary_or_an_id_changes_the_fingerprint(given_ids):
     joined = ["".join(given_ids[:2]), *given_ids[2:]]
     turned = given_ids[::-1]
     assert fingerprint(joined) != fingerprint(given_ids)
@@ -197,7 +197,7 @@ def test_no_prefix_of_a_list_has_the_fingerprint_of_another(given_ids):
 
 
 @given(st.lists(sample_rows.texts, min_size=1, max_size=9))
-def test_the_fingerprint_of_few_ids_is_made_like_that_of_many(given_ids):
+def test_the_fingerprint_of_few_ids_is_computed_like_that_of_many(given_ids):
     """They are hashed in different ways; a limit that moves must not change the ids of frames."""
     many = given_ids * frames.FEW
     with pytest.MonkeyPatch.context() as patched:
@@ -207,14 +207,14 @@ def test_the_fingerprint_of_few_ids_is_made_like_that_of_many(given_ids):
 
 
 @given(ids, ids, ids)
-def test_a_part_of_a_column_has_the_fingerprint_of_its_ids(before, given_ids, after):
+def test_a_slice_of_a_column_has_the_fingerprint_of_its_ids(before, given_ids, after):
     column = pa.array([*before, *given_ids, *after], pa.string())
     part = column.slice(len(before), len(given_ids))
     assert fingerprint(part) == fingerprint(given_ids)
 
 
 @given(st.lists(rows, max_size=5))
-def test_the_views_that_user_code_gets_equal_the_columns(given_rows):
+def test_the_datums_that_user_code_receives_equal_the_columns(given_rows):
     view = Rows(batch(given_rows), watermark=sample_rows.NOW)
     data = view.data()
     assert len(view) == len(data) == len(given_rows)
@@ -231,7 +231,7 @@ def test_the_views_that_user_code_gets_equal_the_columns(given_rows):
 
 
 @given(rows)
-def test_a_datum_survives_pickling_away_from_its_frame(row):
+def test_a_datum_survives_pickling_without_its_frame(row):
     datum = Rows(batch([row, row])).data()[1]
     copy = pickle.loads(pickle.dumps(datum))
     names = ["id", "value", "keys", "event_time", "watermark", "headers", "metadata"]
@@ -249,7 +249,7 @@ def test_a_column_is_converted_once():
 @pytest.mark.guarantee("at-least-once")
 @settings(max_examples=examples(20))
 @given(st.integers(2_000, 8_000), st.sets(st.integers(0, 100)))
-def test_which_messages_are_traced_decides_about_no_cut(size, traced):
+def test_cuts_do_not_depend_on_which_messages_are_traced(size, traced):
     """A replay may trace others: how many are traced depends on the time."""
     count = 2 * frames.MAX_BYTES // size
     own = ("h", "x")

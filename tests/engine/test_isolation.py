@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from ebbflow.engine.isolation import Isolated, Trouble, isolate
 
 BAD = Trouble("BadRow", "no good")
-DOWN = Trouble("Down", "nobody is there")
+DOWN = Trouble("Down", "no server is there")
 
 
 class Table:
-    """Takes rows all at once or not at all, as a database does, and remembers what it took."""
+    """Accepts rows all at once or not at all, as a database does, and records those it accepted."""
 
     def __init__(self, bad: Collection[int], *, named: bool = False, of_data: bool = False) -> None:
         self.bad = bad
@@ -60,7 +60,7 @@ def test_the_bad_rows_are_found_and_the_others_are_done_once_and_in_order(batch,
 
 
 @given(batches, st.lists(st.integers(-3, 90), max_size=4))
-def test_whatever_an_error_names_the_rows_are_found(batch, suspects):
+def test_the_bad_rows_are_found_whatever_rows_an_error_names(batch, suspects):
     count, bad = batch
     table = Table(bad)
 
@@ -74,13 +74,13 @@ def test_whatever_an_error_names_the_rows_are_found(batch, suspects):
     assert table.rows == [row for row in range(count) if row not in bad]
 
 
-def test_a_batch_that_works_is_one_attempt():
+def test_a_batch_without_errors_takes_one_attempt():
     table = Table(())
     found(table, 50_000)
     assert table.attempts == [(0, 50_000)]
 
 
-def test_a_row_is_blamed_with_what_it_said_when_it_was_alone():
+def test_a_penalised_row_gets_the_error_that_it_raised_alone():
     result = found(Table({3, 5}), 8)
     assert {row: why.text for row, why in result.blamed.items()} == {3: "row 3", 5: "row 5"}
 
@@ -93,7 +93,7 @@ def test_an_error_that_names_its_row_saves_attempts():
     assert len(halved.attempts) > 15
 
 
-def test_an_error_that_names_the_wrong_row_is_not_believed_again():
+def test_an_error_that_names_the_wrong_row_is_not_trusted_again():
     table = Table({99})
     result = isolate(
         0,
@@ -105,7 +105,7 @@ def test_an_error_that_names_the_wrong_row_is_not_believed_again():
     assert len(table.attempts) < 20
 
 
-def test_if_not_even_nothing_works_no_row_is_blamed():
+def test_no_row_is_penalised_if_even_an_empty_batch_fails():
     table = Table(())
     table.down_from = 0
     result = found(table, 1_000)
@@ -114,7 +114,7 @@ def test_if_not_even_nothing_works_no_row_is_blamed():
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_what_breaks_down_on_the_way_blames_nobody_and_keeps_what_is_done():
+def test_an_outage_during_the_search_penalises_no_row_and_keeps_finished_ones():
     for attempts in range(1, 30):
         table = Table({5})
         table.down_from = attempts
@@ -125,20 +125,20 @@ def test_what_breaks_down_on_the_way_blames_nobody_and_keeps_what_is_done():
         assert result.general == (None if result.end == 16 else DOWN)
 
 
-def test_an_error_about_data_needs_no_proof_that_the_rest_works():
+def test_an_error_about_data_needs_no_proof_that_other_batches_work():
     table = Table({0}, of_data=True)
     found(table, 1)
     assert table.attempts == [(0, 1)]
 
 
-def test_when_it_is_enough_what_is_decided_is_a_run_from_the_start():
+def test_a_search_that_stops_early_has_decided_the_first_rows_without_gaps():
     table = Table({5, 12})
     result = found(table, 16, enough=lambda: len(table.attempts) > 8)
     assert 0 < result.end < 16
     assert table.rows == [row for row in range(result.end) if row != 5]
 
 
-def test_however_soon_it_is_enough_something_is_decided():
+def test_a_search_that_stops_at_once_still_decides_at_least_one_row():
     assert found(Table(()), 16, enough=lambda: True).end == 16
     assert found(Table({0}), 16, enough=lambda: True).end == 1
     assert found(Table({9}), 16, enough=lambda: True).end == 8

@@ -13,7 +13,7 @@ class Clock:
         return self.now
 
 
-def test_waits_grow_up_to_the_cap_and_begin_anew_after_a_success():
+def test_waits_grow_up_to_the_cap_and_start_again_after_a_success():
     clock = Clock()
     patience = Patience(Backoff("100ms", steps=9, factor=2.0, cap="300ms"), clock)
     assert (patience.down, patience.ready_in(), patience.waiting) == (False, 0.0, None)
@@ -35,7 +35,7 @@ def test_the_wait_is_at_least_what_the_error_asks_for():
     assert patience.ready_in() == 4.0
 
 
-def test_people_see_since_when_and_until_when():
+def test_the_shown_outage_has_its_start_and_the_time_until_the_next_attempt():
     clock = Clock()
     patience = Patience(Backoff("1s", steps=9), clock)
     patience.meet(SystemOutage("KeyError: 'x'", certain=False))

@@ -1,4 +1,4 @@
-"""Ids of outputs, which tell the way a message took, and what a row inherits from its input."""
+"""Ids of outputs, which contain the path of a message, and what a row inherits from its input."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def ids_of(parents: list[str], indexes: list[int], name: str) -> list[str]:
         (["a/u.2"], [3], ["a/u.2/v.3"]),
     ],
 )
-def test_an_id_is_the_way_of_a_message_numbered_from_the_second_output_on(
+def test_an_id_is_the_path_of_a_message_numbered_from_the_second_output_on(
     parents, indexes, expected
 ):
     assert ids_of(parents, indexes, "v") == expected
@@ -49,16 +49,16 @@ steps = st.lists(st.tuples(st.sampled_from(["v", "w", "long" * 8]), st.integers(
     )
 )
 def test_ids_do_not_depend_on_how_many_outputs_a_chunk_has(outputs):
-    """A chunk of few rows and one of many are built in different ways."""
+    """A chunk of few rows and one of many are built in different paths."""
     parents, indexes = map(list, zip(*outputs, strict=True))
     many = ids_of(parents * 40, indexes * 40, "v")
     assert many == ids_of(parents, indexes, "v") * 40
 
 
 @given(roots, steps)
-def test_in_a_cycle_an_id_stays_short_and_keeps_the_start_of_its_root(root, way):
+def test_an_id_stays_short_in_a_cycle_and_keeps_the_start_of_its_root(root, path):
     row = root
-    for name, index in way:
+    for name, index in path:
         (row,) = ids_of([row], [index], name)
         assert len(row) <= max(LONGEST_ID, len(root)) + 100
     first = root.partition("/")[0]
@@ -66,17 +66,17 @@ def test_in_a_cycle_an_id_stays_short_and_keeps_the_start_of_its_root(root, way)
 
 
 @given(st.lists(steps.map(tuple), min_size=2, max_size=6))
-def test_different_ways_from_one_message_have_different_ids_however_long_they_are(ways):
+def test_different_paths_from_one_message_have_different_ids_however_long_they_are(paths):
     found: dict[str, tuple] = {}
-    for way in ways:
+    for path in paths:
         row = "root"
-        for number, (name, index) in enumerate(way, 1):
+        for number, (name, index) in enumerate(path, 1):
             (row,) = ids_of([row], [index], name)
-            assert found.setdefault(row, way[:number]) == way[:number]
+            assert found.setdefault(row, path[:number]) == path[:number]
 
 
 @given(st.integers(241, 600), st.integers(2, 5))
-def test_outputs_of_inputs_that_differ_anywhere_are_told_apart(length, count):
+def test_outputs_of_inputs_that_differ_anywhere_have_different_ids(length, count):
     parents = [f"root/{n}/" + "x" * length for n in range(count)]
     parents += [f"root/{'x' * length}/{n}" for n in range(count)]
     count *= 2
@@ -89,7 +89,7 @@ def test_one_long_id_does_not_change_the_others():
     assert ids_of(["a", "b" * 300], [0, 0], "v")[0] == "a/v"
 
 
-def test_an_id_of_exactly_the_longest_is_kept():
+def test_an_id_of_exactly_the_maximum_length_is_kept():
     assert ids_of(["x" * LONGEST_ID], [0], "v") == ["x" * LONGEST_ID + "/v"]
 
 
@@ -114,7 +114,7 @@ INPUT = some(
 )
 
 
-def test_the_next_vertex_gets_a_new_message_with_headers_and_times():
+def test_the_next_vertex_receives_a_new_message_with_headers_and_times():
     batch = outputs_of([(0, 0, Message(b"1"))]).batch(INPUT, "v", NOW)
     (row,) = batch.to_pylist()
     assert {name: row[name] for name in (*INHERITED, *DELIVERY)} == {
@@ -129,7 +129,7 @@ def test_the_next_vertex_gets_a_new_message_with_headers_and_times():
     }
 
 
-def test_within_a_vertex_a_message_keeps_what_its_input_went_through():
+def test_within_a_vertex_a_message_keeps_the_delivery_history_of_its_input():
     outputs = outputs_of([(0, 0, Message(b"1"))])
     (row,) = outputs.batch(INPUT, "v", NOW, (*INHERITED, *DELIVERY)).to_pylist()
     found = [row[name] for name in DELIVERY]

@@ -37,11 +37,11 @@ positions = st.builds(
 
 
 @given(positions)
-def test_a_position_is_read_back_from_what_was_stored(position):
+def test_a_stored_position_is_read_back_unchanged(position):
     assert Position.from_json(position.to_json()) == position
 
 
-def test_the_record_has_the_fields_that_people_look_for():
+def test_the_stored_record_has_the_documented_fields():
     record = json.loads(Position("x", done=Span(Mark(3, 1), Mark(2))).to_json())
     assert record["done"] == [3, 1]
     assert record["redelivery_done"] == [2, 0]
@@ -49,7 +49,7 @@ def test_the_record_has_the_fields_that_people_look_for():
 
 
 @given(positions, st.text(max_size=8))
-def test_claiming_changes_only_what_is_about_the_task(position, owner):
+def test_claiming_changes_only_the_fields_of_the_task(position, owner):
     claimed = position.claimed(owner)
     assert (claimed.owner, claimed.epoch) == (owner, position.epoch + 1)
     assert not claimed.exhausted, "that is for the new task to say"
@@ -64,7 +64,7 @@ def test_claiming_changes_only_what_is_about_the_task(position, owner):
 
 
 @given(positions, spans)
-def test_an_intent_leaves_what_is_done_and_counted(position, end):
+def test_an_intent_keeps_what_is_done_and_counted(position, end):
     intending = position.intending(end)
     assert (intending.done, intending.counts) == (position.done, position.counts)
     assert intending.intent == end
@@ -73,7 +73,7 @@ def test_an_intent_leaves_what_is_done_and_counted(position, end):
 
 @pytest.mark.guarantee("counts-are-exact")
 @given(positions, spans, counts)
-def test_settling_moves_done_and_counts_in_one_step(position, end, more):
+def test_settling_advances_done_and_counts_in_one_step(position, end, more):
     settled = position.settled(end, more)
     assert (settled.done, settled.intent, settled.attempts) == (end, end, 0)
     assert settled.counts == position.counts + more
@@ -82,17 +82,17 @@ def test_settling_moves_done_and_counts_in_one_step(position, end, more):
 
 
 @given(positions, spans, counts, st.none() | times, st.none() | helds)
-def test_settling_keeps_the_watermark_it_had_and_only_the_row_held_now(
+def test_settling_keeps_the_last_watermark_and_only_the_currently_held_row(
     position, end, more, watermark, held
 ):
     settled = position.settled(end, more, watermark, held)
     assert settled.watermark == (watermark or position.watermark)
     assert settled.held == held
-    assert position.settled(end, more).held is None, "the row that was held is through"
+    assert position.settled(end, more).held is None, "the row that was held is finished"
 
 
 @given(positions, spans, st.text(max_size=8))
-def test_the_held_row_and_the_watermark_outlast_restarts_and_intents(position, end, owner):
+def test_the_held_row_and_the_watermark_survive_restarts_and_intents(position, end, owner):
     later = position.claimed(owner).intending(end)
     assert (later.held, later.watermark) == (position.held, position.watermark)
 
@@ -103,12 +103,12 @@ def test_settling_one_chunk_and_intending_the_next_is_one_write(position, end, f
     assert (both.done, both.intent) == (end, following)
 
 
-def test_attempts_are_the_tasks_that_took_up_the_present_intent():
+def test_attempts_count_the_tasks_that_took_up_the_current_intent():
     end = Span(Mark(5))
     position = Position("x")
     for epoch in range(3):
         position = position.claimed(f"idle {epoch}")
-    assert position.attempts == 0, "nothing was begun"
+    assert position.attempts == 0, "no chunk was begun"
     position = position.intending(end)
     assert position.attempts == 1
     position = position.claimed("second")

@@ -72,11 +72,11 @@ COUNTED = {
 
 
 def settled_as(given_outcomes: list[Outcome | None], now: Any = NOW) -> Settlement:
-    """What the settlement of a sink is, that came to these outcomes."""
+    """The settlement of a sink whose rows have these outcomes."""
     ids = [f"m{n}" for n in range(len(given_outcomes))]
     verdict = verdict_on(some(*ids, deliveries=3, retries=1))
     decide(verdict, {n: o for n, o in enumerate(given_outcomes) if o is not None})
-    # Every other answer went to a store of the user's.
+    # Every other answer went to a user-defined store.
     for index, outcome in verdict.outcomes.items():
         if isinstance(outcome, Served) and index % 2:
             verdict.decisions.answer(index, [b"answer"])
@@ -89,7 +89,7 @@ def ids_in(publication: Publication) -> list[str]:
 
 
 @given(st.lists(outcomes, max_size=12))
-def test_every_outcome_is_counted_once_and_leaves_what_it_should(given_outcomes):
+def test_every_outcome_is_counted_once_and_published_as_it_should(given_outcomes):
     settlement = settled_as(given_outcomes)
     counts = settlement.counts
     assert counts.read == counts.ended == len(given_outcomes)
@@ -121,7 +121,7 @@ def test_every_outcome_is_counted_once_and_leaves_what_it_should(given_outcomes)
 
 
 @given(st.lists(outcomes, max_size=12))
-def test_rows_come_back_as_their_outcome_says(given_outcomes):
+def test_rows_are_redelivered_as_their_outcome_says(given_outcomes):
     for publication in settled_as(given_outcomes).publications:
         if publication.stage is not Stage.REDELIVER:
             continue
@@ -142,7 +142,7 @@ def test_rows_come_back_as_their_outcome_says(given_outcomes):
     st.integers(0, 1_100) | st.integers(0, 600_000),
 )
 def test_a_replay_that_decides_the_same_makes_the_same_publications(given_outcomes, first, later):
-    """However late it comes: a time is in no id, and decides about no frame."""
+    """However late it runs: no id contains a time, and no frame depends on one."""
     times = [NOW + timedelta(milliseconds=ms) for ms in (first, first + later)]
     one, other = (settled_as(given_outcomes, now).publications for now in times)
     assert [timeless(p) for p in one] == [timeless(p) for p in other]
@@ -152,14 +152,14 @@ def test_a_replay_that_decides_the_same_makes_the_same_publications(given_outcom
 
 
 def timeless(publication: Publication) -> tuple[Any, ...]:
-    """All of a publication but when it was made, and when it is due."""
+    """A publication without the times at which it was made and is due."""
     headers = {k: v for k, v in publication.headers.items() if k != "Ebbflow-Last-Seen"}
     return (publication.msg_id, publication.payload, headers, publication.key)
 
 
 @pytest.mark.guarantee("redeliveries-are-never-early")
 @given(st.lists(outcomes, max_size=12))
-def test_rows_that_share_a_frame_asked_for_about_the_same_delay(given_outcomes):
+def test_rows_that_share_a_redelivery_frame_have_about_the_same_delay(given_outcomes):
     for publication in settled_as(given_outcomes).publications:
         if publication.stage is Stage.REDELIVER and publication.due is not None:
             waits = publication.due - math.ceil(NOW.timestamp() * 1000)
@@ -170,8 +170,8 @@ def test_rows_that_share_a_frame_asked_for_about_the_same_delay(given_outcomes):
 
 @pytest.mark.guarantee("at-least-once")
 @pytest.mark.parametrize("longer", [1_000, 2_000])
-def test_a_longer_text_of_an_error_makes_no_other_frames(longer):
-    """Say, with the address of an object in it; as many texts as the largest frame may have."""
+def test_a_longer_error_text_does_not_change_the_frames(longer):
+    """For example with the address of an object; as many texts as the largest frame may have."""
 
     def settled(reason: str) -> list[Publication]:
         return settled_as([Redeliver(0, reason, 1)] * 4_000).publications
@@ -186,7 +186,7 @@ def test_a_longer_text_of_an_error_makes_no_other_frames(longer):
 
 @pytest.mark.guarantee("at-least-once")
 @given(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=12), st.data())
-def test_outputs_after_retries_are_the_same_if_rows_are_decided_about_in_pieces(failing, data):
+def test_outputs_after_retries_are_the_same_if_rows_are_decided_in_pieces(failing, data):
     """As they are after the death of a worker, until the message that kills it is found."""
 
     def decide_from(start: int, end: int) -> Verdict:
@@ -288,7 +288,7 @@ def test_a_keyed_edge_keeps_messages_of_the_same_keys_in_one_partition_and_in_or
 
 
 @given(st.lists(st.text(max_size=5), max_size=3), st.integers(1, 50))
-def test_the_partition_depends_on_the_keys_alone(given_keys, partitions):
+def test_the_partition_depends_only_on_the_keys(given_keys, partitions):
     found = partition_of(given_keys, partitions)
     assert found == partition_of(tuple(given_keys), partitions)
     assert 0 <= found < partitions
@@ -340,7 +340,7 @@ def test_frames_of_an_ordered_partition_share_a_lane_and_others_do_not():
 @pytest.mark.guarantee("back-pressure-loses-nothing")
 @settings(max_examples=examples(100))
 @given(outputs, edges, st.data())
-def test_of_discarded_outputs_only_inputs_with_nothing_left_become_drops(
+def test_only_inputs_whose_outputs_are_all_discarded_count_as_dropped(
     given_outputs, given_edges, data
 ):
     verdict, settlement = forwarded(given_outputs, given_edges)
@@ -360,7 +360,7 @@ def test_of_discarded_outputs_only_inputs_with_nothing_left_become_drops(
 
 
 def test_an_input_with_one_output_discarded_and_one_stored_is_done():
-    """Numaflow's B5, told per message."""
+    """Numaflow's B5, counted per message."""
     given_outputs = [
         [Message(b"1", tags=["x"]), Message(b"2", tags=["y"])],
         [Message(b"3", tags=["x"])],
@@ -372,7 +372,7 @@ def test_an_input_with_one_output_discarded_and_one_stored_is_done():
     assert (counts.done, counts.dropped, counts.written) == (1, 1, 1)
 
 
-def test_outputs_say_who_wrote_them_and_up_to_when_everything_was_seen():
+def test_outputs_carry_their_writer_and_the_watermark():
     _, settlement = forwarded([[Message(b"")]], [Edge("x")], NOW)
     assert settlement.publications[0].headers == {
         FROM: "v.2",
@@ -386,8 +386,8 @@ def test_outputs_say_who_wrote_them_and_up_to_when_everything_was_seen():
 # --- answers -------------------------------------------------------------------------------------
 
 
-def test_an_answer_has_an_entry_of_its_own_under_its_request():
-    """So that several messages of a request can answer, and a replay answers the same again."""
+def test_every_answer_has_its_own_entry_under_its_request():
+    """Several messages of a request can answer, and a replay writes the same entries again."""
     ids = ("r1/map", "r1/map.1", "r2")
     headers = [None, None, [("X-Numaflow-Id", "own.id")]]
     verdict = decide(verdict_on(some(*ids, headers=headers)), dict.fromkeys(range(3), Served()))
@@ -409,7 +409,7 @@ def test_an_answer_has_an_entry_of_its_own_under_its_request():
     assert [headers["Ebbflow-Id"] for _, headers in addresses] == by_message
 
 
-def test_user_code_that_changes_headers_neither_moves_nor_stops_an_answer():
+def test_user_code_that_changes_headers_neither_redirects_nor_stops_an_answer():
     rows = some("r1/map", headers=[[("x-numaflow-id", "r7")]])
     rows.data()[0].headers.update({5: object(), "x-numaflow-id": "r8"})
     verdict = decide(verdict_on(rows), {0: Served()})

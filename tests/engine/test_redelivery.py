@@ -33,7 +33,7 @@ def until_dead(decide, limit: int = 50) -> tuple[list[Redeliver], Outcome]:
 
 @pytest.mark.guarantee("max-deliveries-is-exact")
 @given(st.integers(0, 40))
-def test_max_deliveries_n_is_exactly_n_redeliveries_and_then_a_dead_letter(n):
+def test_max_deliveries_n_means_exactly_n_redeliveries_and_then_a_dead_letter(n):
     options = NackOptions(max_deliveries=n, reason="not yet")
     redeliveries, end = until_dead(
         lambda deliveries, failures: decide_nack(options, deliveries, failures)
@@ -44,7 +44,7 @@ def test_max_deliveries_n_is_exactly_n_redeliveries_and_then_a_dead_letter(n):
 
 
 def outcome_of(error: BaseException, deliveries: int, failures: int) -> Outcome:
-    """The outcome of an input on which user code raised."""
+    """The outcome of an input for which user code raised this error."""
     verdict = verdict_on(some("a", deliveries=deliveries, failures=failures))
     verdict.record_error(0, error)
     return verdict.outcomes[0]
@@ -59,7 +59,7 @@ def test_a_raised_nack_is_counted_like_a_returned_one(n):
     assert all(r == Redeliver(5, None, failures=0) for r in redeliveries)
 
 
-def test_a_nack_without_max_deliveries_comes_back_for_ever():
+def test_a_nack_without_max_deliveries_is_redelivered_forever():
     redeliveries, end = until_dead(lambda d, f: decide_nack(None, d, f), limit=1_000)
     assert len(redeliveries) == 1_000
     assert end == Redeliver(0, None, 0)
@@ -78,7 +78,7 @@ def test_a_nack_keeps_delay_and_reason_and_does_not_count_as_a_failure(options, 
     assert decide_nack(options, deliveries=7, failures=2) == expected
 
 
-def test_a_dead_letter_of_a_nack_without_a_reason_says_nacked():
+def test_a_dead_letter_of_a_nack_without_a_reason_has_the_reason_nacked():
     assert decide_nack(NackOptions(max_deliveries=0), 1, 0).reason == "nacked"
 
 
@@ -101,17 +101,17 @@ def test_nacks_in_between_do_not_use_up_the_retries_of_exceptions():
     assert [r.failures for r in redeliveries] == [0, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_policy_of_no_steps_means_dead_on_the_first_exception():
+def test_the_first_exception_makes_a_dead_letter_if_the_policy_has_no_steps():
     assert isinstance(decide_error(ValueError(), 0, Backoff("1ms", 0)), DeadLetter)
 
 
-def test_a_message_too_large_is_dead_at_once_for_a_retry_cannot_help():
+def test_a_message_that_is_too_large_is_dead_lettered_without_a_retry():
     end = decide_error(MessageTooLarge(9, 5), 0, POLICY)
     assert isinstance(end, DeadLetter)
     assert end.reason == "message too large"
 
 
-def test_long_and_unwritable_texts_are_cut_to_what_a_header_can_hold():
+def test_long_and_unencodable_texts_are_reduced_to_what_a_header_can_hold():
     end = decide_error(ValueError("x" * 10**6 + "\ud800\nnext"), 9, POLICY)
     assert len(end.error) == MAX_ERROR
     assert len(end.traceback) == MAX_TRACEBACK
@@ -122,7 +122,7 @@ def test_long_and_unwritable_texts_are_cut_to_what_a_header_can_hold():
     assert len(decide_nack(long, 1, 0).reason) == MAX_ERROR
 
 
-def test_an_error_is_told_on_one_line():
+def test_an_error_is_written_on_one_line():
     assert decide_error(ValueError("a\n  b\tc"), 0, POLICY).reason == "ValueError: a b c"
 
 
@@ -131,14 +131,14 @@ class Unspeakable(Exception):
         raise RuntimeError("not even this")
 
 
-def test_an_error_whose_text_cannot_be_made_is_still_only_one_message_s_problem():
+def test_an_error_whose_text_cannot_be_made_affects_only_its_message():
     assert (
         decide_error(Unspeakable(), 0, POLICY).reason == "Unspeakable: (its text cannot be shown)"
     )
     assert "Unspeakable" in decide_error(Unspeakable(), 9, POLICY).traceback
 
 
-def test_the_letter_of_a_function_in_its_own_process_has_the_function_s_stack_and_not_ours():
+def test_the_dead_letter_of_a_function_in_its_own_process_has_the_functions_stack():
     broken = StreamBroken("INTERNAL: boom", 13, "goroutine 7 [running]:" + "x" * 50_000)
     letter = decide_error(broken, 9, POLICY)
     assert (letter.reason, letter.error) == ("StreamBroken", "StreamBroken: INTERNAL: boom")
@@ -149,19 +149,19 @@ def test_the_letter_of_a_function_in_its_own_process_has_the_function_s_stack_an
 
 @pytest.mark.guarantee("redeliveries-are-never-early")
 @given(st.integers(0, 2**42), st.integers(0, 2**40))
-def test_a_redelivery_is_never_due_early_and_late_by_less_than_its_grid(now, delay):
+def test_a_redelivery_is_never_due_early_and_is_late_by_less_than_its_grid(now, delay):
     grid = 10 if delay < 1_000 else 100 if delay < 60_000 else 1_000
     late = due_time(now, delay) - (now + delay)
     assert 0 <= late < (grid if delay else 1)
 
 
 @given(st.integers(0, 2**42), st.integers(1, 2**40), st.integers(0, 9))
-def test_rows_nacked_together_are_due_together_more_often_than_not(now, delay, later):
+def test_rows_nacked_together_are_due_within_a_second_of_each_other(now, delay, later):
     dues = {due_time(now + later, delay), due_time(now, delay)}
     assert max(dues) - min(dues) <= 1_000
 
 
-def test_a_failure_has_one_of_few_kinds_whatever_its_reason():
+def test_a_failure_has_one_of_a_few_kinds_whatever_its_reason():
     nacked = decide_nack(NackOptions(max_deliveries=0, reason="customer zz is not known"), 1, 0)
     raised = decide_error(KeyError("zz"), 5, Backoff("1ms", steps=5))
     assert (nacked.kind, raised.kind) == ("nack", "KeyError")

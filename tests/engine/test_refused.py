@@ -1,4 +1,4 @@
-"""What the server refuses for good: whose dead letter it is, and what is counted and told of it."""
+"""Rows that the server refuses permanently: their dead letters, counts and audit rows."""
 
 from dataclasses import replace
 
@@ -71,19 +71,19 @@ def forwarded(outputs, *edges, **options) -> Settlement:
 
 
 @pytest.mark.parametrize("code", [10054, 10097])
-def test_a_size_that_the_stream_does_not_take_is_the_fault_of_the_message(code):
+def test_a_size_that_the_stream_rejects_is_the_fault_of_the_message(code):
     error = PermanentPublishError("subject", 1, 0.0, "too much", code)
     assert explain_refusal(error, "EBB") == f"the stream EBB refused it: too much ({code})"
     assert "over the limit" in str(explain_refusal(MessageTooLarge(9, 5), "EBB"))
 
 
 @pytest.mark.parametrize("code", [0, 10109, 10060])
-def test_other_refusals_are_not(code):
+def test_other_refusals_are_not_the_fault_of_the_message(code):
     error = PermanentPublishError("subject", 1, 0.0, "sealed", code)
     assert explain_refusal(error, "EBB") is None
 
 
-def test_halves_have_the_rows_parents_and_partition_of_the_whole_and_ids_of_their_own():
+def test_halves_keep_rows_parents_and_partition_of_the_frame_and_have_their_own_ids():
     (whole,) = forwarded([[b"1"], [b"2"], [b"3"]], X).publications
     first, second = divide(whole)
     assert (ids_of(first), [*first.parents]) == (["m0/v"], [0])
@@ -115,13 +115,13 @@ def test_a_message_with_several_refused_outputs_is_one_dead_letter_and_counted_o
     assert (letter.id, letter.reason, letter.error) == ("m0", REASON, "the stream refused it")
 
 
-def test_its_letter_has_the_id_of_any_other_dead_letter_of_the_row():
+def test_the_dead_letter_of_a_refused_row_has_the_usual_id():
     settlement = forwarded([[b"1"]], X)
     (letter,) = settlement.amended(refused(settlement, "m0/v"), ()).publications
     assert letter.msg_id == f"{CHUNK}:dead:{frames.fingerprint(['m0'])}"
 
 
-def test_a_refused_redelivery_says_why_it_was_to_come_again():
+def test_the_dead_letter_of_a_refused_redelivery_says_why_it_was_to_be_redelivered():
     verdict = decide(
         verdict_on(some("m0", "m1")), {0: Redeliver(0, "busy", 0), 1: Redeliver(0, None, 0)}
     )
@@ -146,7 +146,7 @@ def test_a_message_whose_answer_is_refused_is_a_dead_letter():
     assert [letter.id for letter in letters_of(settlement.amended(gone, ()))] == ["m1"]
 
 
-def test_of_what_a_full_buffer_discards_a_refused_message_is_no_drop():
+def test_a_refused_message_is_not_counted_as_dropped_by_a_full_buffer():
     settlement = forwarded([[b"1", b"2"], [b"3"]], Edge("x", discards=True))
     halves = divide(settlement.publications[0])
     first, rest = halves[0], halves[1]
@@ -155,17 +155,17 @@ def test_of_what_a_full_buffer_discards_a_refused_message_is_no_drop():
     assert counts == Counts(read=2, dead_lettered=1, dropped=1)
 
 
-def test_the_audit_table_says_how_a_refused_message_ended():
+def test_the_audit_table_shows_the_outcome_of_a_refused_message():
     settlement = forwarded([[b"1"], [b"2"]], X, observers=[AuditObserver()])
     amended = settlement.amended(refused(settlement, "m1/v"), [AuditObserver()])
-    (told,) = amended.of_stage(Stage.AUDIT)
-    rows = read_audit(told.payload)
+    (published,) = amended.of_stage(Stage.AUDIT)
+    rows = read_audit(published.payload)
     assert rows.varied["outcome"].to_pylist() == ["done", "dead_lettered"]
     assert rows.varied["error"].to_pylist() == [None, "the stream refused it"]
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-def test_a_refused_row_of_the_whole_chunk_is_one_letter_that_no_vertex_takes_back():
+def test_a_refused_row_of_the_whole_chunk_is_one_dead_letter_that_is_never_replayed():
     verdict = verdict_on(some("m0", "m1"))
     outputs = Aggregates(["sum-1", "sum-2"], NOW)
     values = frames.batch_of({"id": ["a", "b"], "value": [b"1", b"2"]}, 2).column("value")
@@ -182,7 +182,7 @@ def test_a_refused_row_of_the_whole_chunk_is_one_letter_that_no_vertex_takes_bac
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-def test_a_parked_row_that_is_refused_is_read_and_ends_here():
+def test_a_refused_parked_row_counts_as_read_and_is_dead_lettered():
     frame = with_due(frames.take_rows(some("p0", "p1", "p2").batch, range(3)), 10**15)
     empty = Chunk(CHUNK, Rows(frames.empty()), ChunkNumber(7, 2))
     parked = build_parked(empty, [frame], Place("v", 0, (), 10**6, None), NOW)
@@ -192,7 +192,7 @@ def test_a_parked_row_that_is_refused_is_read_and_ends_here():
     assert [letter.id for letter in letters_of(settlement.amended(gone, ()))] == ["p1"]
 
 
-def test_a_redelivery_that_is_not_stored_is_awaited_no_more():
+def test_a_redelivery_that_was_not_stored_is_no_longer_awaited():
     known = with_awaited({}, "life", 3, ["a" * 32, "b" * 32])
     known = with_awaited(known, "life", 4, ["c" * 32])
     assert without_awaited(known, ["a" * 32])["awaited 3"].rows == ("b" * 16,)

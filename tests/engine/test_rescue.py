@@ -1,4 +1,4 @@
-"""A row on which Ebbflow itself fails is dead-lettered; its neighbours end as they would have."""
+"""A row on which Ebbflow itself fails is dead-lettered; its neighbours keep their outcomes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ NUMBER = ChunkNumber(1, 1)
 
 
 class Broken(Exception):
-    """What a row makes some step of Ebbflow raise."""
+    """Raised by some step of Ebbflow because of a row."""
 
 
 def settled(verdict: Verdict, place: Place = PLACE, inline: Sequence[str] = ()) -> Settlement:
@@ -69,7 +69,7 @@ def noise(size: int) -> bytes:
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("inherited", ["metadata", "headers", "keys"])
-def test_an_output_that_is_too_large_with_what_it_inherits_is_a_dead_letter(inherited):
+def test_an_output_that_is_too_large_with_its_inherited_fields_is_a_dead_letter(inherited):
     large = noise(400_000)
     facts = {
         "metadata": [("g", [("k", large)])],
@@ -90,7 +90,7 @@ def test_an_output_that_is_too_large_with_what_it_inherits_is_a_dead_letter(inhe
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("size", [5_000, 300_000, 900_000])
-def test_an_output_that_no_frame_can_hold_is_a_dead_letter_along_an_inline_edge_too(size):
+def test_an_output_that_no_frame_can_hold_is_a_dead_letter_on_an_inline_edge_too(size):
     """Next to outputs of any size that a frame can hold."""
 
     def grow(datum: Datum) -> Message:
@@ -110,7 +110,7 @@ def test_an_output_that_no_frame_can_hold_is_a_dead_letter_along_an_inline_edge_
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_a_row_that_cannot_be_redelivered_because_it_is_too_large_is_a_dead_letter_that_says_so():
+def test_a_row_too_large_to_be_redelivered_becomes_a_dead_letter_that_says_so():
     rows = some("a", "b", value=[b"small", noise(2_000_000)])
     verdict = verdict_on(rows)
     for index in (0, 1):
@@ -124,7 +124,7 @@ def test_a_row_that_cannot_be_redelivered_because_it_is_too_large_is_a_dead_lett
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_a_server_that_takes_small_messages_gets_small_frames():
+def test_a_server_with_a_small_message_limit_receives_small_frames():
     rows = some(*(f"m{n}" for n in range(400)))
     place = Place("v", 0, [Edge("x")], 200_000)
     settlement = settled(mapped(rows, lambda datum: Message(noise(1_000))), place)
@@ -134,7 +134,7 @@ def test_a_server_that_takes_small_messages_gets_small_frames():
 
 
 def unreadable_keys() -> pa.Array:
-    """Keys of four rows; those of the second are no text, as another program may have stored."""
+    """Keys of four rows; those of the second are invalid text, as another program may store it."""
     texts = pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")
     broken = pa.StringArray.from_buffers(1, *texts)
     return pa.ListArray.from_arrays(pa.array([0, 0, 1, 1, 1], pa.int32()), broken)
@@ -148,8 +148,8 @@ def columnar(rows: Rows, **columns: pa.Array) -> Verdict:
 
     def answer(batch: pa.RecordBatch) -> pa.RecordBatch:
         chosen = [int(i) for i in batch.column("id").to_pylist()]
-        given = {name: column.take(pa.array(chosen)) for name, column in columns.items()}
-        return pa.RecordBatch.from_pydict({"value": batch.column("value")} | given)
+        returned = {name: column.take(pa.array(chosen)) for name, column in columns.items()}
+        return pa.RecordBatch.from_pydict({"value": batch.column("value")} | returned)
 
     run_columnar(Handler(answer), verdict, batch_size=100, pandas=False)
     return verdict
@@ -168,7 +168,7 @@ def test_the_metadata_that_a_columnar_map_returns_counts_as_part_of_its_row():
 
 @pytest.mark.parametrize("time", [2**62, -(2**62)], ids=["after 9999", "before 1"])
 @pytest.mark.parametrize("flag", [None, "drop", "nack"])
-def test_a_time_that_no_message_can_have_fails_its_row_alone(time, flag):
+def test_a_time_that_no_message_can_have_fails_only_its_row(time, flag):
     times = pa.array([0, time, None, 5], frames.TIME)
     flags = {} if flag is None else {flag: pa.array([False, True, False, False])}
     verdict = columnar(some("0", "1", "2", "3"), event_time=times, **flags)
@@ -179,7 +179,7 @@ def test_a_time_that_no_message_can_have_fails_its_row_alone(time, flag):
     assert min(verdict.gather_event_times()) == datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def test_texts_that_are_none_are_refused_before_they_are_stored():
+def test_invalid_texts_are_rejected_before_they_are_stored():
     broken = pa.StringArray.from_buffers(
         1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")
     )
@@ -193,7 +193,7 @@ def test_texts_that_are_none_are_refused_before_they_are_stored():
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_a_stored_time_that_cannot_be_shown_keeps_no_row_from_being_read():
+def test_a_stored_time_that_python_cannot_represent_does_not_stop_rows_from_being_read():
     times = pa.array([0, 2**62, -(2**62), None], frames.TIME)
     rows = Rows(frames.with_columns(some("a", "b", "c", "d").batch, event_time=times))
 
@@ -229,7 +229,7 @@ STEPS = {
 
 @contextmanager
 def breaking(monkeypatch: pytest.MonkeyPatch, step: str) -> Iterator[None]:
-    """With a step that raises when it meets with a certain row."""
+    """With a step that raises when it processes a certain row."""
     owner, name, look = STEPS[step]
     shipped = getattr(owner, name)
 
@@ -253,7 +253,7 @@ def make_rows(count: int, bad: int) -> Rows:
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("count", "bad"), [(1, 0), (2, 1), (9, 0), (9, 8), (100, 37)])
-def test_whatever_a_row_makes_raise_is_its_own_affair(monkeypatch, step, count, bad):
+def test_a_row_that_makes_any_step_raise_fails_alone(monkeypatch, step, count, bad):
     def function(datum: Datum) -> Message:
         return Message(datum.value, tags=[datum.value.decode()])
 
@@ -270,7 +270,7 @@ def test_whatever_a_row_makes_raise_is_its_own_affair(monkeypatch, step, count, 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("nacks", [True, False])
-def test_the_letter_of_a_row_that_cannot_be_read_says_what_is_missing(nacks):
+def test_the_dead_letter_of_an_unreadable_row_says_what_is_missing(nacks):
     well = some("a", "b", "c", "d", headers=[[("h", "1")]] * 4)
     rows = Rows(frames.with_columns(well.batch, keys=unreadable_keys()))
 
@@ -288,7 +288,7 @@ def test_the_letter_of_a_row_that_cannot_be_read_says_what_is_missing(nacks):
     assert ids_of(settlement, Stage.OUTPUT) == ([] if nacks else ["a/v", "c/v", "d/v"])
 
 
-def test_a_failure_that_has_nothing_to_do_with_rows_is_raised_as_it_is(monkeypatch):
+def test_a_failure_that_is_unrelated_to_rows_is_raised_unchanged(monkeypatch):
     verdict = mapped(some("a", "b"), lambda datum: Message(b"1"))
 
     def breaks(*args: Any, **more: Any) -> Any:
@@ -300,7 +300,7 @@ def test_a_failure_that_has_nothing_to_do_with_rows_is_raised_as_it_is(monkeypat
     assert not verdict.outcomes
 
 
-# --- while rows are decided about ---------------------------------------------------------------
+# --- while outcomes are decided ----------------------------------------------------------------
 
 
 def fails_on(bad: set[str], seen: list[list[str]]) -> Callable[[Verdict], None]:
@@ -317,7 +317,7 @@ def fails_on(bad: set[str], seen: list[list[str]]) -> Callable[[Verdict], None]:
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @settings(max_examples=examples(40))
 @given(st.integers(1, 30), st.sets(st.integers(0, 29)))
-def test_rows_that_cannot_be_decided_about_count_as_failed_and_the_others_are_done(count, bad):
+def test_rows_that_make_the_operator_raise_count_as_failed_and_the_others_are_done(count, bad):
     bad = {n for n in bad if n < count} or {0}
     names = {f"m{n}" for n in bad}
     verdict = verdict_on(some(*(f"m{n}" for n in range(count))))
@@ -330,7 +330,7 @@ def test_rows_that_cannot_be_decided_about_count_as_failed_and_the_others_are_do
     assert ids_of(settled(verdict), Stage.OUTPUT) == expected
 
 
-def test_an_ordered_vertex_sees_nothing_behind_a_row_that_cannot_be_decided_about():
+def test_an_ordered_vertex_sees_no_row_behind_one_that_makes_the_operator_raise():
     verdict = verdict_on(some("a", "b", "c", "d"), ordered=True)
     seen: list[list[str]] = []
     decide_in_pieces(verdict, fails_on({"b"}, seen), Broken("first"))
@@ -338,7 +338,7 @@ def test_an_ordered_vertex_sees_nothing_behind_a_row_that_cannot_be_decided_abou
     assert not any(ids == ["c"] or ids == ["c", "d"] for ids in seen)
 
 
-def test_code_that_fails_without_any_row_fails_the_task_and_not_the_rows():
+def test_code_that_fails_without_any_row_fails_the_task_instead_of_the_rows():
     verdict = verdict_on(some("a", "b"))
 
     def operator(_verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""Retrying what user code reports as failed: how often, after what wait, and what comes then."""
+"""Retrying what user code reports as failed: how often, after which wait, and what follows."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def retry_count(datum: Datum) -> int:
 
 
 class Sink:
-    """Fails each id as often as told, and keeps what it was called with."""
+    """Fails each id as often as configured, and records what it was called with."""
 
     def __init__(self, **failing: int) -> None:
         self._failing = failing
@@ -42,7 +42,7 @@ class Sink:
 
 
 class Pauses(list[float]):
-    """Notes how long would have been waited."""
+    """Records the waits instead of waiting."""
 
     def __call__(self, seconds: float) -> None:
         self.append(seconds)
@@ -76,7 +76,7 @@ def test_only_the_failed_rows_are_called_again_and_in_their_order():
     assert pauses == [0.01, 0.01]
 
 
-def test_fail_twice_then_ok_sees_the_retry_counts_0_1_2():
+def test_a_message_that_fails_twice_has_the_retry_counts_0_1_2():
     """Numaflow's A10."""
     sink = Sink(a=2)
     verdict, _ = tried(sink, RetryStrategy(SHORT), "a")
@@ -86,7 +86,7 @@ def test_fail_twice_then_ok_sees_the_retry_counts_0_1_2():
 
 @pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_steps_are_retries_after_the_first_call(steps):
+def test_steps_count_the_retries_after_the_first_call(steps):
     """Numaflow's A11: with 2 steps there are the retries 1 and 2, never a third."""
     sink = Sink(a=99)
     verdict, _ = tried(sink, RetryStrategy(Backoff("1ms", steps), "drop"), "a")
@@ -101,7 +101,7 @@ def test_waits_grow_by_the_factor_up_to_the_cap():
     assert pauses == [0.01, 0.03, 0.09, 0.1, 0.1]
 
 
-def test_a_wait_that_is_too_long_becomes_a_retry_that_comes_back():
+def test_a_wait_that_is_too_long_becomes_a_redelivered_retry():
     """A11 as Numaflow runs it: interval 1 s, factor 2, cap 3 s; a second is still waited here."""
     backoff = Backoff("1s", steps=3, factor=2.0, cap="3s")
     sink = Sink(a=99)
@@ -112,7 +112,7 @@ def test_a_wait_that_is_too_long_becomes_a_retry_that_comes_back():
 
 
 @pytest.mark.guarantee("outcomes-hold")
-def test_a_retry_that_comes_back_goes_on_counting_where_it_was():
+def test_a_redelivered_retry_continues_to_count_where_it_was():
     backoff = Backoff("5s", steps=2)
     sink = Sink(a=99)
     rows, deliveries = some("a", failures=1, deliveries=4), []
@@ -131,7 +131,7 @@ def test_a_retry_that_comes_back_goes_on_counting_where_it_was():
     assert outcome == DeadLetter("retries exhausted", error="a is down (after 2 retries)")
 
 
-def test_a_redelivery_counts_as_a_delivery_and_starts_the_retries_anew():
+def test_a_redelivery_counts_as_a_delivery_and_resets_the_retries():
     rows = some("a", "b", deliveries=[3, 3], retries=[2, 2], failures=[1, 1])
     outcomes = [Redeliver(5, "busy", 7), Retry(5, "down", 3, 1)]
     back = redelivered_rows(rows.batch, [0, 1], outcomes).to_pylist()
@@ -155,7 +155,7 @@ strategies = st.builds(RetryStrategy, backoffs, st.sampled_from(["retry", "fallb
 
 @pytest.mark.guarantee("redeliveries-are-never-early")
 @given(strategies, st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(0, 10**6))
-def test_a_chunk_waits_about_a_second_at_most_and_every_row_has_one_end(
+def test_a_chunk_waits_about_a_second_at_most_and_every_row_has_one_outcome(
     strategy, failing, first: int
 ):
     ids = [f"m{first + n:07}" for n in range(len(failing))]
@@ -198,7 +198,7 @@ FAILED = DeadLetter("sink failure", error="a is down")
         ("fallback", False, {0: EXHAUSTED}, {}),
     ],
 )
-def test_after_the_last_retry_the_strategy_says_what_happens(
+def test_the_strategy_decides_what_happens_after_the_last_retry(
     on_failure, has_fallback, outcomes, fallback
 ):
     strategy = RetryStrategy(SHORT, on_failure)
@@ -206,14 +206,14 @@ def test_after_the_last_retry_the_strategy_says_what_happens(
     assert (verdict.outcomes, verdict.decisions.fallback) == (outcomes, fallback)
 
 
-def test_on_failure_retry_never_ends_but_does_not_hold_up_the_task():
+def test_on_failure_retry_never_ends_and_does_not_block_the_task():
     sink = Sink(a=10**6)
     verdict, pauses = tried(sink, RetryStrategy(Backoff("100ms", steps=2), "retry"), "a")
     assert pauses == [0.1] * 10
     assert verdict.outcomes == {0: Retry(100, "a is down", retries=11, failures=0)}
 
 
-def test_waits_of_nothing_do_not_go_on_for_ever_either():
+def test_retries_with_waits_of_zero_do_not_block_the_task_either():
     sink = Sink(a=10**6)
     verdict, _ = tried(sink, RetryStrategy(Backoff("0s", steps=1), "retry"), "a")
     assert isinstance(verdict.outcomes[0], Retry)
@@ -235,7 +235,7 @@ def test_without_a_strategy_a_failure_is_permanent():
     ],
     ids=repr,
 )
-def test_what_the_second_call_says_counts_whatever_it_is(second, expected):
+def test_the_outcome_of_the_second_call_counts_whatever_it_is(second, expected):
     def target(data: list[Datum]) -> list[Response]:
         if retry_count(data[0]):
             raise second
@@ -301,12 +301,12 @@ def test_a_map_may_drop_in_a_retry():
     assert mapped(target, RetryStrategy(SHORT), "a").outcomes == {0: EMPTY}
 
 
-def test_a_nack_beside_a_failure_takes_the_input_back():
+def test_a_nack_next_to_a_failure_redelivers_the_input():
     messages = [Message.to_fail("down"), Message.to_nack(NackOptions(delay=7))]
     assert mapped(lambda d: messages, None, "a").outcomes == {0: Redeliver(7, None, 0)}
 
 
-def test_errors_of_any_length_and_letters_can_be_kept():
+def test_errors_of_any_length_and_characters_can_be_stored():
     def target(data: list[Datum]) -> list[Response]:
         return [Response.failure(d.id, "\ud800" + "x" * 10_000) for d in data]
 

@@ -52,7 +52,7 @@ edges = st.builds(
 
 
 @given(st.lists(edges, max_size=4), st.lists(tags, max_size=6))
-def test_each_edge_gets_exactly_the_outputs_it_accepts_in_order(given_edges, outputs):
+def test_each_edge_receives_exactly_the_outputs_it_accepts_in_order(given_edges, outputs):
     routed = route(given_edges, outputs)
     assert [list(followed) for followed in routed] == [
         [index for index, these in enumerate(outputs) if edge.accepts(these)]

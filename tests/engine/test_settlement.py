@@ -1,4 +1,4 @@
-"""For any mix of outcomes, every input comes to exactly one end, and nothing is lost or made up."""
+"""For any mix of outcomes, every input has exactly one outcome; nothing is lost or invented."""
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -82,7 +82,7 @@ inputs = st.lists(st.tuples(settled_rows, decisions), max_size=6).map(
 
 
 def decided(given_inputs: list[tuple[dict, Any]]) -> Verdict:
-    """The verdict of user code that decides as given."""
+    """The verdict of user code with these decisions."""
     by_id = {row["id"]: decision for row, decision in given_inputs}
 
     def user_code(datum: Datum) -> Any:
@@ -104,7 +104,7 @@ def settled(
 
 
 def expected_end(row: dict, decision: Any, given_edges: list[Edge]) -> str:
-    """The rules of DESIGN §4, written once more."""
+    """The rules for outcomes, written once more."""
     if isinstance(decision, MessageTooLarge):
         return "dead"
     if isinstance(decision, ValueError):
@@ -139,7 +139,7 @@ def letter_of(publication: Publication) -> Letter:
 @pytest.mark.guarantee("nothing-is-lost")
 @settings(max_examples=examples(50))
 @given(inputs, edges)
-def test_every_input_has_exactly_one_end_and_is_counted_there(given_inputs, given_edges):
+def test_every_input_has_exactly_one_outcome_and_is_counted_there(given_inputs, given_edges):
     settlement = settled(decided(given_inputs), given_edges)
     ends = Counter(expected_end(row, decision, given_edges) for row, decision in given_inputs)
     counts = settlement.counts
@@ -156,9 +156,7 @@ def test_every_input_has_exactly_one_end_and_is_counted_there(given_inputs, give
 @pytest.mark.guarantee("nothing-is-lost")
 @settings(max_examples=examples(50))
 @given(inputs, edges)
-def test_what_is_not_finished_is_in_exactly_one_redelivery_or_dead_letter(
-    given_inputs, given_edges
-):
+def test_an_unfinished_input_is_in_exactly_one_redelivery_or_dead_letter(given_inputs, given_edges):
     settlement = settled(decided(given_inputs), given_edges)
     again = [row["id"] for p in of(settlement, Stage.REDELIVER) for row in rows_of(p)]
     dead = [letter_of(p).id for p in of(settlement, Stage.DEAD_LETTER)]
@@ -169,7 +167,7 @@ def test_what_is_not_finished_is_in_exactly_one_redelivery_or_dead_letter(
 
 @settings(max_examples=examples(50))
 @given(inputs, edges)
-def test_finished_inputs_leave_their_outputs_on_exactly_the_edges_that_accept_them(
+def test_outputs_of_finished_inputs_are_on_exactly_the_edges_that_accept_them(
     given_inputs, given_edges
 ):
     settlement = settled(decided(given_inputs), given_edges)
@@ -218,7 +216,7 @@ def test_a_redelivered_row_is_the_same_message_delivered_once_more(given_inputs,
 
 @settings(max_examples=examples(50))
 @given(inputs)
-def test_reasons_and_failures_travel_with_a_redelivery(given_inputs):
+def test_a_redelivery_carries_its_reason_and_its_failures(given_inputs):
     settlement = settled(decided(given_inputs), [])
     found = {row["id"]: row for p in of(settlement, Stage.REDELIVER) for row in rows_of(p)}
     for row, decision in given_inputs:
@@ -235,7 +233,7 @@ def test_reasons_and_failures_travel_with_a_redelivery(given_inputs):
 @pytest.mark.guarantee("redeliveries-are-never-early")
 @settings(max_examples=examples(50))
 @given(inputs, st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
-def test_no_redelivery_is_due_before_its_delay_is_over(given_inputs, now):
+def test_no_redelivery_is_due_before_its_delay_has_passed(given_inputs, now):
     verdict = decided(given_inputs)
     settlement = settled(verdict, [], now=now)
     index = {row["id"]: number for number, (row, _) in enumerate(given_inputs)}
@@ -296,7 +294,7 @@ def test_one_settlement_never_uses_an_id_twice(given_inputs, given_edges):
 
 @settings(max_examples=examples(50))
 @given(inputs, edges)
-def test_other_chunks_use_other_ids(given_inputs, given_edges):
+def test_different_chunks_use_different_ids(given_inputs, given_edges):
     verdict = decided(given_inputs)
     one, other = (
         {p.msg_id for p in settled(verdict, given_edges, key).publications} for key in "kl"
@@ -307,8 +305,8 @@ def test_other_chunks_use_other_ids(given_inputs, given_edges):
 @pytest.mark.guarantee("at-least-once")
 @settings(max_examples=examples(50))
 @given(inputs, edges, st.timedeltas(timedelta(), timedelta(minutes=1)))
-def test_the_same_verdict_gives_the_same_publications_later_too(given_inputs, given_edges, later):
-    """Later, redeliveries that were one group may be two; all the others stay as they are."""
+def test_the_same_verdict_makes_the_same_publications_later_too(given_inputs, given_edges, later):
+    """Redeliveries that were one group may be two later; all the others stay the same."""
 
     def places(now: datetime, *stages: Stage) -> list[tuple]:
         publications = settled(decided(given_inputs), given_edges, now=now).publications
@@ -322,9 +320,7 @@ def test_the_same_verdict_gives_the_same_publications_later_too(given_inputs, gi
 
 @settings(max_examples=examples(50))
 @given(inputs, edges)
-def test_stages_come_in_the_order_that_loses_nothing_and_leave_nothing_out(
-    given_inputs, given_edges
-):
+def test_stages_are_in_the_order_that_loses_nothing_and_are_complete(given_inputs, given_edges):
     settlement = settled(decided(given_inputs), given_edges)
     stages = list(settlement.stages())
     kinds = [{p.stage for p in stage} for stage in stages]
@@ -340,7 +336,7 @@ def test_stages_come_in_the_order_that_loses_nothing_and_leave_nothing_out(
 
 @settings(max_examples=examples(50))
 @given(inputs, edges)
-def test_every_partition_exists(given_inputs, given_edges):
+def test_publications_only_go_to_existing_partitions(given_inputs, given_edges):
     partitions = {edge.to: edge.partitions for edge in given_edges}
     for publication in settled(decided(given_inputs), given_edges).publications:
         if publication.stage is Stage.OUTPUT:
@@ -351,7 +347,7 @@ def test_every_partition_exists(given_inputs, given_edges):
 
 @settings(max_examples=examples(50))
 @given(inputs)
-def test_every_later_redelivery_waits_under_a_subject_of_its_own(given_inputs):
+def test_every_delayed_redelivery_waits_under_its_own_subject(given_inputs):
     settlement = settled(decided(given_inputs), [])
     later = [p for p in of(settlement, Stage.REDELIVER) if p.due is not None]
     subjects = [address(Names("p"), p)[0] for p in later]
@@ -366,14 +362,14 @@ def forwarded(*ids: str, largest: int = 1_000, given_edges: list[Edge] | None = 
     return settled(verdict, [Edge("x")] if given_edges is None else given_edges)
 
 
-def test_inputs_that_are_forwarded_as_they_are_keep_their_ids():
+def test_inputs_that_are_forwarded_unchanged_keep_their_ids():
     settlement = forwarded("a", "b")
     assert [row["id"] for p in settlement.publications for row in rows_of(p)] == ["a", "b"]
     assert (settlement.counts.done, settlement.counts.written) == (2, 2)
 
 
 @pytest.mark.parametrize("ids", [["aaa"], ["aaa", "bbb"], ["a", "bbb"]], ids=len)
-def test_forwarding_goes_on_when_some_or_all_inputs_are_too_large(ids):
+def test_forwarding_continues_when_some_or_all_inputs_are_too_large(ids):
     settlement = forwarded(*ids, largest=2)
     passed = [row["id"] for p in of(settlement, Stage.OUTPUT) for row in rows_of(p)]
     assert passed == [i for i in ids if len(i) <= 2]
@@ -381,7 +377,7 @@ def test_forwarding_goes_on_when_some_or_all_inputs_are_too_large(ids):
     assert settlement.counts.read == settlement.counts.ended == len(ids)
 
 
-def test_inputs_that_no_edge_wants_are_counted_as_dropped():
+def test_inputs_that_no_edge_accepts_are_counted_as_dropped():
     settlement = forwarded("a", "b", given_edges=[Edge("x", values=frozenset("a"))])
     assert settlement.publications == []
     assert (settlement.counts.dropped, settlement.counts.done) == (2, 0)
@@ -397,21 +393,21 @@ def row_of(row_id: str, **facts: Any) -> dict:
     return {"id": row_id, "value": b"", "deliveries": 1, "failures": 0} | facts
 
 
-def test_outcomes_that_are_written_down_as_done_or_dropped_count_as_such():
+def test_rows_that_are_explicitly_done_or_dropped_are_counted_as_such():
     verdict = decide(verdict_on(some("a", "b", "c")), {0: DONE, 1: Dropped("late")})
     counts = settled(verdict, []).counts
     assert (counts.read, counts.done, counts.dropped) == (3, 2, 1)
 
 
-def test_nothing_in_gives_nothing_out():
+def test_an_empty_chunk_publishes_nothing():
     verdict = verdict_on(some())
     settlement = settled(verdict, [Edge("x")])
     assert settlement.publications == []
     assert settlement.counts.read == 0
 
 
-def test_user_code_that_changes_what_it_was_shown_changes_nothing_that_is_kept():
-    """Neither the dead letter nor what an output inherits; least of all does settling fail."""
+def test_user_code_that_changes_its_datum_does_not_change_what_is_published():
+    """Neither the dead letter nor the inherited fields of an output; and settling does not fail."""
     given_rows = Rows(
         batch([row_of("a", keys=["k"], headers=[("h", "1")]), row_of("b", keys=["k"])])
     )

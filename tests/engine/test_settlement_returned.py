@@ -1,4 +1,4 @@
-"""Rows that came from a source which takes nacked messages back: what settling makes of them."""
+"""Settling rows that came from a source which takes nacked messages back."""
 
 import pyarrow as pa
 import pytest
@@ -45,7 +45,7 @@ def test_a_row_goes_back_to_its_source_or_to_a_redelivery_and_never_to_both(
 
 @settings(max_examples=examples(50))
 @given(inputs, edges, firsts)
-def test_what_is_remembered_of_a_returned_row_is_what_a_redelivery_would_carry(
+def test_the_history_of_a_returned_row_is_what_a_redelivery_would_carry(
     given_inputs, given_edges, first
 ):
     verdict = decided(given_inputs)
@@ -60,7 +60,7 @@ def test_what_is_remembered_of_a_returned_row_is_what_a_redelivery_would_carry(
 
 @settings(max_examples=examples(50))
 @given(inputs, edges, firsts)
-def test_everything_else_is_settled_as_if_nothing_went_back(given_inputs, given_edges, first):
+def test_everything_else_is_settled_as_if_no_row_was_returned(given_inputs, given_edges, first):
     verdict = decided(given_inputs)
     returned = settled(verdict, given_edges, first)
     kept = settled(verdict, given_edges, len(given_inputs))
@@ -69,7 +69,7 @@ def test_everything_else_is_settled_as_if_nothing_went_back(given_inputs, given_
     assert (returned.counts, returned.reasons) == (kept.counts, kept.reasons)
 
 
-def told(given_inputs, given_edges, first) -> tuple[list[bytes], Settlement, SourceAcks]:
+def acked(given_inputs, given_edges, first) -> tuple[list[bytes], Settlement, SourceAcks]:
     verdict = decided(given_inputs)
     settlement = settled(verdict, given_edges, min(first, len(verdict.rows)))
     offsets = [b"%d" % index for index in range(min(first, len(verdict.rows)), len(verdict.rows))]
@@ -78,7 +78,7 @@ def told(given_inputs, given_edges, first) -> tuple[list[bytes], Settlement, Sou
 
 
 def nacks_of(back: SourceAcks) -> list[tuple[bytes, NackOptions]]:
-    """The offsets that are nacked, with the options that the source is told."""
+    """The offsets that are nacked, with the options that the source receives."""
     return [
         (offset, NackOptions(*asked)) for offset, *asked in map(dict.values, back.nacks.to_pylist())
     ]
@@ -87,27 +87,31 @@ def nacks_of(back: SourceAcks) -> list[tuple[bytes, NackOptions]]:
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @settings(max_examples=examples(50))
 @given(inputs, edges, firsts)
-def test_a_source_is_told_of_each_of_its_rows_exactly_once(given_inputs, given_edges, first):
-    offsets, settlement, back = told(given_inputs, given_edges, first)
-    acked, nacked = back.acks.to_pylist(), [offset for offset, _ in nacks_of(back)]
-    assert sorted([*acked, *nacked]) == sorted(offsets)
+def test_a_source_receives_the_outcome_of_each_of_its_rows_exactly_once(
+    given_inputs, given_edges, first
+):
+    offsets, settlement, back = acked(given_inputs, given_edges, first)
+    acks, nacked = back.acks.to_pylist(), [offset for offset, _ in nacks_of(back)]
+    assert sorted([*acks, *nacked]) == sorted(offsets)
     assert len(back) == len(offsets)
     assert sorted(nacked) == sorted(b"%d" % index for index in settlement.returned)
     ids = [row["id"] for row, _ in given_inputs]
-    assert back.ids.to_pylist() == [ids[int(offset)] for offset in acked]
+    assert back.ids.to_pylist() == [ids[int(offset)] for offset in acks]
 
 
 @settings(max_examples=examples(50))
 @given(inputs, edges, firsts)
-def test_a_source_is_asked_for_exactly_what_user_code_asked_for(given_inputs, given_edges, first):
-    _, settlement, back = told(given_inputs, given_edges, first)
+def test_a_source_is_nacked_with_exactly_the_options_that_user_code_set(
+    given_inputs, given_edges, first
+):
+    _, settlement, back = acked(given_inputs, given_edges, first)
     for offset, options in nacks_of(back):
         how = settlement.returned[int(offset)]
         assert isinstance(how, Redeliver)
         assert options == (how.options or NackOptions(how.delay, reason=how.reason))
 
 
-def test_rows_of_our_own_redeliveries_are_not_told_to_the_source():
+def test_rows_of_ebbflows_own_redeliveries_are_not_reported_to_the_source():
     rows = some("a", "b", "c")
     returned = {2: Redeliver(5, "later", 0, NackOptions(5, reason="later"))}
     back = source_acks(pa.array([b"2", b"3"], pa.binary()), rows, returned)
@@ -115,14 +119,14 @@ def test_rows_of_our_own_redeliveries_are_not_told_to_the_source():
     assert nacks_of(back) == [(b"3", NackOptions(5, reason="later"))]
 
 
-def test_a_chunk_without_nacks_is_told_as_it_is():
+def test_a_chunk_without_nacks_is_acknowledged_without_a_copy():
     offsets = pa.array([b"2", b"3"], pa.binary())
     back = source_acks(offsets, some("a", "b", "c"), {})
     assert back.acks is offsets
     assert (back.nacks.num_rows, back.ids.to_pylist()) == (0, ["b", "c"])
 
 
-def test_the_ends_of_several_chunks_are_told_at_once():
+def test_the_outcomes_of_several_chunks_are_reported_together():
     rows, nacked = some("a", "b"), {1: Redeliver(5, "later", 0, NackOptions(5, reason="later"))}
     first = source_acks(pa.array([b"1", b"2"], pa.binary()), rows, nacked)
     second = source_acks(pa.array([b"3", b"4"], pa.binary()), some("c", "d"), {})
@@ -132,5 +136,5 @@ def test_the_ends_of_several_chunks_are_told_at_once():
     assert (both.ids.to_pylist(), len(both)) == (["a", "c", "d"], 4)
 
 
-def test_a_retry_is_asked_for_with_its_wait_and_its_error():
+def test_a_retry_is_nacked_with_its_wait_and_its_error():
     assert asked_for(Retry(700, "no room", 1, 0)) == NackOptions(700, reason="no room")

@@ -1,4 +1,4 @@
-"""A source's messages as columns: what may be returned, and the rows that become of it."""
+"""A source's messages as columns: what may be returned, and the rows that result from it."""
 
 import base64
 import hashlib
@@ -37,7 +37,7 @@ messages = st.builds(
 
 
 def id_of(message: SourceMessage, vertex: str, partition: int) -> str:
-    """The id of one message, as the reference says it is made."""
+    """The id of one message, as specified in the reference."""
     offset = message.offset
     where = partition if message.partition is None else message.partition
     if re.fullmatch(rb"[!-.0-~]{1,80}", offset) and not offset.startswith(b"="):
@@ -50,7 +50,7 @@ def id_of(message: SourceMessage, vertex: str, partition: int) -> str:
 
 
 @given(st.lists(messages, max_size=5))
-def test_columns_say_what_the_messages_say(some):
+def test_columns_have_the_same_fields_as_the_messages(some):
     batch = check_columns(columns_of(some))
     rows = frame_of(rows_of(batch, "in", 3, NOW)).to_pylist()
     assert [row["id"] for row in rows] == [id_of(message, "in", 3) for message in some]
@@ -79,14 +79,14 @@ def test_different_offsets_have_different_ids(some):
     assert len(set(ids_of(columns, "in", 0).to_pylist())) == len(some)
 
 
-def test_offset_and_value_are_enough():
+def test_offset_and_value_are_the_only_required_columns():
     batch = pa.RecordBatch.from_pydict({"value": [b"a", b"b"], "offset": [b"1", b"2"]})
     checked = check_columns(batch)
     assert checked.schema.names == list(TYPES)
     assert {checked.column(name).null_count for name in TYPES} == {0, 2}
 
 
-def test_other_types_that_hold_the_same_are_taken():
+def test_compatible_column_types_are_accepted():
     seen = datetime(2026, 8, 1, 12, tzinfo=UTC)
     batch = pa.RecordBatch.from_pydict(
         {
@@ -143,20 +143,20 @@ BINARY = pa.array([b"1"], pa.binary())
     ],
     ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
 )
-def test_columns_that_cannot_be_messages_are_refused(columns, problem):
+def test_columns_that_cannot_be_messages_are_rejected(columns, problem):
     batch = pa.RecordBatch.from_pydict({"offset": BINARY, "value": BINARY} | columns)
     with pytest.raises((TypeError, ValueError), match=re.escape(problem)):
         check_columns(batch)
 
 
 @pytest.mark.parametrize("missing", ["offset", "value"])
-def test_neither_offset_nor_value_may_be_missing(missing):
+def test_offset_and_value_must_not_be_missing(missing):
     batch = pa.RecordBatch.from_pydict({"offset": BINARY, "value": BINARY}).drop_columns([missing])
     with pytest.raises(ValueError, match=re.escape(f"read() must return a column '{missing}'")):
         check_columns(batch)
 
 
-def test_nothing_of_a_slice_s_neighbours_is_looked_at():
+def test_checking_a_slice_ignores_its_neighbours():
     whole = pa.RecordBatch.from_pydict(
         {
             "offset": pa.array([b"", b"1", None], pa.binary()),

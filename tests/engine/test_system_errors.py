@@ -1,4 +1,4 @@
-"""Which errors say that a system is down, and which are the message's own affair."""
+"""Which errors say that a system is down, and which are the fault of the message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def raised_from(cause: BaseException) -> BaseException:
 
 
 class Wrapped(Exception):
-    """As SQLAlchemy has them: the names of PEP 249 with a tree of its own."""
+    """As in SQLAlchemy: the names of PEP 249 in a class tree of its own."""
 
 
 class DatabaseError(Wrapped):
@@ -52,7 +52,7 @@ class Response:
 
 
 class StatusError(Exception):
-    """As requests and httpx have them."""
+    """As in requests and httpx."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -83,7 +83,7 @@ class StatusError(Exception):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_system_is_away(error):
+def test_these_errors_mean_that_a_system_is_down(error):
     assert LISTED.means_down(error)
 
 
@@ -107,11 +107,11 @@ def test_a_system_is_away(error):
     ],
     ids=lambda error: f"{type(error).__name__}-{error}",
 )
-def test_a_message_is_bad(error):
+def test_these_errors_are_the_fault_of_the_message(error):
     assert not LISTED.means_down(error)
 
 
-def test_an_error_that_was_only_being_handled_is_not_a_cause():
+def test_an_error_that_was_being_handled_but_is_not_the_cause_does_not_count():
     def convert():
         try:
             raise ConnectionError
@@ -126,11 +126,11 @@ def test_an_error_that_was_only_being_handled_is_not_a_cause():
 def test_the_list_can_be_extended_by_classes_and_by_names():
     assert SystemErrors(named([Down])).means_down(Down())
     assert SystemErrors(named([f"{__name__}:Down"])).means_down(Down())
-    assert SystemErrors(named(["tests:Down"])).means_down(Down()), "of a module inside that one"
+    assert SystemErrors(named(["tests:Down"])).means_down(Down()), "of a module inside that package"
     assert not SystemErrors(named(["elsewhere:Down"])).means_down(Down())
 
 
-def test_an_outage_has_the_name_that_user_code_gave_and_the_wait_it_asked_for():
+def test_an_outage_has_the_name_and_the_wait_that_user_code_set():
     assert SystemOutage.of(Unavailable("the database", "2s")) == SystemOutage(
         "the database", True, True, 2_000
     )

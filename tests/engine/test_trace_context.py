@@ -1,4 +1,4 @@
-"""The trace of a message stands in its headers; it is found and replaced in columns."""
+"""The trace context of a message is in its headers; it is found and replaced in columns."""
 
 import pyarrow as pa
 from hypothesis import given
@@ -46,7 +46,7 @@ def contexts_one_by_one(rows: list[list[tuple[str, str]] | None]) -> dict[int, s
 
 
 @given(ROWS, st.integers(0, 5))
-def test_rows_are_found_as_if_each_was_looked_at_also_in_a_slice(
+def test_contexts_are_found_in_every_row_of_a_column_or_a_slice(
     rows: list[list[tuple[str, str]] | None], start: int
 ) -> None:
     headers = column(rows).slice(start)
@@ -57,7 +57,7 @@ def test_rows_are_found_as_if_each_was_looked_at_also_in_a_slice(
 
 
 @given(ROWS, st.data())
-def test_only_the_context_of_the_rows_that_are_named_is_replaced(
+def test_only_the_contexts_of_the_chosen_rows_are_replaced(
     rows: list[list[tuple[str, str]] | None], data: st.DataObject
 ) -> None:
     count = len(rows)
@@ -76,13 +76,13 @@ def test_only_the_context_of_the_rows_that_are_named_is_replaced(
             assert after[number] == [*kept, ("traceparent", OTHER)]
 
 
-def test_other_versions_and_broken_texts_are_not_recorded() -> None:
+def test_contexts_of_other_versions_and_broken_ones_do_not_count_as_recorded() -> None:
     broken = [f"01{RECORDED[2:]}", RECORDED.upper(), f" {RECORDED}", RECORDED[:-1], RECORDED + "-x"]
 
     assert find_recorded(column([[("traceparent", text)] for text in broken])) == {}
 
 
-def test_what_continues_a_trace_elsewhere_is_well_formed_and_nothing_else() -> None:
+def test_only_well_formed_trace_headers_are_propagated() -> None:
     rows = [
         [("Traceparent", NOT_RECORDED), ("tracestate", "a=b,c=d"), ("authorization", "secret")],
         [("traceparent", f"{RECORDED}\r\nx-injected: yes")],

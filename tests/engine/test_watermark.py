@@ -25,9 +25,9 @@ VERTICES = (Feeder(("a.0", "a.1")), Feeder(("b.0",)))
 
 @pytest.mark.guarantee("the-watermark-only-rises")
 @given(st.none() | moments, st.lists(frames, max_size=12))
-def test_it_only_rises_and_is_never_ahead_of_what_any_feeder_has_told(start, chunks):
+def test_the_watermark_only_rises_and_is_never_ahead_of_what_any_feeder_reported(start, chunks):
     watermark = Watermark(VERTICES, start)
-    told: dict[str, datetime] = {}
+    reported: dict[str, datetime] = {}
     before = start
     for chunk in chunks:
         watermark.hear(chunk)
@@ -35,16 +35,16 @@ def test_it_only_rises_and_is_never_ahead_of_what_any_feeder_has_told(start, chu
         for feeder, time in chunk:
             if feeder in FEEDERS and time is not None:
                 first.setdefault(feeder, time)
-        told |= {f: max(time, told.get(f, time)) for f, time in first.items()}
+        reported |= {f: max(time, reported.get(f, time)) for f, time in first.items()}
         now = watermark.current
         assert before is None or now >= before
         if now != before:
-            assert told.keys() == set(FEEDERS)
-            assert now <= min(told.values())
+            assert reported.keys() == set(FEEDERS)
+            assert now <= min(reported.values())
         before = now
 
 
-def test_it_is_not_known_before_every_feeder_has_been_heard_of():
+def test_the_watermark_is_unknown_until_every_feeder_has_reported():
     watermark = Watermark(VERTICES, None)
     watermark.hear([("a.0", T[5]), ("a.1", T[3])])
     assert watermark.current is None
@@ -54,14 +54,14 @@ def test_it_is_not_known_before_every_feeder_has_been_heard_of():
     assert watermark.current == T[3], "the lowest"
 
 
-def test_it_follows_the_slowest_feeder():
+def test_the_watermark_follows_the_slowest_feeder():
     watermark = Watermark((Feeder(("a", "b")),), None)
     for a, b, expected in [(1, 2, 1), (5, 3, 3), (6, 3, 3), (7, 9, 7)]:
         watermark.hear([("a", T[a]), ("b", T[b])])
         assert watermark.current == T[expected]
 
 
-def test_of_several_frames_of_a_feeder_the_first_counts():
+def test_only_the_first_of_several_frames_of_a_feeder_counts():
     watermark = Watermark((Feeder(("a",)),), None)
     watermark.hear([("a", T[2]), ("a", T[8])])
     assert watermark.current == T[2]
@@ -69,32 +69,32 @@ def test_of_several_frames_of_a_feeder_the_first_counts():
     assert watermark.current == T[2]
 
 
-def test_a_frame_that_comes_late_does_not_take_it_back():
+def test_a_late_frame_does_not_move_the_watermark_back():
     watermark = Watermark((Feeder(("a",)),), T[4])
     watermark.hear([("a", T[2])])
     assert watermark.current == T[4]
 
 
 @pytest.mark.guarantee("the-watermark-only-rises")
-def test_what_was_known_before_a_restart_is_known_at_once():
+def test_the_watermark_from_before_a_restart_is_known_at_once():
     assert Watermark(VERTICES, T[3]).current == T[3]
 
 
-def test_without_feeders_nothing_that_is_heard_moves_it():
+def test_frames_do_not_move_the_watermark_of_a_vertex_without_feeders():
     watermark = Watermark((), None)
     watermark.hear([("a", T[2])])
     assert watermark.current is None
 
 
 @given(st.lists(st.lists(moments, max_size=4), max_size=8))
-def test_of_a_source_it_is_the_highest_of_the_earliest_of_each_chunk(chunks):
+def test_the_watermark_of_a_source_is_the_highest_of_each_chunks_earliest_time(chunks):
     watermark = Watermark((), None)
     for times in chunks:
         watermark.made(times)
     assert watermark.current == max((min(times) for times in chunks if times), default=None)
 
 
-def test_event_times_without_a_zone_are_in_utc_also_those_of_dropped_messages():
+def test_event_times_without_a_zone_are_in_utc_even_those_of_dropped_messages():
     naive = [time.replace(tzinfo=None) for time in (T[3], T[1], T[2])]
     answers = {
         "a": Message(b"", event_time=naive[0]),
@@ -106,7 +106,7 @@ def test_event_times_without_a_zone_are_in_utc_also_those_of_dropped_messages():
     assert min(verdict.gather_event_times()) == T[1]
 
 
-def test_nacked_and_dropped_event_times_count_and_forwarded_ones_are_with_the_outputs():
+def test_event_times_of_nacked_dropped_and_forwarded_messages_count():
     results = {
         "a": Message(b"", event_time=T[5]),
         "b": Message.to_nack(None, T[1]),
@@ -126,8 +126,8 @@ def test_nacked_and_dropped_event_times_count_and_forwarded_ones_are_with_the_ou
     assert watermark.current == T[1]
 
 
-def test_a_vertex_that_runs_inline_is_as_far_as_the_tasks_that_run_it():
-    """Its own task hears nothing then, and would hold the watermark back for ever."""
+def test_a_vertex_that_runs_inline_has_the_watermark_of_the_tasks_that_run_it():
+    """Its own task receives nothing then, and would hold the watermark back forever."""
     watermark = Watermark((Feeder(("b.0",), (Feeder(("a.0", "a.1")),)),), None)
     watermark.hear([("a.0", T[3])])
     assert watermark.current is None, "the other task may be further back"
@@ -136,4 +136,4 @@ def test_a_vertex_that_runs_inline_is_as_far_as_the_tasks_that_run_it():
     watermark.hear([("b.0", T[1])])
     assert watermark.current == T[2]
     watermark.hear([("b.0", T[5])])
-    assert watermark.current == T[5], "what a wrote to the buffer of b has passed"
+    assert watermark.current == T[5], "the frames that a wrote to the buffer of b have been read"

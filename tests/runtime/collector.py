@@ -1,4 +1,4 @@
-"""A collector of traces: takes OTLP over HTTP, as any backend of OpenTelemetry does."""
+"""A collector of traces: accepts OTLP over HTTP, as any backend of OpenTelemetry does."""
 
 from __future__ import annotations
 
@@ -92,4 +92,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""

@@ -1,4 +1,4 @@
-"""What the tests of tasks share."""
+"""Fixtures for all tests of tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def signals_as_before() -> Iterator[None]:
-    """A worker hears when Spark ends; the process of the tests is none, and stays."""
+    """A worker ends on SIGHUP when Spark ends; the process of the tests is not one, and stays."""
     before = signal.getsignal(signal.SIGHUP)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -1,9 +1,9 @@
 """The shipped chunk loop over a server in memory, in which anything may crash at any step.
 
-Everything that decides is the real thing: ``ChunkLoop`` with its settling, its intake, its gate and
-its epoch, and the engine below them. Modelled are the systems around it: the server, the frames it
-reads, the clock and the user's code. ``Rules`` are the rules that the guarantee rests on and that
-the loop leaves to its journal, so that a test can break one and show what it is for.
+Everything that makes decisions is the real code: ``ChunkLoop`` with its settling, its intake, its
+gate and its epoch, and the engine below them. The systems around it are modelled: the server, the
+frames it reads, the clock and the user's code. ``Rules`` are the rules that the guarantee rests on
+and that the loop leaves to its journal, so that a test can break one and show why it is needed.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
@@ -44,11 +44,11 @@ PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], 1_000_00
 RETRIES = RetryStrategy(Backoff("5s", steps=2, jitter=0.01), "drop")
 POLICY = Backoff("1s", steps=2, jitter=0.01)
 TOO_LARGE = Random(1).randbytes(990_000)
-"""What user code may return, and no frame of ``PLACE`` can hold."""
-AWAY = (0, 0, 1, 3, 5, 8, 92, 995, 10_000)
-"""Milliseconds that may pass before the next task starts; times of day are rounded nowhere."""
+"""A value that user code may return, but that no frame of ``PLACE`` can hold."""
+DOWNTIMES = (0, 0, 1, 3, 5, 8, 92, 995, 10_000)
+"""Milliseconds that may pass before the next task starts; times of day are not rounded."""
 DELAYS = tuple(around + more for around in (200, 990, 59_990) for more in (1, 3, 8, 11))
-"""Delays that are close to each other, on both sides of every border of the rounding."""
+"""Delays that are close to each other, on both sides of every rounding boundary."""
 NO_BREAKER = BreakerLimit(share=1.0)
 
 _FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
@@ -57,17 +57,17 @@ _LOOKED_FOR = (Stage.REDELIVER, Stage.DEAD_LETTER)
 
 
 class Crash(BaseException):
-    """The task is gone, wherever it was: even user code in whose call it was cannot catch it."""
+    """The task is gone, wherever it was: not even user code that was being called can catch it."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How the journal carries out what the loop asks for; the defaults are how Ebbflow does it."""
+    """How the journal carries out the loop's requests; the defaults are how Ebbflow does it."""
 
     content_hash: bool = True
     done_after_publishing: bool = True
-    looks_before_repeating: bool = True
-    looks_before_sending_again: bool = True
+    looks_up_before_repeating: bool = True
+    looks_up_before_sending_again: bool = True
     order: Sequence[Stage] = tuple(Stage)
 
     def stages(self, settlement: Settlement) -> Iterator[list[Publication]]:
@@ -83,7 +83,7 @@ class Rules:
 
 
 def _chunk_of(publication: Publication) -> str:
-    """The chunk's key, with which every id begins."""
+    """The key of the chunk, with which every id begins."""
     return ":".join(publication.msg_id.split(":")[:5])
 
 
@@ -100,18 +100,18 @@ class Chances:
     """Everything that hypothesis, or an enumeration, may choose about one task.
 
     Steps are counted: after ``crash_after`` of them it crashes, after ``stop_after`` the driver
-    says stop.
+    stops it.
     """
 
     random: Random = field(default_factory=lambda: Random(1))
     crash_after: int | None = None
     zombie: int = 0
-    """How many publications of a crashed task still arrive, after others have gone on."""
+    """How many publications of a crashed task still arrive after other tasks have continued."""
     stop_after: int | None = None
     crashed: bool = False
 
     def step(self, stop: Callable[[], None] = lambda: None) -> None:
-        """One thing was done; perhaps the last."""
+        """One step was done, perhaps the last."""
         if self.stop_after is not None:
             self.stop_after -= 1
             if self.stop_after < 0:
@@ -123,17 +123,17 @@ class Chances:
                 raise Crash
 
 
-class AtHand(Random):
-    """With it, what a reader has is never still on its way."""
+class AlwaysArrived(Random):
+    """With it, the frames of a reader are never still in flight."""
 
     def random(self) -> float:
         return 0.9
 
 
 class Reader(Inlet):
-    """Rows of a growing list of frames from a mark on, as ``FrameReader`` gives them.
+    """Rows of a growing list of frames from a mark on, as ``FrameReader`` reads them.
 
-    ``recorded`` is how far the position says that they are done.
+    ``recorded`` returns how far they are done according to the position.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Reader(Inlet):
         return self.mark != Mark(len(self._stream))
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
-        """At most ``limit`` rows that are there; now and then they are still in flight."""
+        """At most ``limit`` rows that have arrived; now and then they are still in flight."""
         return [] if self._random.random() < 0.2 else self._cut(limit, len(self._stream))
 
     def take_frame(self, limit: int) -> list[pa.RecordBatch]:
@@ -175,7 +175,7 @@ class Reader(Inlet):
         return taken
 
     def give_back(self, piece: pa.RecordBatch, used: int) -> None:
-        """All but the first ``used`` rows of the last frame are there again."""
+        """Makes all but the first ``used`` rows of the last frame available again."""
         self.mark = Mark(self._before.seq, self._before.row + used)
 
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
@@ -191,12 +191,12 @@ class Reader(Inlet):
         return end.row - self.mark.row
 
     def forget(self, done: Mark) -> None:
-        """What is deleted must be recorded as done: nobody else has it."""
+        """Deleted frames must be recorded as done: there is no other copy."""
         assert done <= self._recorded(), "deleted, and not recorded as done"
 
 
 class StampedReader(Reader):
-    """Reads frames that may be there twice, and passes over those whose stamp it knows."""
+    """Reads frames that may be stored twice, and skips those whose stamp it knows."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class StampedReader(Reader):
 
 
 class DueReader(StampedReader):
-    """Reads redeliveries, and passes over those that the server has moved twice."""
+    """Reads redeliveries, and skips those that the server has moved twice."""
 
     def __init__(
         self,
@@ -291,12 +291,12 @@ class ModelClock:
 
 @coroutine
 def _pause(why: str = "") -> Generator[str, None, None]:
-    """A point at which a coroutine of the journal may be left for a while."""
+    """A point at which a coroutine of the journal may be suspended for a while."""
     yield why
 
 
 class Flight:
-    """A coroutine of the journal: it continues a few steps at a time, as far as it is let."""
+    """A coroutine of the journal: it continues only as many steps at a time as it is allowed."""
 
     def __init__(self, step: Coroutine[Any, Any, Any], clock: ModelClock) -> None:
         self._step = step
@@ -322,7 +322,7 @@ class Flight:
     def result(self, timeout: float | None = None) -> Any:
         while not self._over:
             if self._go_on() == _BLOCKED:
-                assert timeout is not None, "nobody may wait for room without looking up"
+                assert timeout is not None, "waiting for room needs a timeout"
                 self._clock.wait(Event(), timeout)
                 raise TimeoutError
         if self._error is not None:
@@ -338,7 +338,7 @@ class Flight:
 
 
 class MemoryJournal:
-    """The journal of the task on the server in memory. Between any two of its steps all may end."""
+    """The journal of the task on the server in memory. It may crash between any two steps."""
 
     def __init__(self, server: Server, rules: Rules, chances: Chances, clock: ModelClock) -> None:
         self._server = server
@@ -346,8 +346,8 @@ class MemoryJournal:
         self._chances = chances
         self._clock = clock
         self._revision = 0
-        self.beside: Callable[[], None] = lambda: None
-        """Whatever happens in other threads of the task."""
+        self.other_threads: Callable[[], None] = lambda: None
+        """What happens in other threads of the task."""
         self.stop: Callable[[], None] = lambda: None
         self.on_recorded: Callable[[Span], None] = lambda done: None
         self.on_settled: Callable[[Settlement], None] = lambda settlement: None
@@ -355,7 +355,7 @@ class MemoryJournal:
 
     async def _point(self) -> None:
         await _pause()
-        self.beside()
+        self.other_threads()
         self._chances.step(self.stop)
 
     async def claim(self) -> Position:
@@ -384,7 +384,7 @@ class MemoryJournal:
 
     async def without_stored(self, settlement: Settlement, repeated: Mark | None) -> Settlement:
         self._whole = settlement
-        if repeated is None or not self._rules.looks_before_repeating:
+        if repeated is None or not self._rules.looks_up_before_repeating:
             return settlement
         left = [p for p in settlement.publications if not self._server.holds(p, repeated)]
         return replace(settlement, publications=left)
@@ -401,7 +401,7 @@ class MemoryJournal:
             try:
                 await self._point()
             except Crash:
-                # It stops, too, at what is refused.
+                # It also stops at a publication that is refused.
                 taken = takewhile(lambda p: not self._server.refuses(p), remaining)
                 self._server.late += islice(taken, self._chances.zombie)
                 raise
@@ -419,7 +419,7 @@ class MemoryJournal:
     def _refuse(
         self, publication: Publication, done: Mark
     ) -> tuple[Publication, list[Publication]]:
-        """As ``publish_settlement`` does it: what is not stored, and the pieces to try next."""
+        """As in ``publish_settlement``: the publication that is not stored, and pieces to try."""
         pieces = divide(publication)
         parents = () if pieces else publication.parents
         refused = replace(publication, parents=parents, refusal="too large")
@@ -427,16 +427,16 @@ class MemoryJournal:
         return refused, [p for p in pieces if not (looks and self._server.holds(p, done))]
 
     def _send(self, publication: Publication, done: Mark) -> None:
-        """As often as it takes until the server, which may be killed, has confirmed."""
+        """Sends it until the server, which may be killed, has confirmed it."""
         self._server.publish(publication)
         while self._server.dies_before_it_confirms():
-            looks = self._rules.looks_before_sending_again and publication.stage in _LOOKED_FOR
+            looks = self._rules.looks_up_before_sending_again and publication.stage in _LOOKED_FOR
             if looks and self._server.holds(publication, done):
                 return
             self._server.publish(publication)
 
     def submit(self, step: Coroutine[Any, Any, Any]) -> Flight:
-        """It begins at once and may be anywhere when the task next looks."""
+        """It begins at once and may have reached any step when the task next checks."""
         self._flight = Flight(step, self._clock)
         try:
             self._flight.advance(self._chances.random.randint(0, 6))
@@ -451,12 +451,12 @@ class MemoryJournal:
         return not self._flight.done()
 
     def end(self) -> None:
-        """The task is gone, and what it had in flight stops where it is."""
+        """The task is gone, and its chunk in flight stops where it is."""
         self._flight.cancel()
 
 
 class UserCode:
-    """Decides by a script, call by call, so differently on every attempt; in the end: forward."""
+    """Decides by a script, call by call, so differently on every attempt; finally it forwards."""
 
     def __init__(self, script: Sequence[str]) -> None:
         self._script = list(script)
@@ -480,7 +480,7 @@ class UserCode:
             case "fail":
                 raise ValueError
             case "away":
-                raise ConnectionError("the database is away")
+                raise ConnectionError("the database is down")
             case "dead":
                 raise MessageTooLarge(9, 5)
             case "too large":

@@ -26,7 +26,7 @@ from ebbflow.runtime.loop import ChunkLoop, Epoch, TaskParts
 from ebbflow.runtime.ports import Report
 from ebbflow.usercode.calling import Handler, call_map, call_with_retries, run_stream
 from tests.runtime.crash_model import (
-    AWAY,
+    DOWNTIMES,
     NO_BREAKER,
     PLACE,
     POLICY,
@@ -42,12 +42,12 @@ from tests.runtime.crash_model import (
 )
 from tests.runtime.memory_server import Server
 
-FOR_EVER = 1e9
+FOREVER = 1e9
 _MOST_WAITS = 5_000
 
 
-class Silence:
-    """Nobody watches."""
+class SilentEvents:
+    """Events that are not recorded."""
 
     def opened(self) -> None:
         pass
@@ -113,18 +113,18 @@ class CalledCode:
                 if isinstance(aside, Served):
                     verdict.decisions.answer(index, [b"answer"])
         if self._code.broken:
-            raise RuntimeError("a row that cannot be decided about")
+            raise RuntimeError("a row that makes the operator fail")
 
 
 class ModelTask:
-    """One task of a vertex that reads a buffer. Afterwards nothing of it continues."""
+    """One task of a vertex that reads a buffer. Nothing of it continues after its run."""
 
     ordered = False
     place: Place = PLACE
     observers: Sequence[ChunkObserver] = ()
     emits = False
     largest = 6
-    seconds = FOR_EVER
+    seconds = FOREVER
     breaker = NO_BREAKER
 
     def __init__(self, server: Server, code: UserCode, rules: Rules, chances: Chances) -> None:
@@ -146,7 +146,7 @@ class ModelTask:
             gate=gate,
             size=AnySize(chances.random, self.largest),
             rules=rules_of_vertex,
-            events=Silence(),
+            events=SilentEvents(),
             clock=clock,
             observers=self.observers,
         )
@@ -162,7 +162,7 @@ class ModelTask:
         return partial(call_map, concurrency=1)
 
     def run(self, on_settled: Callable[[Settlement], None] = lambda settlement: None) -> Report:
-        """Work until everything is done, or a crash, or a stop."""
+        """Works until everything is done, or until a crash or a stop."""
         self.journal.on_settled = on_settled
         try:
             return self.loop.run()
@@ -185,21 +185,21 @@ class ModelTask:
         return self.read
 
     def open_inlet(self, done: Span) -> Any:
-        """The stream of what is new."""
+        """The stream of new messages."""
         server = self.server
         return Reader(
             server.inlet, done.inlet, self.chances.random, lambda: server.position.done.inlet
         )
 
     def idle(self) -> None:
-        """The task has waited. When there is nothing more to come, the driver says stop."""
+        """The task has waited. When nothing more arrives, the driver stops it."""
         self._waits += 1
-        assert self._waits < _MOST_WAITS, "it continues for ever"
+        assert self._waits < _MOST_WAITS, "it never ends"
         if not self.journal.is_busy and not self.more_comes():
             self.epoch.stop()
 
     def more_comes(self) -> bool:
-        """Whether there is anything that has not been taken."""
+        """Whether there is any message that has not been taken."""
         coming = bool(self.server.waiting)
         return coming or self.inlet.rows_left or self.redeliveries.rows_left
 
@@ -222,7 +222,7 @@ class ModelTask:
         self._undone.append((self.read.end, dropped))
 
     def _recorded(self, done: Span) -> None:
-        """What is dropped has ended when its chunk is recorded as done."""
+        """A dropped message has ended when its chunk is recorded as done."""
         for end, dropped in self._undone:
             if end.inlet <= done.inlet and end.redelivery <= done.redelivery:
                 self.server.dropped |= dropped
@@ -235,7 +235,7 @@ class OrderedTask(ModelTask):
     place = Place("v", 0, [Edge("x")], 1_000_000, "answers")
 
     def _recorded(self, done: Span) -> None:
-        """The same, of the rows before the one that is held: the chunk they came in ends later."""
+        """The same for the rows before the held one: the chunk they were read in ends later."""
         before = self.server.inlet[: done.inlet.seq]
         settled = sum(batch.num_rows for batch in before) + done.inlet.row
         dropped = {row_id for _, ids in self._undone for row_id in ids}
@@ -243,7 +243,7 @@ class OrderedTask(ModelTask):
 
 
 class StreamTask(ModelTask):
-    """A task of a stream map: what it yields is passed on while it runs."""
+    """A task of a stream map: what it yields is forwarded while it runs."""
 
     emits = True
 
@@ -252,7 +252,7 @@ class StreamTask(ModelTask):
 
 
 class Trickle(ModelTask):
-    """A task whose buffer gets a row every millisecond, or ``every`` that many."""
+    """A task whose buffer receives a row every ``every`` milliseconds."""
 
     rows = 60
     largest = 10_000
@@ -309,11 +309,11 @@ def run_to_the_end(
     on_settled: Callable[[Settlement], None] = lambda settlement: None,
     kind: type[ModelTask] = ModelTask,
 ) -> set[str]:
-    """One task after another, the last without a crash. The ids of the inputs that were lost."""
+    """One task after another, the last without a crash. Returns the ids of the lost inputs."""
     rules = rules or Rules()
     for chances in crashes:
         if not run_once(kind, server, code, rules, chances, on_settled):
-            server.pass_time(chances.random.choice(AWAY))
+            server.pass_time(chances.random.choice(DOWNTIMES))
     last = kind(server, code, rules, Chances(Random(len(crashes))))
     for publication in server.late:
         server.publish(publication)

@@ -1,6 +1,6 @@
 """The reader of a buffer in the crash model: it may crash, too, and copies reach it at any time.
 
-What it passes over and what it keeps with its position is decided by the real core (``copies``,
+What it skips and what it stores with its position is decided by the real core (``copies``,
 ``Position``); marks and rows are cut here as ``FrameReader`` cuts them.
 """
 
@@ -24,12 +24,12 @@ class Follower:
         self.restart()
 
     def store(self, publication: Publication) -> None:
-        """A frame has come."""
+        """A frame has arrived."""
         stamp = Stamp.of(publication.headers.get(FROM), publication.msg_id)
         self._stream.append((stamp, frames.decode(publication.payload)))
 
     def restart(self) -> None:
-        """Another reader takes over, from what was recorded."""
+        """Another reader takes over from the recorded position."""
         done = Position.from_json(self._stored).done
         self._mark, self._known, self._read = done.inlet, done.known, list[str]()
 
@@ -37,7 +37,7 @@ class Follower:
         """At most that many rows, and any number of copies between them."""
         while limit > 0 and self._mark.seq < len(self._stream):
             stamp, batch = self._stream[self._mark.seq]
-            if stamp and not self._mark.row and self._had(stamp):
+            if stamp and not self._mark.row and self._is_known(stamp):
                 self._mark = Mark(self._mark.seq + 1)
                 continue
             piece = batch.slice(self._mark.row, limit)
@@ -48,11 +48,11 @@ class Follower:
             self._read += piece.column("id").to_pylist()
             limit -= piece.num_rows
 
-    def _had(self, stamp: Stamp) -> bool:
+    def _is_known(self, stamp: Stamp) -> bool:
         return is_copy(self._known, stamp)
 
     def record(self) -> None:
-        """All that was read is done."""
+        """Everything that was read is done."""
         position = Position.from_json(self._stored)
         end = Span(self._mark, known=self._known)
         self._stored = position.settled(end, Counts()).to_json()
@@ -60,7 +60,7 @@ class Follower:
         self._read = []
 
     def happen(self, random: Random) -> None:
-        """Anything that it may do next."""
+        """Does any of the things that a reader may do next."""
         match random.randrange(6):
             case 0:
                 self.restart()
@@ -70,21 +70,21 @@ class Follower:
                 self.read(random.randint(1, 3))
 
     def finish(self) -> None:
-        """Read and record all there is."""
+        """Reads and records everything."""
         self.read(10**6)
         self.record()
 
 
 class Forgetful(Follower):
-    """What a reader would be that relies on the server: it knows no copies."""
+    """A reader that would rely on the server: it does not recognise copies."""
 
-    def _had(self, stamp: Stamp) -> bool:
+    def _is_known(self, stamp: Stamp) -> bool:
         return False
 
 
 class Hasty(Follower):
-    """What a reader would be that takes any frame of a chunk it has read from for a copy."""
+    """A reader that would take any frame of a chunk it has read from for a copy."""
 
-    def _had(self, stamp: Stamp) -> bool:
+    def _is_known(self, stamp: Stamp) -> bool:
         last = self._known.get(stamp.writer)
         return last is not None and stamp.begins <= last.begins

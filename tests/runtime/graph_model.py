@@ -56,7 +56,7 @@ from tests.runtime.crash_model import (
     Rules,
     UserCode,
 )
-from tests.runtime.crash_run import FOR_EVER, AnySize, CalledCode, Silence, inlet_of
+from tests.runtime.crash_run import FOREVER, AnySize, CalledCode, SilentEvents, inlet_of
 
 KINDS = ("forward", "forward", "two", "nack", "nack later", "nack later", "drop", "fail", "dead")
 _MOST_WAITS = 3_000
@@ -64,14 +64,14 @@ _MOST_WAITS_FOR_OTHERS = 300
 _MOST_TURNS = 400
 
 Graph = Mapping[str, Sequence[Edge]]
-"""The edges of each vertex. The first one reads what comes from outside."""
+"""The edges of each vertex. The first one reads the messages from outside."""
 
 
 class World(MemoryWorld):
     """The server of simulations, which may forget the ids it knows.
 
-    ``forgets`` is how likely it does so at any publication. ``room`` is how many frames a buffer
-    takes that are not done, if there is a limit.
+    ``forgets`` is the probability of this at any publication. ``room`` is how many unfinished
+    frames fit into a buffer, if there is a limit.
     """
 
     room: int | None = None
@@ -88,7 +88,7 @@ class World(MemoryWorld):
         self._forgets = forgets
 
     def vertex(self, name: str) -> PartitionStreams:
-        """What it keeps of a vertex."""
+        """What it stores of a vertex."""
         return self.partitions[name, 0]
 
     @property
@@ -106,18 +106,18 @@ class World(MemoryWorld):
 
     def publish(self, publication: Publication) -> None:
         if publication.stage in (Stage.OUTPUT, Stage.HAND_OVER):
-            assert publication.headers[FROM], "a reader has to know copies of every output"
+            assert publication.headers[FROM], "a reader has to recognise copies of every output"
         super().publish(publication)
 
     def is_full(self, publication: Publication) -> bool:
-        """Whether the buffer that it is for has no room until some of it is done."""
+        """Whether its buffer has no room until some of the frames are done."""
         if self.room is None or publication.stage not in (Stage.OUTPUT, Stage.HAND_OVER):
             return False
         target = self.vertex(publication.target)
         return len(target.buffer) - target.position.done.inlet.seq >= self.room
 
     def refuses(self, publication: Publication) -> bool:
-        """Whether a stream never takes it."""
+        """Whether its stream never accepts it."""
         return False
 
     def record(self, position: Position) -> Position:
@@ -130,7 +130,7 @@ class World(MemoryWorld):
             self._move_again()
 
     def _move_again(self) -> None:
-        """As a server that was killed does with frames that were parked: some come once more."""
+        """As a killed server does with frames that were parked: some are moved once more."""
         for where, streams in self.partitions.items():
             if self._moved[where] and self._chance.random() < 0.5:
                 streams.due.append(self._chance.choice(self._moved[where]))
@@ -191,7 +191,7 @@ class OneVertex:
 
 
 class Decided(UserCode):
-    """Decides by vertex and message alone, so the same on every attempt: a little of everything."""
+    """Decides only by vertex and message, so the same on every attempt: a mix of all decisions."""
 
     def __init__(self, vertex: str, calls: Counter[tuple[str, str]]) -> None:
         super().__init__(())
@@ -224,7 +224,7 @@ class Decided(UserCode):
 
 
 class Scripted(UserCode):
-    """Decides by chance at every call, so differently on every attempt; at last: forward."""
+    """Decides at random at every call, so differently on every attempt; finally it forwards."""
 
     def __init__(self, vertex: str, chance: Random) -> None:
         super().__init__(())
@@ -267,7 +267,7 @@ class GraphTask:
         self._journals: list[MemoryJournal] = []
         self._controls: list[VertexControl] = []
         self.clock = ModelClock(OneVertex(world, names[0]), self.idle)
-        self.epoch = Epoch(FOR_EVER, self.clock)
+        self.epoch = Epoch(FOREVER, self.clock)
         parts = {name: self._parts(name, rules) for name in names}
         inlined = {name: self._inline_vertex(name, own) for name, own in parts.items()}
         self.loops: list[ChunkLoop] = []
@@ -286,7 +286,7 @@ class GraphTask:
             gate=OutageGate(code, patience, Breaker(NO_BREAKER)),
             size=AnySize(self.chances.random, 6),
             rules=DecisionRules(Place(name, 0, self.world.graph[name], 1_000_000), POLICY, 10**6),
-            events=Silence(),
+            events=SilentEvents(),
             clock=self.clock,
         )
         self._journals.append(journal)
@@ -296,7 +296,7 @@ class GraphTask:
     def _inline_vertex(self, name: str, parts: TaskParts) -> InlineVertex:
         decider = ChunkDecider(parts.rules, parts.gate, parts.size, self.clock)
         few_wait = lambda: self.chances.random.random() < self._often  # noqa: E731
-        return InlineVertex(name, parts.gate, decider, few_wait, Silence(), self.clock)
+        return InlineVertex(name, parts.gate, decider, few_wait, SilentEvents(), self.clock)
 
     def _open(self, name: str, done: Span) -> Intake:
         vertex, random = self.world.vertex(name), self.chances.random
@@ -319,11 +319,11 @@ class GraphTask:
 
     def idle(self) -> None:
         self._waits += 1
-        assert self._waits < _MOST_WAITS, "it works for ever"
+        assert self._waits < _MOST_WAITS, "it never ends"
         for control in self._controls:
             control.wake.set()  # whatever ended the wait may have arrived for it
         if len(self.loops) < len(self.world.graph) and self._waits > _MOST_WAITS_FOR_OTHERS:
-            self.epoch.stop()  # the one that has to make room may be in another task
+            self.epoch.stop()  # the vertex that has to make room may be in another task
         busy = any(journal.is_busy for journal in self._journals)
         if not busy and not any(map(self._more_comes, self._reads)):
             self.epoch.stop()
@@ -348,9 +348,9 @@ class GraphTask:
 
 
 class _Frames(MemoryInlet):
-    """Follows a stream that grows; now and then what is there is still in flight.
+    """Follows a stream that grows; now and then its frames are still in flight.
 
-    ``recorded`` is how far the position says that it is done.
+    ``recorded`` returns how far it is done according to the position.
     """
 
     def __init__(
@@ -369,7 +369,7 @@ class _Frames(MemoryInlet):
         return [] if self._random.random() < 0.2 else super().take(limit)
 
     def forget(self, done: Mark) -> None:
-        """What is deleted must be recorded as done: nobody else has it."""
+        """Deleted frames must be recorded as done: there is no other copy."""
         assert done <= self._recorded(), "deleted, and not recorded as done"
         if done == self.mark:
             self.passed = None
@@ -380,7 +380,7 @@ class GraphRun:
     """A run of a graph to its end, in which tasks crash and take turns at random.
 
     Vertices share tasks at random. As in a real run, that changes only when the tasks concerned
-    have ended well, or when a new run begins, in which all of them share one (``regroups_late``).
+    have ended normally, or when a new run begins, in which all share one (``regroups_late``).
     """
 
     graph: Graph
@@ -411,7 +411,7 @@ class GraphRun:
                 return self.world
             self._turn(self.random.choice(self._groups), codes)
             self._regroup()
-        raise AssertionError("it works for ever")
+        raise AssertionError("it never ends")
 
     def _regroup(self) -> None:
         if self._unsettled and self.regroups_late:

@@ -1,9 +1,9 @@
-"""Runs one map task in this process, and prints what executes while one message passes it.
+"""Runs one map task in this process, and prints what executes while it processes one message.
 
-``python -m tests.runtime.map_hop FOLDER`` prints JSON: the modules of ours in which a function was
-called between the arrival of a message and its settlement, on any thread, and the frames of ours
-between the loop and user code. Several messages pass, and the one with the fewest modules counts:
-reports to the driver and purges of what is settled fall into the time of some message now and then.
+``python -m tests.runtime.map_hop FOLDER`` prints JSON: the modules of Ebbflow in which a function
+was called between the arrival of a message and its settlement, on any thread, and the stack frames
+between the loop and user code. Several messages are processed, and the one with the fewest modules
+counts: now and then, reports to the driver and purges of settled frames run during a message.
 A process of its own: the hook must be there before any thread is.
 """
 
@@ -25,9 +25,9 @@ MESSAGES = 6
 
 
 class Hook:
-    """Notes the modules of ours whose functions are called while it is switched on.
+    """Records the modules of Ebbflow whose functions are called while it is switched on.
 
-    ``others`` are the threads of whoever sends the messages: they are not part of the task.
+    ``others`` are the threads that send the messages: they are not part of the task.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class Hook:
                 self.modules.add(name.removeprefix("ebbflow."))
 
 
-def frames_of_ours(frame: FrameType | None) -> list[str]:
-    """Returns the functions of ours that called this frame, up to the loop's own."""
+def frames_of_ebbflow(frame: FrameType | None) -> list[str]:
+    """Returns the functions of Ebbflow that called this frame, up to the loop's own."""
     called = []
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
@@ -75,7 +75,7 @@ def main(folder: Path) -> None:
     stacks: list[list[str]] = []
 
     def work(datum: Any) -> Message:
-        stacks.append(frames_of_ours(sys._getframe(1)))
+        stacks.append(frames_of_ebbflow(sys._getframe(1)))
         arrived[int(datum.value)].set()
         return Message(datum.value)
 

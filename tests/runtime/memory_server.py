@@ -1,7 +1,7 @@
 """JetStream in the memory of a test: streams, schedules and one position by compare-and-set.
 
 The server drops copies by their ids until it forgets them. With ``chance`` it forgets at any time,
-and those who read what the task writes continue, record and crash at any time.
+and the readers of the task's outputs continue, record and crash at any time.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from tests.runtime.following import Follower
 
 
 class Moved(NamedTuple):
-    """What is known of a redelivery: its token, the chunk that it comes from, and when it came.
+    """What is known of a redelivery: its token, the chunk that it comes from, and when it arrived.
 
     ``at`` is in seconds, as the server's own times are.
     """
@@ -32,7 +32,7 @@ class Moved(NamedTuple):
 
     @property
     def stamp(self) -> Stamp | None:
-        """By which its reader knows it."""
+        """The stamp by which its reader recognises it."""
         return Stamp.of_redelivery(self.token, self.at, self.sent_by)
 
 
@@ -47,18 +47,18 @@ class Server:
     due: list[pa.RecordBatch] = field(default_factory=list)
     due_ids: list[str] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
-    """What is known of each of those that are due."""
+    """What is known of each redelivery that is due."""
     dies: float = 0.1
-    """How likely it is to be killed before it has confirmed what it has stored."""
+    """How likely it is to be killed between storing and confirming a message."""
     moved_twice: int = 0
-    """The rows of frames that it has moved once more."""
+    """The number of rows in frames that it has moved once more."""
     waiting: list[tuple[int, bytes, str, str]] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     letters: list[str] = field(default_factory=list)
     letter_ids: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     fallen: set[str] = field(default_factory=set)
-    """What a fallback sink has taken; it is not on the server, but no crash takes it back."""
+    """What a fallback sink has accepted; it is not on the server, but no crash reverts it."""
     now: int = 1_000_000
     full_until: int = 0
     """When its buffers have room again."""
@@ -67,10 +67,10 @@ class Server:
     stored: bytes = Position("lineage").to_json()
     revision: int = 1
     ledger: dict[str, dict] = field(default_factory=dict)
-    """What messages have been through that are back at their source."""
+    """The histories of messages that are back at their source."""
     trail: list[TrailRow] = field(default_factory=list)
     untrue: list[TrailRow] = field(default_factory=list)
-    """The rows of the trail that named something which was not stored when they came."""
+    """The rows of the trail that named something which was not stored when they arrived."""
     audit: list[tuple[AuditFrame, bytes]] = field(default_factory=list)
     refused: dict[Stage, Collection[str]] = field(default_factory=dict)
     """The messages whose outputs or redeliveries are too large for their streams."""
@@ -78,11 +78,11 @@ class Server:
     _stored: set[tuple[str, str]] = field(default_factory=set)
 
     def is_full(self, publication: Publication) -> bool:
-        """Whether what it is for has no room at the moment."""
+        """Whether its stream has no room at the moment."""
         return self.full_until > self.now
 
     def publish(self, publication: Publication) -> None:
-        """Take a message, unless its stream has seen its id before."""
+        """Stores a message, unless its stream has seen its id before."""
         stream = (publication.stage, publication.target, publication.partition)
         if (stream, publication.msg_id) in self._seen or self.refuses(publication):
             return
@@ -99,32 +99,32 @@ class Server:
             buffer = (publication.target, publication.partition)
             self.followers.setdefault(buffer, self.reader()).store(publication)
         elif publication.stage is Stage.TRAIL:
-            self._hear(read_trail(publication.payload))
+            self._take_trail(read_trail(publication.payload))
         elif publication.stage is Stage.AUDIT:
             stamp = AuditStamp.read(publication.headers[CHUNK])
-            told = AuditFrame(len(self.audit) + 1, "v", 0, stamp)
-            self.audit.append((told, publication.payload))
+            frame = AuditFrame(len(self.audit) + 1, "v", 0, stamp)
+            self.audit.append((frame, publication.payload))
         elif publication.due is None:
             sender = _sender_of(publication)
             moved = Moved(publication.token if sender else "", sender, self.now / 1000)
-            self._came_due(publication.payload, publication.msg_id, moved)
+            self._became_due(publication.payload, publication.msg_id, moved)
         else:
             due, payload, msg_id = publication.due, publication.payload, publication.msg_id
             self.waiting.append((due, payload, msg_id, _sender_of(publication)))
 
     def refuses(self, publication: Publication) -> bool:
-        """Whether a stream never takes it."""
+        """Whether its stream never accepts it."""
         if not (large := self.refused.get(publication.stage)):
             return False
         ids = frames.decode(publication.payload).column("id").to_pylist()
         return any(i.partition("/")[0] in large for i in ids)
 
-    def _hear(self, rows: list[TrailRow]) -> None:
+    def _take_trail(self, rows: list[TrailRow]) -> None:
         self.trail += rows
         self.untrue += [row for row in rows if not self._is_true(row)]
 
     def _is_true(self, row: TrailRow) -> bool:
-        """Whether everything is there that the row says it has left."""
+        """Whether everything that the row names is stored."""
         match row.outcome:
             case "dead_lettered":
                 there = row.id in self.letters
@@ -134,13 +134,13 @@ class Server:
                 there = not row.answers or row.request in self.answers
         return there and all((output.to, output.id) in self._stored for output in row.sent)
 
-    def _came_due(self, payload: bytes, msg_id: str, moved: Moved) -> None:
+    def _became_due(self, payload: bytes, msg_id: str, moved: Moved) -> None:
         self.due.append(frames.decode(payload))
         self.due_ids.append(msg_id)
         self.moved.append(moved)
 
     def move_again(self, chance: Random) -> None:
-        """It was killed and has forgotten that it deleted a frame, however long ago that was."""
+        """Models a killed server that has forgotten the deletion of a frame, however long ago."""
         moved = [(place, one) for place, one in enumerate(self.moved) if "later" in one.token]
         if moved:
             place, one = chance.choice(moved)
@@ -150,7 +150,7 @@ class Server:
             self.moved.append(one._replace(at=self.now / 1000))
 
     def happen(self) -> None:
-        """Whatever else happens next to the task."""
+        """Does what may happen next to the task."""
         if self.chance is None:
             return
         if self.chance.random() < 0.2:
@@ -161,9 +161,9 @@ class Server:
             follower.happen(self.chance)
 
     def dies_before_it_confirms(self) -> bool:
-        """It is killed, and is back after a while; of what it has moved it knows no ids.
+        """It is killed, and is up again after a while; it knows no ids of moved messages.
 
-        What was parked may have come due before.
+        Parked messages may have become due before.
         """
         if self.chance is None or self.chance.random() <= 1 - self.dies:
             return False
@@ -172,31 +172,31 @@ class Server:
         return True
 
     def forget_ids(self) -> None:
-        """The time is over in which the server knows copies."""
+        """Ends the time in which the server recognises copies."""
         self._seen.clear()
 
     def holds(self, publication: Publication, done: Mark) -> bool:
-        """Whether it is found among the letters, or among what waits or is not read."""
+        """Whether it is found among the dead letters, or among waiting or unread redeliveries."""
         waiting = [msg_id for _, _, msg_id, _ in self.waiting]
         return publication.msg_id in {*self.letter_ids, *waiting, *self.due_ids[done.seq :]}
 
     def read(self) -> list[str]:
-        """The ids of all rows that the next vertices get, once they have read everything."""
+        """The ids of all rows that the next vertices receive, once they have read everything."""
         for follower in self.followers.values():
             follower.finish()
         return [one for follower in self.followers.values() for one in follower.done]
 
     def pass_time(self, ms: int) -> None:
-        """Move what has become due."""
+        """Moves the redeliveries that have become due."""
         self.now += ms
         for due, payload, msg_id, sent_by in sorted(self.waiting):
             if due <= self.now:
                 subject = f"v.later.{frames.fingerprint([msg_id])}"
-                self._came_due(payload, msg_id, Moved(subject, sent_by, self.now / 1000))
+                self._became_due(payload, msg_id, Moved(subject, sent_by, self.now / 1000))
         self.waiting = [one for one in self.waiting if one[0] > self.now]
 
     def write(self, position: Position, revision: int) -> int:
-        """Replace the position if it is still the one of that revision."""
+        """Replaces the position if it still has that revision."""
         if revision != self.revision:
             raise Fenced("v", 0)
         self.stored, self.revision = position.to_json(), revision + 1
@@ -204,11 +204,11 @@ class Server:
 
     @property
     def position(self) -> Position:
-        """What is recorded."""
+        """The recorded position."""
         return Position.from_json(self.stored)
 
     def ended(self) -> set[str]:
-        """The inputs that have come to an end that lasts."""
+        """The inputs that have a final outcome."""
         forwarded = {i.partition("/")[0] for i in self.read()}
         return forwarded | {*self.letters, *self.answers} | self.dropped | self.fallen
 
@@ -219,5 +219,5 @@ class Server:
 
 
 def _sender_of(publication: Publication) -> str:
-    """The chunk that a redelivery comes from; a piece of one that was refused does not say it."""
+    """The chunk that a redelivery comes from; a piece of a refused one does not name it."""
     return publication.headers.get(REDELIVERED_BY, "")

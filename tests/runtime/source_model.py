@@ -1,4 +1,4 @@
-"""A model of a source that is told the outcome of each message, next to the crash model.
+"""A model of a source that receives the outcome of each message, added to the crash model.
 
 The loop is the shipped one, with its journal and its clock in memory. The outside system, the
 source's process and the ledger on the server are modelled here. Anything may crash between any two
@@ -25,11 +25,11 @@ _FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
 
 @dataclass
 class Outside:
-    """A queue that gives what is due and not acknowledged, and again what a dead process had."""
+    """A queue that delivers due messages, and delivers those of a dead process again."""
 
     ready: dict[bytes, int]
     """Offset → when it is due."""
-    given: set[bytes] = field(default_factory=set)
+    in_flight: set[bytes] = field(default_factory=set)
     acked: set[bytes] = field(default_factory=set)
 
     @classmethod
@@ -40,23 +40,23 @@ class Outside:
         offsets = [offset for offset, due in self.ready.items() if due <= now][:limit]
         for offset in offsets:
             del self.ready[offset]
-        self.given |= set(offsets)
+        self.in_flight |= set(offsets)
         return offsets
 
     def ack(self, offsets: Sequence[bytes]) -> None:
-        self.given -= set(offsets)
+        self.in_flight -= set(offsets)
         self.acked |= set(offsets)
 
     def nack(self, nacks: pa.RecordBatch, now: int) -> None:
         for nack in nacks.to_pylist():
-            if nack["offset"] in self.given:
-                self.given.remove(nack["offset"])
+            if nack["offset"] in self.in_flight:
+                self.in_flight.remove(nack["offset"])
                 self.ready[nack["offset"]] = now + (nack["delay"] or 0)
 
     def lose_process(self) -> None:
-        """What was given and not settled is given again, by the same process or the next."""
-        self.ready |= dict.fromkeys(sorted(self.given), 0)
-        self.given.clear()
+        """Messages in flight are delivered again, by the same process or the next."""
+        self.ready |= dict.fromkeys(sorted(self.in_flight), 0)
+        self.in_flight.clear()
 
 
 @dataclass
@@ -72,9 +72,9 @@ def message_id(offset: bytes) -> str:
 
 
 class SourceInlet(Inlet):
-    """Rows of the outside system, with the histories that the ledger has of them.
+    """Rows of the outside system, with their histories in the ledger.
 
-    The source's process is told by a thread of its own, so later than the task says it.
+    The source's process is notified by a separate thread, so later than the task reports it.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class SourceInlet(Inlet):
 
     @property
     def rows_left(self) -> bool:
-        return bool(self._server.outside.ready or self._server.outside.given or self._settled)
+        return bool(self._server.outside.ready or self._server.outside.in_flight or self._settled)
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
-        self.tell()
+        self.notify()
         offsets = self._server.outside.read(limit, self._server.now)
         self._offsets += offsets
         self.mark = Mark(self.mark.seq + len(offsets))
@@ -107,7 +107,7 @@ class SourceInlet(Inlet):
         return frames.with_columns(bare, **columns)
 
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
-        """Nothing: what was in flight is given again."""
+        """Nothing: messages in flight are delivered again."""
         self.mark = max(self.mark, end)
         return []
 
@@ -119,23 +119,23 @@ class SourceInlet(Inlet):
         self._server.on_ack(ends.ids.to_pylist())
         self._settled.append(ends)
 
-    def tell(self) -> None:
-        """The thread next to the task, if it gets its turn: acks and nacks, in any order."""
+    def notify(self) -> None:
+        """The thread next to the task, if it is scheduled: acks and nacks, in any order."""
         if self._settled and self._chances.random.random() < 0.5:
-            self._tell(self._settled.popleft())
+            self._notify(self._settled.popleft())
 
-    def _tell(self, ends: SourceAcks) -> None:
+    def _notify(self, ends: SourceAcks) -> None:
         outside, now = self._server.outside, self._server.now
         outside.ack(ends.acks.to_pylist())
         outside.nack(ends.nacks, now)
 
     def close(self, for_good: bool = False) -> None:
         while self._settled and not self._chances.crashed:
-            self._tell(self._settled.popleft())
+            self._notify(self._settled.popleft())
 
 
 class PulledTask(ModelTask):
-    """The task of a source vertex: it tells the source what a chunk has come to, once it is done.
+    """The task of a source vertex: it reports a chunk's outcomes to the source once it is done.
 
     ``redelivers_itself`` is whether the source takes nacked messages back.
     """
@@ -145,18 +145,18 @@ class PulledTask(ModelTask):
 
     def open_inlet(self, done: Span) -> SourceInlet:
         inlet = SourceInlet(self.server, done.inlet, self.redelivers_itself, self.chances)
-        self.journal.beside = inlet.tell
+        self.journal.other_threads = inlet.notify
         return inlet
 
 
 class KeepingTask(PulledTask):
-    """The task of a source that cannot give a message again: Ebbflow keeps what is nacked."""
+    """The task of a source that cannot redeliver a message: Ebbflow stores nacked messages."""
 
     redelivers_itself = False
 
 
 class Limited(UserCode):
-    """Some messages are nacked whenever they come, at most ``LIMIT`` times; others as scripted."""
+    """Nacks some messages on every delivery, at most ``LIMIT`` times; decides others by script."""
 
     def __init__(self, script: Sequence[str], limited: Sequence[str]) -> None:
         super().__init__(script)
@@ -176,7 +176,7 @@ def run_source(
     crashes: Sequence[Chances],
     kind: type[PulledTask] = PulledTask,
 ) -> set[str]:
-    """One task after another, the last without a crash. The ids of the messages that were lost."""
+    """One task after another, the last without a crash. Returns the ids of the lost messages."""
     ids = {message_id(offset) for offset in server.outside.ready}
     for chances in [*crashes, Chances()]:
         server.outside.lose_process()

@@ -1,4 +1,4 @@
-"""Files of an audit table: each row is there once, whoever crashes and whoever reads when."""
+"""Files of an audit table: each row is there once, whenever writers crash and readers read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Steps:
 
 
 class Writer:
-    """Writes batches of a table and merges them, going on from its record after a crash."""
+    """Writes batches of a table and merges them, continuing from its record after a crash."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ class Reader:
             found = rows_in(paths)
         except FileNotFoundError:  # it lists them again
             return
-        # Of a batch that is being written, some days may wait already.
+        # Some days of a batch that is being written may be waiting already.
         assert not [row for row, count in Counter(found).items() if count > 1]
         assert set(expected) <= set(found)
 
@@ -115,7 +115,7 @@ class Reader:
         max_size=12,
     )
 )
-def test_each_row_is_there_once_at_every_moment_whoever_crashes_when(flat, acts):
+def test_each_row_is_there_once_at_every_moment_whenever_a_writer_crashes(flat, acts):
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if flat:
             (Path(folder) / "orders-0a1b-00009999.parquet").touch()
@@ -142,7 +142,7 @@ def test_each_row_is_there_once_at_every_moment_whoever_crashes_when(flat, acts)
         assert all(name.startswith("day=") for name in folders) is not flat
 
 
-def test_a_writer_that_wakes_up_late_changes_nothing(tmp_path: Path):
+def test_a_writer_that_wakes_up_late_does_not_change_the_table(tmp_path: Path):
     writer = Writer(tmp_path)
     writer.write(DAYS[:1])
     writer.write(DAYS[:1])
@@ -154,12 +154,12 @@ def test_a_writer_that_wakes_up_late_changes_nothing(tmp_path: Path):
     TableFiles(tmp_path).publish(BatchSpan(LIFE, 0, 2), wake_up_late)
     files = TableFiles(tmp_path)
     assert rows_in(files.list_table()) == writer.rows
-    # A batch that it still has is known to be in the table, and goes with the next merge.
+    # A batch that it still has is known to be in the table, and is removed by the next merge.
     (files.aside / f"{LIFE}-00000001~{DAYS[0]}.waiting").write_text("again\n")
     assert rows_in(files.list_rows()) == writer.rows
 
 
-def test_what_an_earlier_life_has_left_waiting_is_found(tmp_path: Path):
+def test_waiting_batches_of_an_earlier_life_are_found(tmp_path: Path):
     Writer(tmp_path).write(DAYS)
     files = TableFiles(tmp_path)
     assert files.list_leftovers(BatchSpan("orders-ffff", 0, 1)) == [BatchSpan(LIFE, 0, 1)]
@@ -177,7 +177,7 @@ def test_incomplete_files_of_earlier_lives_of_the_pipeline_are_deleted(tmp_path:
     assert [path.exists() for path in left] == [False, True, True]
 
 
-def test_files_expire_with_the_last_of_their_rows_and_only_those_of_the_pipeline(tmp_path: Path):
+def test_files_expire_with_their_last_row_and_only_those_of_the_pipeline(tmp_path: Path):
     writer = Writer(tmp_path)
     writer.write(DAYS)
     writer.merge()

@@ -1,4 +1,4 @@
-"""Whatever crashes where: every delivery that is recorded has one audit row, and no other has one.
+"""Whatever crashes where: every recorded delivery has exactly one audit row, and no other has one.
 
 The counts of a position change with the record that a chunk is done, so they are exact. Audit rows
 that are chosen by the same record have to add up to them, one by one.
@@ -29,19 +29,19 @@ V = ("v", 0)
 
 
 class AuditedTask(ModelTask):
-    """A task of a pipeline that keeps an audit table."""
+    """A task of a pipeline with an audit table."""
 
     observers = (AuditObserver(),)
 
 
 class AuditedOrderedTask(OrderedTask):
-    """The same, of an ordered vertex."""
+    """The same for an ordered vertex."""
 
     observers = (AuditObserver(),)
 
 
 class AuditedStreamTask(StreamTask):
-    """The same, of a stream map."""
+    """The same for a stream map."""
 
     observers = (AuditObserver(),)
 
@@ -58,7 +58,7 @@ class Table:
     begun: tuple[int, int] | None = None
 
     def write(self, server: Server, crash: str | None = None) -> None:
-        """Writes what is recorded as done; perhaps only until the crash."""
+        """Writes the chunks that are recorded as done, perhaps only up to a crash."""
         batch, end = self.begun or (len(self.files), server.position.chunks)
         self.begun = (batch, end)
         if crash == "begun":
@@ -77,15 +77,15 @@ class Table:
 def rows_of(server: Server, after: int = 0, end: int | None = None) -> list[Row]:
     """The audit rows of the chunks that count."""
     done = server.position.chunks if end is None else end
-    chosen = choose([told for told, _ in server.audit], {V: after}, {V: done})
-    payloads = {told.seq: payload for told, payload in server.audit}
-    pieces = [PlacedRows(*V, read_audit(payloads[told.seq])) for told in chosen]
+    chosen = choose([frame for frame, _ in server.audit], {V: after}, {V: done})
+    payloads = {frame.seq: payload for frame, payload in server.audit}
+    pieces = [PlacedRows(*V, read_audit(payloads[frame.seq])) for frame in chosen]
     table = to_table(pieces, "p", "batch").to_pylist()
     return [(row["id"], row["outcome"], row["deliveries"]) for row in table]
 
 
 def counted(rows: list[Row]) -> Counts:
-    """The rows as a position counts them, but for what is written."""
+    """The rows as a position counts them, without ``written``."""
     ends = Counter(outcome for _, outcome, _ in rows)
     return Counts(
         read=len(rows),
@@ -113,7 +113,7 @@ def recorded(server: Server) -> Counts:
     chance=st.none() | st.randoms(),
     looks=st.lists(st.sampled_from([None, None, "begun", "written"]), max_size=6),
 )
-def test_the_table_adds_up_to_the_counts_whoever_crashes_when(
+def test_the_audit_table_adds_up_to_the_counts_whatever_crashes_when(
     kind, sizes, script, given_crashes, chance, looks
 ):
     server, table = Server(inlet_of(*sizes), chance), Table()
@@ -134,7 +134,7 @@ def test_the_table_adds_up_to_the_counts_whoever_crashes_when(
 
 @settings(max_examples=examples(15))
 @given(inlets, endings, crashes)
-def test_so_does_that_of_a_stream_map(sizes, script, given_crashes):
+def test_the_audit_table_of_a_stream_map_adds_up_to_the_counts(sizes, script, given_crashes):
     server = Server(inlet_of(*sizes))
     run_to_the_end(server, Yielding(server, script), given_crashes, kind=AuditedStreamTask)
     assert counted(rows_of(server)) == recorded(server)
@@ -142,14 +142,14 @@ def test_so_does_that_of_a_stream_map(sizes, script, given_crashes):
 
 @settings(max_examples=examples(20))
 @given(inlets, st.sampled_from(["forward", "two", "serve", "drop", "dead", "fall back"]), crashes)
-def test_code_that_decides_the_same_ends_each_message_once(sizes, decision, given_crashes):
+def test_each_message_ends_once_if_code_always_decides_the_same(sizes, decision, given_crashes):
     server = Server(inlet_of(*sizes))
     run_to_the_end(server, UserCode([decision] * 1_000), given_crashes, kind=AuditedTask)
     assert sorted(row[0] for row in rows_of(server)) == sorted(f"m{n}" for n in range(sum(sizes)))
 
 
-def test_what_was_told_and_never_recorded_is_in_no_table():
-    """All runs of two rows with one crash after which code decides anew."""
+def test_audit_rows_of_chunks_that_were_never_recorded_are_not_in_the_table():
+    """All runs of two rows with one crash after which code decides again."""
     kinds = ("two", "nack", "serve", "dead")
     for first, second, crash_after in product(kinds, kinds, range(1, 9)):
         server = Server(inlet_of(1, 1))
@@ -158,9 +158,9 @@ def test_what_was_told_and_never_recorded_is_in_no_table():
         assert counted(rows_of(server)) == recorded(server), (first, second, crash_after)
 
 
-def test_without_the_claim_rows_of_a_lost_task_would_count_as_well(monkeypatch):
-    def choose_all(told: list[AuditFrame], after: dict, done: dict) -> list[AuditFrame]:
-        return [f for f in told if after.get(V, 0) < f.stamp.number <= done[V]]
+def test_without_the_claim_the_rows_of_a_lost_task_would_count_as_well(monkeypatch):
+    def choose_all(found: list[AuditFrame], after: dict, done: dict) -> list[AuditFrame]:
+        return [f for f in found if after.get(V, 0) < f.stamp.number <= done[V]]
 
     monkeypatch.setattr(audit_rows, "choose", choose_all)
     monkeypatch.setitem(rows_of.__globals__, "choose", choose_all)
@@ -173,9 +173,9 @@ def test_without_the_claim_rows_of_a_lost_task_would_count_as_well(monkeypatch):
     assert any(wrong)
 
 
-def test_decisions_of_every_kind_are_told():
+def test_the_audit_table_has_rows_for_every_kind_of_outcome():
     server = Server(inlet_of(*[4] * 6))
-    # A break has its whole chunk decided about anew, so what was scripted for it is not told.
+    # After a break its whole chunk is decided again, so the scripted decisions have no rows.
     script = [decision for decision in DECISIONS if decision != "break"] * 2
     run_to_the_end(server, UserCode(script), [Chances(Random(3), 9)], kind=AuditedTask)
     outcomes = {outcome for _, outcome, _ in rows_of(server)}

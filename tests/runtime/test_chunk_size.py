@@ -1,4 +1,4 @@
-"""Chunks have the size that suits the cost of a call and the cost of a message."""
+"""The size of chunks fits the cost of a call and the cost of a message."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def best_rate(cost, full):
     ("seconds_a_row", "limit"),
     [(10.0, 1), (0.25, 1), (0.1, 2), (0.05, 5), (0.01, 25), (0.002, 125), (1e-6, 8_000)],
 )
-def test_chunks_become_what_the_code_does_in_a_quarter_of_a_second(seconds_a_row, limit):
+def test_chunks_grow_to_what_the_code_processes_in_a_quarter_of_a_second(seconds_a_row, limit):
     assert after(10, Cost(0, seconds_a_row)) == pytest.approx(limit, abs=1)
 
 
@@ -58,11 +58,11 @@ def test_calls_that_cost_less_than_a_quarter_of_a_second_share_a_chunk(seconds, 
 
 @pytest.mark.parametrize("seconds", [0.3, 0.4, 1.0, 10.0])
 @pytest.mark.parametrize("full", [50, 500, 2_000, 20_000])
-def test_calls_with_a_fixed_cost_are_full(seconds, full):
+def test_calls_with_a_fixed_cost_get_full_batches(seconds, full):
     assert after(15, Cost(seconds, 0), full) == full
 
 
-def test_a_call_that_is_dear_by_itself_and_by_the_message_is_not_over_its_time():
+def test_a_call_with_fixed_and_per_message_costs_stays_within_its_time_limit():
     rows = after(15, Cost(0.5, 0.05))
 
     assert rows < FULL
@@ -84,19 +84,19 @@ def test_fast_code_gets_larger_chunks_step_by_step():
     ]
 
 
-def test_a_chunk_that_was_far_from_full_says_nothing_about_larger_ones():
+def test_a_fast_chunk_that_was_far_from_full_does_not_change_the_limit():
     pace = Pace()
     pace.took(3, 1e-6)
     assert pace.limit == 32
 
 
-def test_a_chunk_that_was_slow_though_not_full_makes_the_next_smaller():
+def test_a_slow_chunk_makes_the_next_one_smaller_even_if_it_was_not_full():
     pace = Pace()
     pace.took(3, 1.0)
     assert pace.limit == 1
 
 
-def test_single_messages_do_not_hide_that_calls_have_a_fixed_cost():
+def test_single_messages_do_not_hide_the_fixed_cost_of_calls():
     pace = Pace(FULL)
     for _ in range(30):
         pace.took(1, 0.4)
@@ -104,7 +104,7 @@ def test_single_messages_do_not_hide_that_calls_have_a_fixed_cost():
     assert pace.limit == FULL
 
 
-def test_rows_with_calls_of_their_own_are_known_to_cost_more():
+def test_rows_with_separate_calls_do_not_reduce_the_limit():
     pace = Pace(FULL)
     worked(pace, Cost(0.4, 0), 10)
     pace.took(100, 50 * 0.4 + 0.4, alone=50)
@@ -115,14 +115,16 @@ costs = st.builds(Cost, st.floats(0, 2.0), st.floats(1e-7, 1.0))
 
 
 @given(costs, st.sampled_from([1, 10, 100, 500, 2_000]), st.floats(0, 0.2), st.integers(0, 9))
-def test_throughput_is_nine_tenths_of_the_best_from_the_first_chunk_on(cost, full, noise, seed):
+def test_throughput_is_at_least_nine_tenths_of_the_best_from_the_first_chunk_on(
+    cost, full, noise, seed
+):
     rows, seconds = worked(Pace(full), cost, 200, full, noise, seed)
 
     assert rows / seconds >= 0.9 * best_rate(cost, full)
 
 
 @given(costs, costs, st.floats(0, 0.2), st.integers(0, 9))
-def test_code_whose_cost_changes_is_followed(before, cost, noise, seed):
+def test_the_limit_follows_a_change_of_cost(before, cost, noise, seed):
     pace = Pace(FULL)
     worked(pace, before, 50, noise=noise, seed=seed)
     worked(pace, cost, 30, noise=noise, seed=seed)
@@ -157,14 +159,14 @@ def test_measuring_adapts_the_limit():
     assert pace.limit > 32
 
 
-def test_what_is_not_the_usual_is_not_measured():
+def test_a_disregarded_chunk_is_not_measured():
     pace, verdict = Pace(), chunk_of(32)
     with pace.measured(verdict):
         verdict.disregard_time()
     assert pace.limit == 32
 
 
-def test_the_next_task_of_a_partition_goes_on_at_its_pace():
+def test_the_next_task_of_a_partition_continues_at_its_pace():
     vertex = ResidentVertex()
     worked(vertex.pace(0, FULL), Cost(0.4, 0), 10)
 
@@ -172,7 +174,7 @@ def test_the_next_task_of_a_partition_goes_on_at_its_pace():
     assert vertex.pace(1, FULL).limit == 32
 
 
-def test_large_messages_get_smaller_chunks_and_small_ones_larger_ones_again():
+def test_large_messages_get_smaller_chunks_and_small_ones_get_larger_chunks_again():
     pace = Pace(FULL)
     for _ in range(5):
         pace.took(pace.limit, 1e-3, pace.limit * 10_000)
@@ -182,7 +184,7 @@ def test_large_messages_get_smaller_chunks_and_small_ones_larger_ones_again():
     assert pace.limit == 8_000
 
 
-def test_a_message_that_is_larger_than_a_chunk_should_be_goes_alone():
+def test_a_message_larger_than_a_chunk_should_be_gets_its_own_chunk():
     pace = Pace()
     pace.took(pace.limit, 1e-3, pace.limit * 2**30)
     assert pace.limit == 1

@@ -1,4 +1,4 @@
-"""Chunks that publish nothing, as those of a sink: one record for several, and nothing is lost."""
+"""Chunks that publish nothing, such as those of a sink, share records, and nothing is lost."""
 
 from random import Random
 
@@ -10,7 +10,7 @@ from ebbflow.accounts.trail import TrailObserver
 from ebbflow.engine.position import ChunkCounts, Mark
 from ebbflow.runtime.loop import AT_BUFFER
 from ebbflow.runtime.settling import Settling
-from tests.runtime.crash_model import AtHand, Chances, Rules, UserCode
+from tests.runtime.crash_model import AlwaysArrived, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, Trickle, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server
 from tests.thorough import examples
@@ -31,7 +31,7 @@ scripts = st.lists(st.sampled_from(["drop", "drop", "serve", "forward", "nack", 
 
 
 class Watched(Server):
-    """Notes when positions are written."""
+    """Records when positions are written."""
 
     def write(self, position, revision):
         self.__dict__.setdefault("written_at", []).append((self.now, position))
@@ -54,17 +54,17 @@ def test_nothing_is_lost_or_miscounted_among_chunks_that_publish_nothing(
 
 def test_a_sink_writes_one_record_for_the_chunks_of_ten_milliseconds():
     server = Watched([])
-    report = Trickle(server, UserCode(["drop"] * 100), Rules(), Chances(AtHand(1))).run()
+    report = Trickle(server, UserCode(["drop"] * 100), Rules(), Chances(AlwaysArrived(1))).run()
     _claim, _first_chunk, *records = server.written_at
     assert len(records) <= Trickle.rows / WITHIN + 2 < report.chunks
     assert server.position.counts.dropped == Trickle.rows
 
 
-def test_under_a_steady_flow_no_chunk_waits_longer_to_be_recorded():
+def test_no_chunk_of_a_steady_flow_waits_longer_than_that_to_be_recorded():
     server = Watched([])
-    Trickle(server, UserCode(["drop"] * 100), Rules(), Chances(AtHand(1))).run()
+    Trickle(server, UserCode(["drop"] * 100), Rules(), Chances(AlwaysArrived(1))).run()
     (began, _), _, *records = server.written_at
-    # A row comes every millisecond: those that have been there for so long are done.
+    # A row arrives every millisecond: those that have been there for so long are done.
     late = [at - began - position.done.inlet.seq for at, position in records[:-1]]
     assert late
     assert max(late) <= WITHIN + AT_BUFFER.longest * 1000
@@ -77,9 +77,9 @@ def test_a_chunk_of_a_steady_trickle_is_recorded_with_the_next_one(every, writes
 
     Slow.every = every
     server = Watched([])
-    report = Slow(server, UserCode(["forward"] * 100), Rules(), Chances(AtHand(1))).run()
+    report = Slow(server, UserCode(["forward"] * 100), Rules(), Chances(AlwaysArrived(1))).run()
     assert report.chunks == Trickle.rows
-    # Apart by more than a quarter of a second, each is recorded by itself: nobody knows of a next.
+    # More than a quarter of a second apart, each is recorded by itself: no next one is expected.
     assert len(server.written_at) == pytest.approx(writes * report.chunks, rel=0.2)
 
 
@@ -90,15 +90,15 @@ def test_no_intent_is_written_for_a_chunk_that_publishes_nothing_but_answers(kin
         observers = (TrailObserver(),) if trail else ()
 
     server = Watched(inlet_of(*[1] * 5))
-    Task(server, UserCode([kind] * 5), Rules(), Chances(AtHand(1))).run()
+    Task(server, UserCode([kind] * 5), Rules(), Chances(AlwaysArrived(1))).run()
     assert not any(position.replays for _, position in server.written_at)
     assert len(server.written_at) < 5
     assert len(server.answers) == (5 if kind == "serve" else 0)
     assert len(server.trail) == (5 if trail else 0)
 
 
-def test_a_chunk_that_joins_one_in_flight_would_take_its_counts(monkeypatch):
-    """What is in flight is confirmed first."""
+def test_joining_a_chunk_in_flight_would_lose_its_counts(monkeypatch):
+    """So the chunk in flight is confirmed first."""
 
     def counts() -> int:
         server = Server(inlet_of(*[1] * 8))

@@ -1,4 +1,4 @@
-"""Copies in a buffer, which its reader passes over: the position moves behind them, never ahead."""
+"""Copies in a buffer, which its reader skips: the position moves behind them, never ahead."""
 
 from collections.abc import Callable
 from random import Random
@@ -15,7 +15,7 @@ from tests.thorough import examples
 
 
 class CopyReader(Reader):
-    """Passes over the frames at some places, as ``FrameReader`` does with those it has read."""
+    """Skips the frames at some places, as ``FrameReader`` does with those it has read."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class CopyReader(Reader):
             self.mark = Mark(self.mark.seq + 1)
 
     def _left(self, end: Mark) -> int:
-        self._pass_copies()  # first, as the reader does: what is left is of the frame behind them
+        self._pass_copies()  # first, as the reader does: the rest is of the frame behind them
         return super()._left(end)
 
     def _cut(self, limit: int, most: int) -> list[pa.RecordBatch]:

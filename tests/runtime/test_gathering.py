@@ -1,4 +1,4 @@
-"""Small chunks: the rows of a trickle are taken together, and nothing else has to wait."""
+"""Small chunks: slowly arriving rows are taken together, and nothing else has to wait."""
 
 from random import Random
 
@@ -8,7 +8,7 @@ from ebbflow import Datum
 from ebbflow.engine.inlet import Intake
 from ebbflow.engine.position import Mark
 from ebbflow.runtime.loop import SMALL, Gathering, GatheringPace
-from tests.runtime.crash_model import AtHand, Chances, ModelClock, Reader, Rules, UserCode
+from tests.runtime.crash_model import AlwaysArrived, Chances, ModelClock, Reader, Rules, UserCode
 from tests.runtime.crash_run import OrderedTask, Trickle, inlet_of
 from tests.runtime.memory_server import Server
 
@@ -20,7 +20,7 @@ PACE = GatheringPace(longest=0.040, times=3)
     [(1, False, 15), (SMALL - 1, False, 15), (SMALL, False, 0), (1, True, 0)],
     ids=["one row", "few rows", "many rows", "a full chunk"],
 )
-def test_rows_gather_after_a_small_chunk_by_what_it_has_cost(rows, leaves_rows, waited):
+def test_rows_gather_after_a_small_chunk_according_to_its_duration(rows, leaves_rows, waited):
     assert wait_after(rows, leaves_rows, took=5) == waited
 
 
@@ -51,14 +51,14 @@ class Busy(UserCode):
         return super().__call__(datum)
 
 
-def test_a_message_a_millisecond_makes_a_chunk_every_few_milliseconds():
+def test_one_message_per_millisecond_makes_a_chunk_every_few_milliseconds():
     server = Server([])
     report = Trickle(server, Busy(server), Rules(), Chances(Random(1))).run()
     assert len(server.outputs) == report.rows == Trickle.rows
     assert report.chunks <= Trickle.rows / 2 + 2
 
 
-def test_frames_of_an_ordered_vertex_that_wait_are_taken_one_after_another_at_once():
+def test_waiting_frames_of_an_ordered_vertex_are_taken_without_gathering():
     server = Server(inlet_of(*[1] * 20))
     began = server.now
     report = OrderedTask(server, UserCode(()), Rules(), Chances(Random(1))).run()
@@ -74,7 +74,8 @@ def test_a_chunk_leaves_rows_when_it_has_no_room_for_more_of_either_stream(
     new, redelivered, leaves_rows
 ):
     streams = (
-        Reader(inlet_of(size) if size else [], Mark(), AtHand(1)) for size in (new, redelivered)
+        Reader(inlet_of(size) if size else [], Mark(), AlwaysArrived(1))
+        for size in (new, redelivered)
     )
     taken = Intake(*streams).take(limit=8, held=False)
     assert taken.leaves_rows is leaves_rows

@@ -1,4 +1,4 @@
-"""Ordered vertices: nothing overtakes a row that has to come back, and nothing is left out."""
+"""Ordered vertices: no row overtakes one that has to be redelivered, and none is left out."""
 
 import threading
 from datetime import UTC, datetime
@@ -53,7 +53,7 @@ async def later(datum: Datum) -> Message:
 
 
 @pytest.mark.parametrize("run", [partial(call_map, concurrency=8), run_stream])
-def test_a_map_stops_at_the_first_row_that_comes_back(run):
+def test_a_map_stops_at_the_first_row_that_is_redelivered(run):
     target, calls = nacking("b")
     verdict = ordered(some(*"abcd"))
     run(Handler(target), verdict)
@@ -62,7 +62,7 @@ def test_a_map_stops_at_the_first_row_that_comes_back(run):
     assert (verdict.decisions.unreached, verdict.first_held()) == (2, 1)
 
 
-def test_an_async_map_goes_one_by_one_where_order_counts():
+def test_an_async_map_of_an_ordered_vertex_takes_one_row_at_a_time():
     verdict = ordered(some(*"abcd"))
     handler = Handler(later)
     call_map(handler, verdict, concurrency=8)
@@ -81,13 +81,13 @@ def test_an_async_map_goes_one_by_one_where_order_counts():
     ],
     ids=["drop", "dead letter", "failure", "nack", "violation"],
 )
-def test_only_what_comes_back_or_may_be_retried_stops_a_map(result, stops):
+def test_only_a_row_that_is_redelivered_or_may_be_retried_stops_a_map(result, stops):
     verdict = ordered(some(*"abc"))
     call_map(Handler(lambda d: result if d.id == "b" else Message(d.value)), verdict, 1)
     assert verdict.decisions.unreached == (2 if stops else None)
 
 
-def test_without_order_nothing_stops():
+def test_an_unordered_map_does_not_stop():
     target, calls = nacking("a", "b")
     verdict = verdict_on(some(*"abc"))
     call_map(Handler(target), verdict, 1)
@@ -95,7 +95,7 @@ def test_without_order_nothing_stops():
     assert (verdict.decisions.unreached, verdict.first_held()) == (None, None)
 
 
-def test_a_sink_stops_behind_the_batch_that_has_a_row_to_come_back():
+def test_a_sink_stops_after_the_batch_that_has_a_row_to_redeliver():
     calls: list[list[str]] = []
 
     def target(data: list[Datum]) -> list[Response]:
@@ -108,7 +108,7 @@ def test_a_sink_stops_behind_the_batch_that_has_a_row_to_come_back():
     assert (verdict.decisions.unreached, verdict.first_held()) == (3, 1)
 
 
-def test_a_sink_that_raises_holds_at_the_first_row_of_its_batch():
+def test_a_sink_that_raises_holds_the_first_row_of_its_batch():
     def target(data: list[Datum]) -> list[Response]:
         if any(d.id == "c" for d in data):
             raise ValueError("no")
@@ -127,7 +127,7 @@ keyed = st.lists(
 
 @pytest.mark.guarantee("order-by-key")
 @given(keyed, st.integers(1, 6))
-def test_no_batch_holds_two_rows_of_the_same_keys_and_every_row_is_in_one(rows, size):
+def test_no_batch_contains_two_rows_of_the_same_keys_and_every_row_is_in_one(rows, size):
     failures, keys = [f for f, _ in rows], [k for _, k in rows]
     cuts = list(call_ranges(failures, size, keys))
     assert [i for start, end in cuts for i in range(start, end)] == list(range(len(rows)))
@@ -138,11 +138,11 @@ def test_no_batch_holds_two_rows_of_the_same_keys_and_every_row_is_in_one(rows, 
         assert len(set(held)) == len(held)
 
 
-def test_batches_go_as_far_as_the_keys_allow():
+def test_batches_are_as_large_as_the_keys_allow():
     assert list(call_ranges([0] * 5, 9, [["k"], ["l"], ["k"], ["k", "l"], []])) == [(0, 2), (2, 5)]
 
 
-def test_keys_of_several_texts_are_not_mistaken_for_others():
+def test_a_list_of_keys_is_not_mistaken_for_their_concatenation():
     assert list(call_ranges([0] * 2, 9, [["a", "b"], ["ab"]])) == [(0, 2)]
 
 
@@ -159,16 +159,16 @@ def test_keys_of_several_texts_are_not_mistaken_for_others():
         ({1: DeadLetter("no")}, 4, None),
     ],
 )
-def test_settling_stops_at_the_first_row_that_comes_back_or_was_not_reached(
+def test_settling_stops_at_the_first_row_that_is_redelivered_or_was_not_reached(
     outcomes, unreached, expected
 ):
-    """A vertex that stopped behind its last row has reached them all."""
+    """A vertex that stopped after its last row has reached them all."""
     verdict = ordered(some(*"abcd"))
     decide(verdict, outcomes).decisions.stop_at(unreached)
     assert verdict.first_held() == expected
 
 
-def test_a_cut_verdict_is_about_the_rows_before_alone():
+def test_a_cut_verdict_covers_only_the_rows_before_the_cut():
     verdict = ordered(some(*"abcd"))
     target, _ = nacking("c")
     call_map(Handler(lambda d: None if d.id == "b" else target(d)), verdict, 1)
@@ -185,14 +185,14 @@ def test_a_cut_verdict_stores_the_answers_of_its_own_rows():
     assert verdict.cut(2).answers == {0: [b"1"]}
 
 
-def test_a_cut_keeps_what_is_forwarded_as_it_is():
+def test_a_cut_keeps_rows_that_are_forwarded_unchanged():
     verdict = ordered(some(*"abcd"))
     verdict.forward_inputs()
     assert verdict.cut(2).outputs is None
 
 
-def test_outputs_of_a_retried_row_are_not_cut_off_with_later_ones():
-    """They come behind those of later rows, which an ordered vertex gives back."""
+def test_outputs_of_a_retried_row_are_kept_when_later_rows_are_cut_off():
+    """They follow those of later rows, which an ordered vertex gives back."""
 
     def target(data: list[Datum]) -> dict[str, Message]:
         first = data[0].system_metadata["sink"]["retry_count"] == b"0"
@@ -207,7 +207,7 @@ def test_outputs_of_a_retried_row_are_not_cut_off_with_later_ones():
     assert sorted(verdict.cut(2).outputs.values) == [b"a", b"b"]
 
 
-def test_rows_that_part_of_a_chunk_did_not_reach_are_not_reached_by_the_whole():
+def test_rows_that_a_part_of_a_chunk_did_not_reach_count_as_not_reached():
     whole = ordered(some(*"abcdef"))
     part = whole.part(Rows(whole.rows.batch.slice(2, 3)))
     target, _ = nacking("c")
@@ -219,14 +219,14 @@ def test_rows_that_part_of_a_chunk_did_not_reach_are_not_reached_by_the_whole():
     complete.stop_at(3)
     whole = ordered(some(*"abcdef"))
     whole.decisions.merge(range(2, 5), complete)
-    assert whole.decisions.unreached is None, "the part stopped behind its last row"
+    assert whole.decisions.unreached is None, "the part stopped after its last row"
 
 
 NOW = datetime.fromtimestamp(1_000, UTC)
 HELD = Held(due=1, deliveries=3, failures=2, retries=1, reason="busy")
 
 
-def test_the_held_row_comes_back_with_what_is_known_about_it():
+def test_the_held_row_is_delivered_again_with_its_history():
     batch = some("a", "b", deliveries=[1, 5], nack_reason=[None, "other"]).batch
     columns = ("id", "value", "deliveries", "failures", "retries", "nack_reason")
     found = [tuple(row[name] for name in columns) for row in with_held(batch, HELD).to_pylist()]
@@ -235,7 +235,7 @@ def test_the_held_row_comes_back_with_what_is_known_about_it():
 
 
 def reader_behind(batch, more=None) -> FrameReader:
-    """A reader without a server that has just given ``batch``, the start of frame 8."""
+    """A reader without a server that has just returned ``batch``, the start of frame 8."""
     reader = FrameReader.__new__(FrameReader)
     reader._wake = threading.Event()
     reader._before, reader._last_seq = (Mark(7), NOTHING), 8
@@ -249,7 +249,7 @@ def rest_of(reader: FrameReader) -> list[str]:
 
 
 @pytest.mark.parametrize("more", [None, "xy"])
-def test_what_is_settled_ends_before_the_held_row_and_the_rest_is_given_back(more):
+def test_only_the_rows_before_the_held_row_are_settled_and_the_rest_is_given_back(more):
     target, _ = nacking("c")
     verdict = ordered(some(*"abcd", deliveries=2))
     reader = reader_behind(verdict.rows.batch, some(*more).batch if more else None)
@@ -261,7 +261,7 @@ def test_what_is_settled_ends_before_the_held_row_and_the_rest_is_given_back(mor
     assert rest_of(reader) == ["c", "d", *(more or "")]
 
 
-def test_a_row_that_was_only_not_reached_is_given_back_but_not_held():
+def test_a_row_that_was_merely_not_reached_is_given_back_but_not_held():
     verdict = ordered(some(*"abc"))
     verdict.decisions.stop_at(1)
     reader = reader_behind(verdict.rows.batch)
@@ -282,7 +282,7 @@ decisions = st.sampled_from(["ok", "ok", "nack", "fail", "raise", "drop", "dead"
 
 
 class Unsteady:
-    """Decides as scripted, call by call, and in the end always well; keeps what it finished."""
+    """Decides as scripted, call by call, finally always with success; records what it finished."""
 
     def __init__(self, script: list[str]) -> None:
         self._script = iter(script)

@@ -25,8 +25,8 @@ held = st.dictionaries(st.integers(0, 15).map(lambda n: f"m{n}"), st.integers(2,
 kinds = st.sampled_from(["nack", "nack later", "away"])
 
 
-class Insistent(UserCode):
-    """Has messages come back until they were delivered so often, and then forwards them."""
+class Nacking(UserCode):
+    """Nacks messages until they were delivered that many times, and then forwards them."""
 
     def __init__(self, until: dict[str, int], kind: str = "nack") -> None:
         super().__init__(())
@@ -41,7 +41,7 @@ class Insistent(UserCode):
             and datum.id in self._until
             and self.calls.count(self.calls[-1]) < 3
         ):
-            raise ConnectionError("the database is away")
+            raise ConnectionError("the database is down")
         if self._kind != "away" and datum.deliveries < self._until.get(datum.id, 1):
             raise Nack(delay="5s" if self._kind == "nack later" else None)
         return Message(b"1")
@@ -49,20 +49,20 @@ class Insistent(UserCode):
 
 @settings(max_examples=examples(60))
 @given(inlets, held, kinds, crashes)
-def test_outputs_are_in_the_order_of_the_inputs_and_each_is_there_once(
+def test_outputs_are_in_the_order_of_the_inputs_and_each_is_stored_once(
     sizes, until, kind, given_crashes
 ):
     server = Server(inlet_of(*sizes))
-    code = Insistent(until, kind)
+    code = Nacking(until, kind)
     assert run_to_the_end(server, code, given_crashes, kind=OrderedTask) == set()
     assert server.outputs == [f"m{n}/v" for n in range(sum(sizes))]
 
 
 @settings(max_examples=examples(40))
 @given(inlets, held, crashes)
-def test_a_held_row_is_counted_on_across_crashes(sizes, until, given_crashes):
-    """Its deliveries are part of the position: none is skipped, and none is over its number."""
-    server, code = Server(inlet_of(*sizes)), Insistent(until)
+def test_the_delivery_count_of_a_held_row_continues_across_crashes(sizes, until, given_crashes):
+    """Its deliveries are part of the position: no number is skipped, and none is too high."""
+    server, code = Server(inlet_of(*sizes)), Nacking(until)
     run_to_the_end(server, code, given_crashes, kind=OrderedTask)
     for message_id, calls in groupby(sorted(code.calls), key=lambda call: call[0]):
         assert {number for _, number in calls} == set(range(1, until.get(message_id, 1) + 1))
@@ -73,8 +73,8 @@ def test_a_held_row_is_counted_on_across_crashes(sizes, until, given_crashes):
 
 @settings(max_examples=examples(40))
 @given(inlets, held)
-def test_without_a_crash_a_held_row_is_given_once_for_each_delivery(sizes, until):
-    server, code = Server(inlet_of(*sizes)), Insistent(until)
+def test_without_a_crash_a_held_row_is_delivered_once_for_each_delivery_number(sizes, until):
+    server, code = Server(inlet_of(*sizes)), Nacking(until)
     run_to_the_end(server, code, kind=OrderedTask)
     wanted = [
         (f"m{n}", number)

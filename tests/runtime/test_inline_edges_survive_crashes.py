@@ -1,7 +1,7 @@
 """Inline or through buffers, whatever crashes where: the same outcomes, and exact counts.
 
 Random graphs, inline choices and crashes, with nacks, dead letters and failures at every vertex.
-Then what each rule is for: with the rule broken, the same runs lose or double a message.
+Then why each rule is needed: with the rule broken, the same runs lose or duplicate a message.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ def plain(graph: Graph, given_sizes: list[int]) -> GraphRun:
 @pytest.mark.guarantee("counts-are-exact")
 @settings(max_examples=examples(25))
 @given(graphs.filter(lambda graph: graph is not GRAPHS[3]), sizes, shares, seeds)
-def test_inline_edges_end_messages_as_buffers_do(graph, given_sizes, share, seed):
+def test_inline_edges_have_the_same_outcomes_as_buffers(graph, given_sizes, share, seed):
     expected = plain(graph, given_sizes)
     run = GraphRun(graph, given_sizes, seed, inline=share)
     world = run.run()
@@ -62,7 +62,7 @@ rooms = st.integers(1, 3)
 @pytest.mark.guarantee("back-pressure-loses-nothing")
 @settings(max_examples=examples(25))
 @given(st.sampled_from(ACYCLIC), sizes, shares, rooms, seeds)
-def test_full_buffers_change_no_outcome(graph, given_sizes, share, room, seed):
+def test_full_buffers_do_not_change_outcomes(graph, given_sizes, share, room, seed):
     expected = plain(graph, given_sizes)
     run = GraphRun(graph, given_sizes, seed, inline=share, room=room)
     world = run.run()
@@ -74,7 +74,7 @@ def test_full_buffers_change_no_outcome(graph, given_sizes, share, room, seed):
 @settings(max_examples=examples(25))
 @given(st.sampled_from(ACYCLIC), sizes, st.sampled_from([0.0, 0.5]), rooms, seeds)
 def test_vertices_that_share_a_task_make_room_for_each_other(graph, given_sizes, share, room, seed):
-    """In one task, which nothing ends: whoever waits for room waits for a vertex next to it."""
+    """In one task that is never stopped: waiting for room means waiting for a vertex next to it."""
     run = GraphRun(graph, given_sizes, seed, inline=share, crashes=0, forgets=0.0, room=room)
     task = GraphTask(
         run.world,
@@ -100,7 +100,7 @@ def test_nothing_is_lost_inline_when_code_decides_differently(graph, given_sizes
 
 
 class Refusing(World):
-    """Streams take neither outputs nor redeliveries of every third message."""
+    """Streams accept neither outputs nor redeliveries of every third message."""
 
     def refuses(self, publication: Publication) -> bool:
         if publication.stage not in (Stage.OUTPUT, Stage.REDELIVER, Stage.HAND_OVER):
@@ -110,7 +110,7 @@ class Refusing(World):
 
 
 class RefusingToPark(World):
-    """Streams take no redelivery, nor what a task parks that another one has nacked."""
+    """Streams accept no redelivery, and no row that one task parks after another has nacked it."""
 
     def refuses(self, publication: Publication) -> bool:
         return publication.stage is Stage.REDELIVER
@@ -120,7 +120,7 @@ class RefusingToPark(World):
 @pytest.mark.parametrize("server", [Refusing, RefusingToPark])
 @settings(max_examples=examples(25))
 @given(graphs.filter(lambda graph: graph is not GRAPHS[3]), sizes, shares, seeds)
-def test_what_the_server_refuses_ends_at_the_vertex_that_has_read_it(
+def test_a_refused_message_is_dead_lettered_by_the_vertex_that_read_it(
     server, graph, given_sizes, share, seed
 ):
     world = GraphRun(graph, given_sizes, seed, inline=share, server=server).run()
@@ -133,21 +133,21 @@ def test_what_the_server_refuses_ends_at_the_vertex_that_has_read_it(
 
 
 class ForgetsTheChoice(GraphTask):
-    """A replay chooses anew which edges it takes inline."""
+    """A replay chooses again which edges it takes inline."""
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
         for loop in self.loops:
             settle = loop._inline.settle
-            loop._inline.settle = partial(self._settle_anew, settle)
+            loop._inline.settle = partial(self._settle_again, settle)
 
     @staticmethod
-    def _settle_anew(settle, decider, verdict, facts, again=None):
+    def _settle_again(settle, decider, verdict, facts, again=None):
         return settle(decider, verdict, facts)
 
 
 class RemembersNoWriters(World):
-    """Readers do not record what they have read of other tasks."""
+    """Readers do not record which frames of other tasks they have read."""
 
     def record(self, position: Position) -> Position:
         known = known_of_redeliveries(position.done.known)
@@ -164,13 +164,13 @@ def doubled(**how) -> bool:
     return False
 
 
-def test_a_replay_that_forgets_which_edges_were_inline_doubles_messages():
+def test_a_replay_that_forgets_which_edges_were_inline_duplicates_messages():
     assert doubled(task=ForgetsTheChoice)
 
 
-def test_redeliveries_that_their_reader_does_not_record_are_doubled_by_a_replay():
+def test_redeliveries_that_their_reader_does_not_record_are_duplicated_by_a_replay():
     assert doubled(server=RemembersNoWriters)
 
 
-def test_vertices_that_leave_a_task_before_it_has_replayed_its_chunk_double_messages():
+def test_vertices_that_leave_a_task_before_its_replay_duplicate_messages():
     assert doubled(regroups_late=False)

@@ -1,4 +1,4 @@
-"""How much of the code one message passes in one map: few modules, few frames."""
+"""How much code one message passes through in one map: few modules, few stack frames."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 pytestmark = pytest.mark.slow
 
 MOST_MODULES = 32
-"""Fewer are better: lower this number when modules have been folded.
+"""Fewer are better: lower this number when modules have been merged.
 
-Tag routing is a module of its own because people look for it by name.
+Tag routing is a separate module because readers look for it by name.
 """
 
 MOST_FRAMES = 7
@@ -31,11 +31,11 @@ def hop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_a_message_passes_few_modules_in_a_map(hop: dict[str, Any]) -> None:
+def test_a_message_passes_through_few_modules_in_a_map(hop: dict[str, Any]) -> None:
     print(f"{len(hop['modules'])} modules: {', '.join(hop['modules'])}")
     assert len(hop["modules"]) <= MOST_MODULES, hop["modules"]
 
 
-def test_few_frames_lie_between_the_loop_and_user_code(hop: dict[str, Any]) -> None:
+def test_few_stack_frames_lie_between_the_loop_and_user_code(hop: dict[str, Any]) -> None:
     print(f"{len(hop['frames'])} frames: {' < '.join(hop['frames'])}")
     assert 0 < len(hop["frames"]) <= MOST_FRAMES, hop["frames"]

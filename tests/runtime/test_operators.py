@@ -1,4 +1,4 @@
-"""Sinks as a worker makes them from a plan: who decides when a target is unavailable."""
+"""Sinks as a worker makes them from a plan: what decides when a target is unavailable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sinks_of(plan: VertexPlan) -> SinksPlan:
 
 
 def decide(plan: VertexPlan, sink: UserSink) -> Verdict:
-    """The verdict on two messages by a vertex that has this sink in the place of its own."""
+    """The verdict on two messages by a vertex that has this sink instead of its own."""
     plan = replace(plan, role=replace(sinks_of(plan), primary=sink))
     verdict = verdict_on(some("a", "b"))
     try:
@@ -64,7 +64,9 @@ MODES = pytest.mark.parametrize(
 
 
 @MODES
-def test_a_retry_strategy_decides_about_the_outages_of_a_connector(mode: SinkMode, code) -> None:
+def test_the_retry_strategy_applies_when_the_target_of_a_connector_is_down(
+    mode: SinkMode, code
+) -> None:
     verdict = decide(plan_of(**ONE_RETRY), UserSink(code, mode))
     letter = DeadLetter("retries exhausted", error="the archive (after 1 retries)")
     assert verdict.outcomes == {0: letter, 1: letter}
@@ -72,7 +74,7 @@ def test_a_retry_strategy_decides_about_the_outages_of_a_connector(mode: SinkMod
 
 @MODES
 @pytest.mark.parametrize(("options", "own"), [({}, False), ({}, True), (ONE_RETRY, True)], ids=repr)
-def test_without_one_and_for_user_code_the_vertex_waits(
+def test_the_vertex_waits_without_a_retry_strategy_and_for_user_code(
     mode: SinkMode, code, options: dict[str, Any], own: bool
 ) -> None:
     sink = UserSink(code, mode, strategy_decides=not own)
@@ -82,7 +84,7 @@ def test_without_one_and_for_user_code_the_vertex_waits(
 
 
 @pytest.mark.parametrize("kind", sorted(GIVEN_SINKS.keys() - {"serve"}))
-def test_only_user_code_has_the_last_word_about_outages(kind: str) -> None:
+def test_the_retry_strategy_applies_to_outages_of_every_sink_except_user_code(kind: str) -> None:
     if kind in CLIENTS:
         pytest.importorskip(CLIENTS[kind])
     options = {

@@ -1,6 +1,6 @@
-"""What the order in the loop is for: each test changes it and finds what is lost or doubled then.
+"""Why the order in the loop is needed: each test changes it and finds a loss or a duplicate.
 
-The same runs of the loop as it is lose nothing and double nothing.
+The same runs of the unchanged loop lose nothing and duplicate nothing.
 """
 
 from collections.abc import Iterator
@@ -73,18 +73,18 @@ def fewest_counted() -> int:
 
 
 def most_deliveries() -> int:
-    """How often a message that is always nacked has been delivered, as its handler is told."""
+    """How often a message that is always nacked has been delivered, as its handler sees it."""
     server, code = SourceServer([], outside=Outside.of(1)), Limited((), ["m0"])
     run_once(PulledTask, server, code, Rules(), Chances(Random(1), stop_after=60))
     return max(deliveries for _, deliveries in code.calls)
 
 
-def test_the_order_as_it_is_loses_nothing_and_doubles_nothing():
+def test_the_shipped_order_loses_nothing_and_duplicates_nothing():
     assert (most_outputs(), lost(), lost_of_source()) == (ROWS, set(), set())
     assert (fewest_counted(), most_deliveries()) == (ROWS, LIMIT + 1)
 
 
-def test_publications_before_the_intent_are_there_twice(monkeypatch):
+def test_publications_before_the_intent_are_stored_twice(monkeypatch):
     async def publish_first(self, position, settlement, before):
         await self._journal.without_stored(settlement, position.repeated)
         discarded = await self._journal.publish(settlement, position.done.redelivery)
@@ -96,7 +96,7 @@ def test_publications_before_the_intent_are_there_twice(monkeypatch):
     assert most_outputs() > ROWS
 
 
-def test_a_begun_chunk_that_is_not_replayed_first_is_there_twice(monkeypatch):
+def test_a_begun_chunk_that_is_not_replayed_first_is_stored_twice(monkeypatch):
     monkeypatch.setattr(ChunkLoop, "_replay", lambda self: False)
     assert most_outputs() > ROWS
 
@@ -109,30 +109,30 @@ def test_a_chunk_that_is_recorded_before_it_is_confirmed_is_lost(monkeypatch):
     assert lost()
 
 
-def test_a_source_that_is_told_before_the_chunk_is_confirmed_loses_messages(monkeypatch):
+def test_notifying_a_source_before_the_chunk_is_confirmed_loses_messages(monkeypatch):
     begin = Settling.begin
 
-    def tell_first(self, settlement: Settlement, chunk: ChunkEnd, record: ChunkRecord) -> None:
+    def notify_first(self, settlement: Settlement, chunk: ChunkEnd, record: ChunkRecord) -> None:
         if chunk.back is not None:
             self._intake.inlet.acknowledge(chunk.back)
         begin(self, settlement, chunk, record)
 
-    monkeypatch.setattr(Settling, "begin", tell_first)
+    monkeypatch.setattr(Settling, "begin", notify_first)
     assert lost_of_source()
 
 
-def test_a_source_that_is_told_before_the_record_has_messages_that_are_not_counted(monkeypatch):
-    """What it has been told of it does not give again, and the begun chunk is replayed without."""
+def test_notifying_a_source_before_the_record_leaves_messages_uncounted(monkeypatch):
+    """It does not redeliver those messages, and the begun chunk is replayed without them."""
 
-    async def tell_first(self, position, before):
+    async def notify_first(self, position, before):
         await self._notify_source(before)
         await self._journal.write(position)
 
-    monkeypatch.setattr(Settling, "_write_down", tell_first)
+    monkeypatch.setattr(Settling, "_write_down", notify_first)
     assert fewest_counted() < ROWS
 
 
-def test_without_histories_a_nacked_message_comes_back_for_ever(monkeypatch):
+def test_without_histories_a_nacked_message_is_redelivered_forever(monkeypatch):
     async def forget_histories(self, position, settlement, before):
         await self._journal.write(position)
         await self._notify_source(before)
@@ -144,7 +144,7 @@ def test_without_histories_a_nacked_message_comes_back_for_ever(monkeypatch):
     assert most_deliveries() == 1
 
 
-def test_what_is_deleted_before_it_is_recorded_is_lost(monkeypatch):
+def test_a_frame_that_is_deleted_before_it_is_recorded_is_lost(monkeypatch):
     def forget_too_much(self, position, at_once=False) -> None:
         self._intake.forget(self._intake.end)
 

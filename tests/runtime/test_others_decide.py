@@ -1,4 +1,4 @@
-"""Whose fault is it? The shipped gate with messages that answer, nack and raise in any mix."""
+"""Message or outage? The shipped gate with messages that answer, nack and raise in any mix."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ARRIVAL, STEADY = 0.001, 0.01
 """Seconds from one message to the next: those with a script, and those that are answered."""
 
 Script = tuple[str, ...]
-"""What happens on a message's first calls; all further ones go well."""
+"""What happens on a message's first calls; all further ones succeed."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Clock:
 
 @dataclass
 class Queue:
-    """Rows that wait, each from a certain time on; the part of an inlet that an intake needs."""
+    """Rows that are each due at a certain time; the part of an inlet that an intake needs."""
 
     clock: Clock
     waiting: list[tuple[float, int, pa.RecordBatch]] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Queue:
 
 
 class Code:
-    """User code as a gate calls it: opened anew after an outage, as a worker's is."""
+    """User code as a gate calls it: opened again after an outage, as in a worker."""
 
     def __init__(self, handlers: Sequence[Handler], operator: Operator) -> None:
         self._handlers = handlers
@@ -129,8 +129,8 @@ class World:
     def _make(self, kind: str) -> Code:
         if kind == "sink":
             primary, other = Handler(self.sink), Handler(self.accept)
-            call, beside = (partial(call_sink, one, batch_size=50) for one in (primary, other))
-            sinks = Sinks(call, beside, strategy=STRATEGY)
+            call, fallback = (partial(call_sink, one, batch_size=50) for one in (primary, other))
+            sinks = Sinks(call, fallback, strategy=STRATEGY)
             return Code([primary, other], partial(run_sinks, sinks=sinks, pause=lambda _: None))
         code = self.map_async if kind == "async" else self.map
         handler = Handler(self.map_batch if kind == "batch" else code, Blame())
@@ -147,7 +147,7 @@ class World:
     # --- user code ----------------------------------------------------------------------------
 
     def _act(self, message: str) -> str:
-        """What happens on this call of the message; raises what it is to raise."""
+        """The action for this call of the message; raises if the script says so."""
         if self.outage:
             self.calls_while_down += 1
             raise ERRORS[self.chance.choice(self.outage)]()
@@ -224,7 +224,7 @@ class World:
             self.clock.now += 0.002
 
     def _arrive(self) -> None:
-        """More messages that user code answers, as long as the others take."""
+        """Adds messages that user code answers, until the others have ended."""
         while self._steady * STEADY < self.clock.now:
             self._steady += 1
             message = f"steady{self._steady}"

@@ -1,4 +1,4 @@
-"""A vertex that people pause and resume at any step, with crashes in between.
+"""A vertex that users pause and resume at any step, with crashes in between.
 
 It loses nothing and counts exactly; while its record says that it is paused, user code is not
 called, whichever task has taken the partition over.
@@ -29,8 +29,8 @@ inlets = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 scripts = st.lists(st.sampled_from(DECISIONS), max_size=40)
 
 
-class People:
-    """They pause and resume; what they want outlasts every task."""
+class Users:
+    """They pause and resume; their requests survive every task."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -43,24 +43,24 @@ class People:
             self.changes += 1
 
 
-def pausable(kind: type[ModelTask], people: People) -> type[ModelTask]:
-    """A kind of task that hears what people want, at its start and at every step."""
+def pausable(kind: type[ModelTask], users: Users) -> type[ModelTask]:
+    """A kind of task that receives the users' requests, at its start and at every step."""
 
     class Pausable(kind):  # type: ignore[misc, valid-type]
         def __init__(self, *args: object) -> None:
             super().__init__(*args)
-            self.control.pause(people.want_pause)
-            self.journal.beside = self._beside
+            self.control.pause(users.want_pause)
+            self.journal.other_threads = self._act
 
-        def _beside(self) -> None:
-            people.happen(0.1)
-            self.control.pause(people.want_pause)
+        def _act(self) -> None:
+            users.happen(0.1)
+            self.control.pause(users.want_pause)
 
         def idle(self) -> None:
             super().idle()
-            if people.want_pause:
-                people.happen(0.3)
-                self.control.pause(people.want_pause)
+            if users.want_pause:
+                users.happen(0.3)
+                self.control.pause(users.want_pause)
 
         def __call__(self, verdict: Verdict) -> None:
             assert not self.server.position.paused, "called while the record says paused"
@@ -75,9 +75,9 @@ def pausable(kind: type[ModelTask], people: People) -> type[ModelTask]:
 @settings(max_examples=examples(40))
 @given(inlets, scripts, crashes, st.randoms(use_true_random=False))
 def test_pauses_lose_nothing_and_count_exactly(kind, sizes, script, given_crashes, random):
-    server, people = Server(inlet_of(*sizes)), People(random)
-    lost = run_to_the_end(server, UserCode(script), given_crashes, kind=pausable(kind, people))
-    event(f"{min(people.changes, 5)} changes")
+    server, users = Server(inlet_of(*sizes)), Users(random)
+    lost = run_to_the_end(server, UserCode(script), given_crashes, kind=pausable(kind, users))
+    event(f"{min(users.changes, 5)} changes")
     assert lost == set()
     if kind is ModelTask:
         counts = server.position.counts
@@ -104,7 +104,7 @@ class PausedFor(ModelTask):
                 self.control.pause(False)
 
 
-def test_a_pause_settles_what_is_in_hand_and_then_nothing_is_taken():
+def test_a_pause_settles_the_rows_in_flight_and_then_no_rows_are_taken():
     server = Server(inlet_of(*[1] * 12))
     task = PausedFor(server, UserCode(()), Rules(), Chances(Random(1)))
     task.largest = 1
@@ -115,7 +115,7 @@ def test_a_pause_settles_what_is_in_hand_and_then_nothing_is_taken():
     assert not server.position.paused
 
 
-def test_the_next_task_begins_paused_without_opening_user_code():
+def test_the_next_task_starts_paused_without_opening_user_code():
     server = Server(inlet_of(3))
     first = ModelTask(server, UserCode(()), Rules(), Chances(Random(1)))
     first.control.pause(True)

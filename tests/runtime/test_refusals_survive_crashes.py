@@ -1,4 +1,4 @@
-"""The server refuses some rows for good: they are dead letters, once, whatever crashes where.
+"""The server refuses some rows permanently: each is one dead letter, whatever crashes where.
 
 All others are stored as if nothing had been refused.
 """
@@ -39,14 +39,14 @@ refusals = st.fixed_dictionaries(
 )
 
 
-class ToldTask(ModelTask):
-    """A task of a pipeline whose source serves."""
+class TrailTask(ModelTask):
+    """A task of a pipeline with a serving source."""
 
     observers = (TrailObserver(),)
 
 
-class ToldStreamTask(StreamTask):
-    """The same, of a stream map."""
+class TrailStreamTask(StreamTask):
+    """The same for a stream map."""
 
     observers = (TrailObserver(),)
 
@@ -54,11 +54,11 @@ class ToldStreamTask(StreamTask):
 @pytest.mark.guarantee("nothing-is-lost")
 @settings(max_examples=examples(40))
 @given(inlets, scripts, crashes, refusals, st.none() | chances)
-def test_every_message_ends_though_the_server_refuses_some(
+def test_every_message_ends_even_though_the_server_refuses_some(
     sizes, script, given_crashes, refused, chance
 ):
     server = Server(inlet_of(*sizes), chance, refused=refused)
-    assert run_to_the_end(server, UserCode(script), given_crashes, kind=ToldTask) == set()
+    assert run_to_the_end(server, UserCode(script), given_crashes, kind=TrailTask) == set()
     assert server.untrue == []
     assert not any(writer.startswith("awaited ") for writer in server.position.done.known)
 
@@ -87,7 +87,7 @@ def test_a_refused_message_is_one_dead_letter_and_its_neighbours_are_stored_once
 @pytest.mark.guarantee("at-least-once")
 @settings(max_examples=examples(40))
 @given(inlets, live, refusals, chances)
-def test_however_soon_the_server_forgets_pieces_and_letters_are_stored_once(
+def test_pieces_and_dead_letters_are_stored_once_however_soon_the_server_forgets_ids(
     sizes, given_crashes, refused, chance
 ):
     server = Server(inlet_of(*sizes), chance, refused=refused)
@@ -103,7 +103,7 @@ def test_however_soon_the_server_forgets_pieces_and_letters_are_stored_once(
 def test_a_stream_map_ends_an_input_whose_early_output_is_refused(sizes, given_crashes, refused):
     server = Server(inlet_of(*sizes), refused=refused)
     code = Yielding(server, [])
-    assert run_to_the_end(server, code, given_crashes, kind=ToldStreamTask) == set()
+    assert run_to_the_end(server, code, given_crashes, kind=TrailStreamTask) == set()
     counts = server.position.counts
     assert counts.read == counts.ended == sum(sizes)
     ids = {f"m{n}" for n in range(sum(sizes))}
@@ -112,9 +112,9 @@ def test_a_stream_map_ends_an_input_whose_early_output_is_refused(sizes, given_c
     assert server.untrue == []
 
 
-def test_the_trail_says_why_a_refused_message_has_ended():
+def test_the_trail_says_why_a_refused_message_is_a_dead_letter():
     server = Server(inlet_of(3), refused={Stage.OUTPUT: {"m1"}})
-    run_to_the_end(server, UserCode(()), [Chances(Random(1))], kind=ToldTask)
-    told = {row.id: (row.outcome, row.reason, row.error, len(row.sent)) for row in server.trail}
-    assert told["m1"] == ("dead_lettered", REASON, "too large", 0)
-    assert {told["m0"], told["m2"]} == {("done", None, None, 1)}
+    run_to_the_end(server, UserCode(()), [Chances(Random(1))], kind=TrailTask)
+    recorded = {row.id: (row.outcome, row.reason, row.error, len(row.sent)) for row in server.trail}
+    assert recorded["m1"] == ("dead_lettered", REASON, "too large", 0)
+    assert {recorded["m0"], recorded["m2"]} == {("done", None, None, 1)}

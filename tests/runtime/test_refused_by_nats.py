@@ -1,4 +1,4 @@
-"""Tasks on a real server whose streams were edited, so that they take one message in 100 no more.
+"""Tasks on a real server whose streams were edited so that they reject one message in 100.
 
 The message is a dead letter that names the cause, its neighbours are done, and no task fails.
 """
@@ -40,7 +40,7 @@ _numbers = count()
 
 
 class Killed(Exception):
-    """The task has ended in the middle."""
+    """The task was killed in the middle."""
 
 
 class Task:
@@ -76,7 +76,7 @@ class Task:
         run_partition([self._plans[vertex]], 0, seconds)
 
     def position(self, vertex: str = "work") -> Position:
-        """What is recorded of the task."""
+        """The recorded position of the task."""
         return self._link.run(read_positions(self._link.client, self.names))[vertex, 0]
 
     def letters(self) -> list[Letter]:
@@ -86,7 +86,7 @@ class Task:
         return [Letter.from_message(one.payload, one.headers) for one in stored]
 
     def read_outputs(self) -> Counts:
-        """Has the sink read what there is; returns its counts."""
+        """Lets the sink read all outputs; returns its counts."""
         self.run("out")
         return self.position("out").counts
 
@@ -122,7 +122,7 @@ def check_letter(task: Task, stream: str) -> Letter:
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_an_output_that_the_buffer_does_not_take_is_a_dead_letter(task):
+def test_an_output_that_its_buffer_rejects_is_a_dead_letter(task):
     work = task(forward)
     buffer = work.names.buffer("out", 0)
     work.edit(buffer, max_msg_size=SMALL_LIMIT)
@@ -135,7 +135,7 @@ def test_an_output_that_the_buffer_does_not_take_is_a_dead_letter(task):
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_a_redelivery_that_its_stream_does_not_take_is_a_dead_letter(task):
+def test_a_redelivery_that_its_stream_rejects_is_a_dead_letter(task):
     work = task(nack_once)
     redelivery = work.names.redelivery("work", 0)
     work.edit(redelivery, max_msg_size=SMALL_LIMIT)
@@ -151,8 +151,8 @@ def test_a_redelivery_that_its_stream_does_not_take_is_a_dead_letter(task):
 
 @pytest.mark.guarantee("at-least-once")
 @pytest.mark.parametrize("code", [forward, nack_once])
-def test_a_replay_stores_neither_the_letter_nor_a_piece_twice(task, monkeypatch, code):
-    """Also when the server has forgotten all ids meanwhile."""
+def test_a_replay_stores_neither_the_dead_letter_nor_a_piece_twice(task, monkeypatch, code):
+    """Even if the server has forgotten all ids in the meantime."""
     work = task(code)
     names = work.names
     limited = names.buffer("out", 0) if code is forward else names.redelivery("work", 0)
@@ -185,7 +185,7 @@ def test_a_replay_stores_neither_the_letter_nor_a_piece_twice(task, monkeypatch,
     assert work.read_outputs().read == rest
 
 
-def test_a_letter_that_the_stream_of_letters_does_not_take_is_cut(task):
+def test_a_dead_letter_that_is_too_large_for_its_stream_is_cut(task):
     work = task(forward)
     work.edit(work.names.buffer("out", 0), max_msg_size=SMALL_LIMIT)
     work.edit(work.names.dead_letters, max_msg_size=SMALL_LIMIT)

@@ -1,4 +1,4 @@
-"""Rows that go back to their source: whatever crashes where, none is lost and each is counted."""
+"""Rows returned to their source: whatever crashes where, none is lost and each is counted."""
 
 from itertools import groupby
 
@@ -39,14 +39,14 @@ def server_with(count: int) -> SourceServer:
 def test_every_message_ends_and_is_acknowledged(kind, count, script, bad, given_crashes):
     server = server_with(count)
     assert run_source(server, Limited(script, bad), given_crashes, kind) == set()
-    assert (server.outside.ready, server.outside.given) == ({}, set())
+    assert (server.outside.ready, server.outside.in_flight) == ({}, set())
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @kinds
 @settings(max_examples=examples(40))
 @given(count=counts, script=scripts, bad=limited, given_crashes=crashes)
-def test_what_is_acknowledged_has_ended_or_is_kept(kind, count, script, bad, given_crashes):
+def test_an_acknowledged_message_has_ended_or_is_stored(kind, count, script, bad, given_crashes):
     server = server_with(count)
 
     def kept(ids: list[str]) -> None:
@@ -81,13 +81,13 @@ def test_without_a_crash_each_delivery_happens_once(kind, count, bad):
     for name, group in groupby(sorted(code.calls), key=lambda call: call[0]):
         wanted = range(1, LIMIT + 2) if name in bad else [1]
         assert [number for _, number in group] == list(wanted)
-    assert server.ledger == {}, "what has ended is forgotten"
+    assert server.ledger == {}, "histories of ended messages are deleted"
 
 
 @settings(max_examples=examples(60))
 @given(count=counts, bad=limited, given_crashes=crashes)
-def test_only_what_is_nacked_again_and_again_is_in_the_ledger(count, bad, given_crashes):
-    """After a crash an entry may stay of a message whose end was not told; never of another."""
+def test_only_repeatedly_nacked_messages_are_in_the_ledger(count, bad, given_crashes):
+    """After a crash, the entry of a message whose outcome was not reported may stay; no other."""
     server = server_with(count)
     run_source(server, Limited((), bad), given_crashes)
     assert set(server.ledger) <= set(bad)

@@ -1,4 +1,4 @@
-"""A pipeline has one run at a time, whoever starts it and wherever."""
+"""A pipeline has one run at a time, wherever it is started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ebbflow.runtime.run_setup import hold_run_lock
 from ebbflow.streams.names import Names
 
 
-def test_a_second_run_is_refused_and_told_where_the_first_is(link, names):
+def test_a_second_run_is_rejected_and_the_error_says_where_the_first_runs(link, names):
     with (
         open_link(link.server) as other,
         hold_run_lock(link, names),
@@ -23,12 +23,12 @@ def test_a_second_run_is_refused_and_told_where_the_first_is(link, names):
         pass
 
 
-def test_another_pipeline_is_in_nobodys_way(link, names):
+def test_another_pipeline_can_run_at_the_same_time(link, names):
     with hold_run_lock(link, names), hold_run_lock(link, Names(f"{names.pipeline}-b")):
         pass
 
 
-def test_a_run_that_has_ended_or_was_cut_off_is_not_in_the_way(link, names):
+def test_a_run_that_has_ended_or_lost_its_connection_does_not_block_the_next(link, names):
     with hold_run_lock(link, names):
         pass
     other = Link(link.server)
@@ -38,7 +38,7 @@ def test_a_run_that_has_ended_or_was_cut_off_is_not_in_the_way(link, names):
         pass
 
 
-def test_a_run_that_failed_answers_nobody_any_more(link, names):
+def test_a_failed_run_does_not_block_the_next(link, names):
     with pytest.raises(ZeroDivisionError), hold_run_lock(link, names):
         raise ZeroDivisionError
     with hold_run_lock(link, names):

@@ -1,7 +1,7 @@
 """Whatever crashes where, and however user code decides on the next attempt: nothing is lost.
 
-First the guarantee, by hypothesis over long runs and by enumerating every short one. Then what
-each rule is for: with the rule broken, the same enumeration finds a message that is lost.
+First the guarantee, by hypothesis over long runs and by enumerating every short one. Then why
+each rule is needed: with the rule broken, the same enumeration finds a lost message.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ scripts = st.lists(st.sampled_from(DECISIONS), max_size=40)
 @pytest.mark.guarantee("nothing-is-lost")
 @settings(max_examples=examples(120))
 @given(inlets, scripts, crashes)
-def test_every_message_is_done_dead_lettered_or_dropped_in_the_end(sizes, script, given_crashes):
+def test_every_message_is_finally_done_dead_lettered_or_dropped(sizes, script, given_crashes):
     server = Server(inlet_of(*sizes))
     event(f"{len(given_crashes)} crashes")
     assert run_to_the_end(server, UserCode(script), given_crashes) == set()
@@ -50,8 +50,8 @@ def test_every_message_is_done_dead_lettered_or_dropped_in_the_end(sizes, script
 @pytest.mark.guarantee("nothing-is-lost")
 @settings(max_examples=examples(60))
 @given(inlets, scripts, crashes)
-def test_when_a_chunk_is_done_all_that_was_decided_is_on_the_server(sizes, script, given_crashes):
-    """The reason for the guarantee: what was dropped as a copy held the same rows."""
+def test_when_a_chunk_is_done_all_its_publications_are_on_the_server(sizes, script, given_crashes):
+    """The reason for the guarantee: a frame that was dropped as a copy held the same rows."""
     server = Server(inlet_of(*sizes))
 
     def honoured(settlement: Settlement) -> None:
@@ -83,15 +83,15 @@ def test_the_counts_are_exact_across_crashes(sizes, script, given_crashes):
     assert not position.replays
     assert position.done.inlet == Mark(len(sizes))
     assert position.counts.read == position.counts.ended
-    # Not more, though what is due may be: a replay that decides differently leaves redeliveries of
-    # the first attempt behind, which nobody waits for.
+    # Not more, though more may be due: a replay that decides differently leaves redeliveries of
+    # the first attempt behind, which are not awaited.
     assert position.counts.read == sum(sizes) + position.counts.redelivered
 
 
 @pytest.mark.guarantee("at-least-once")
 @given(inlets, st.lists(st.sampled_from(["forward", "two"])), crashes)
-def test_code_that_always_decides_the_same_leaves_no_copies(sizes, script, given_crashes):
-    """A replay is cut as it was and so makes frames with the ids they had."""
+def test_no_copies_are_left_if_code_always_decides_the_same(sizes, script, given_crashes):
+    """A replay is cut like the first attempt and so makes frames with the same ids."""
     kind = script[0] if script else "forward"
     server = Server(inlet_of(*sizes))
     run_to_the_end(server, UserCode([kind] * 1_000), given_crashes)
@@ -101,7 +101,7 @@ def test_code_that_always_decides_the_same_leaves_no_copies(sizes, script, given
 
 
 class Settled(UserCode):
-    """Decides by the message alone, so the same on every attempt: a little of everything."""
+    """Decides only by the message, so the same on every attempt: a mix of all decisions."""
 
     def __call__(self, datum):
         kinds = ("nack later", "nack later", "nack later", "fail", "forward", "two", "dead", "drop")
@@ -119,10 +119,10 @@ chances = st.randoms(use_true_random=False)
 @pytest.mark.guarantee("at-least-once")
 @settings(max_examples=examples(50))
 @given(inlets, crashes, chances)
-def test_however_soon_the_server_forgets_the_next_vertices_read_no_copy(
+def test_the_next_vertices_read_no_copy_however_soon_the_server_forgets_ids(
     sizes, given_crashes, chance
 ):
-    """Also of what a task that was given up for dead publishes in the end, and if readers crash."""
+    """Not even if a task that was presumed dead publishes later, or if readers crash."""
     server = Server(inlet_of(*sizes), chance)
     assert run_to_the_end(server, UserCode(["two"] * 1_000), given_crashes) == set()
     read = Counter(server.read())
@@ -140,7 +140,7 @@ live = st.lists(
 @pytest.mark.guarantee("at-least-once")
 @settings(max_examples=examples(50))
 @given(inlets, live, chances)
-def test_however_soon_the_server_forgets_letters_and_redeliveries_are_stored_once(
+def test_dead_letters_and_redeliveries_are_stored_once_however_soon_ids_are_forgotten(
     sizes, given_crashes, chance
 ):
     server = Server(inlet_of(*sizes), chance)
@@ -159,7 +159,7 @@ def test_however_soon_the_server_forgets_letters_and_redeliveries_are_stored_onc
 def test_nothing_is_lost_when_the_server_forgets_and_code_decides_differently(
     sizes, script, given_crashes, chance
 ):
-    """What is passed over as a copy, or not written again, held nothing that was not there."""
+    """Frames that are skipped as copies, or not written again, held nothing that was not stored."""
     server = Server(inlet_of(*sizes), chance)
     assert run_to_the_end(server, UserCode(script), given_crashes) == set()
 
@@ -180,9 +180,9 @@ def forgotten_after_each_crash(rules: Rules, reader: type[Follower] = Follower) 
 
 
 def lost_by_reader(reader: type[Follower]) -> set[tuple]:
-    """Runs in which the crash comes between publishing and recording, and what was read by then.
+    """Returns the runs that lose a message when a reader has read everything before the crash.
 
-    The second attempt decides by itself, whatever the first one said.
+    The second attempt decides independently of the first one.
     """
     losing = set()
     for first, second in product(product(("forward", "drop"), repeat=3), repeat=2):
@@ -199,20 +199,20 @@ def lost_by_reader(reader: type[Follower]) -> set[tuple]:
 
 
 @pytest.mark.guarantee("at-least-once")
-def test_a_frame_is_known_by_its_rows_and_not_by_its_chunk_alone():
-    """A replay may forward what the first attempt dropped, among others that it did forward."""
+def test_a_frame_is_recognised_by_its_rows_and_not_only_by_its_chunk():
+    """A replay may forward rows that the first attempt dropped, among others that it forwarded."""
     assert lost_by_reader(Hasty)
     assert lost_by_reader(Follower) == set()
 
 
-def test_a_reader_that_knows_no_copies_reads_frames_twice():
+def test_a_reader_that_does_not_recognise_copies_reads_frames_twice():
     rows = [server.read() for server in forgotten_after_each_crash(Rules(), Forgetful)]
     assert any(len(set(read)) < len(read) - 1 for read in rows), "one is on two edges anyway"
     rows = [server.read() for server in forgotten_after_each_crash(Rules())]
     assert all(len(set(read)) == len(read) - 1 for read in rows)
 
 
-def test_a_replay_that_does_not_look_writes_letters_and_redeliveries_twice():
+def test_a_replay_without_a_lookup_writes_dead_letters_and_redeliveries_twice():
     def doubled(rules: Rules) -> set[str]:
         found = set()
         for server in forgotten_after_each_crash(rules):
@@ -222,12 +222,12 @@ def test_a_replay_that_does_not_look_writes_letters_and_redeliveries_twice():
             found |= {"redeliveries"} if again > counts.redelivered else set()
         return found
 
-    assert doubled(Rules(looks_before_repeating=False)) == {"letters", "redeliveries"}
+    assert doubled(Rules(looks_up_before_repeating=False)) == {"letters", "redeliveries"}
     assert doubled(Rules()) == set()
 
 
-def test_what_is_sent_again_without_a_look_is_stored_twice():
-    """A server that was killed knows no id of what it has moved: it stores a redelivery again."""
+def test_messages_that_are_sent_again_without_a_lookup_are_stored_twice():
+    """A killed server knows no ids of messages it has moved: it stores a redelivery again."""
 
     def doubled(rules: Rules) -> set[str]:
         found = set()
@@ -240,7 +240,7 @@ def test_what_is_sent_again_without_a_look_is_stored_twice():
             found |= {"redeliveries"} if again > counts.redelivered else set()
         return found
 
-    assert doubled(Rules(looks_before_sending_again=False)) == {"letters", "redeliveries"}
+    assert doubled(Rules(looks_up_before_sending_again=False)) == {"letters", "redeliveries"}
     assert doubled(Rules()) == set()
 
 
@@ -260,7 +260,7 @@ def moved_long_after(count: int) -> Iterator[Server]:
 
 
 @pytest.mark.guarantee("counts-are-exact")
-def test_a_redelivery_that_comes_again_much_later_is_known_not_to_be_awaited(monkeypatch):
+def test_a_redelivery_that_is_moved_again_much_later_is_recognised_as_not_awaited(monkeypatch):
     def doubled() -> bool:
         read = [(Position.from_json(s.stored).counts, s) for s in moved_long_after(3)]
         assert all(server.moved_twice for _, server in read)
@@ -268,11 +268,11 @@ def test_a_redelivery_that_comes_again_much_later_is_known_not_to_be_awaited(mon
 
     assert not doubled()
     monkeypatch.setattr(position, "MOST_AWAITED", 0)
-    assert doubled(), "it is known by when it was moved, for less than a minute"
+    assert doubled(), "it is recognised only by the time of its move, for less than a minute"
 
 
 @pytest.mark.guarantee("at-least-once")
-def test_a_task_that_was_replaced_cannot_write_any_more():
+def test_a_task_that_was_replaced_can_no_longer_write():
     server = Server(inlet_of(3))
     old = ModelTask(server, UserCode(()), Rules(), Chances())
     new = ModelTask(server, UserCode(()), Rules(), Chances())
@@ -284,7 +284,7 @@ def test_a_task_that_was_replaced_cannot_write_any_more():
 
 
 class OneChunk(Random):
-    """Takes all there is as one chunk, keeps every order, and records at the end."""
+    """Takes everything as one chunk, keeps every order, and records at the end."""
 
     def randint(self, a: int, b: int) -> int:
         return 100
@@ -330,7 +330,7 @@ OUTPUTS_FIRST = (
 )
 
 
-def test_the_rules_under_test_leave_no_stage_out():
+def test_the_rules_under_test_contain_every_stage():
     assert set(OUTPUTS_FIRST) == set(Rules().order) == set(Stage)
 
 
@@ -340,26 +340,26 @@ def test_no_short_run_loses_anything():
 
 @pytest.mark.guarantee("at-least-once")
 def test_an_id_without_the_content_hash_loses_messages():
-    """The second attempt's redelivery is taken for a copy of the first one's, of other rows."""
+    """The second attempt's redelivery is taken for a copy of the first one's, with other rows."""
     losing = lost_by(Rules(content_hash=False))
     assert (("forward", "nack"), ("nack", "forward"), 3) in losing
 
 
-def test_done_before_everything_is_confirmed_loses_messages():
+def test_recording_done_before_everything_is_confirmed_loses_messages():
     losing = lost_by(Rules(done_after_publishing=False))
     assert any(set(first) == {"forward"} for first, _, _ in losing), "even the simplest case"
 
 
 @pytest.mark.guarantee("at-least-once")
-def test_outputs_before_redeliveries_lose_messages_if_an_id_says_nothing_about_the_content(
+def test_outputs_before_redeliveries_lose_messages_without_the_content_hash(
     monkeypatch,
 ):
     """Even for code that only ever turns from "not yet" to "done".
 
     Such code is safe without a content hash as long as redeliveries come first: a frame that is
-    wrongly dropped as a copy holds nothing that is not coming back anyway. Turned round, the
-    output of a message that was nacked at first is taken for a copy, and it does not come back.
-    That is so for redeliveries that are not listed. Those that are do not come back either unless
+    wrongly dropped as a copy holds nothing that is not redelivered anyway. In reverse order, the
+    output of a message that was nacked at first is taken for a copy, and it is not redelivered.
+    That holds for redeliveries that are not listed. Those that are listed are only delivered if
     they are awaited: then the content hash is the only line of defence.
     """
     redeliveries_first = Rules(content_hash=False)
@@ -372,14 +372,16 @@ def test_outputs_before_redeliveries_lose_messages_if_an_id_says_nothing_about_t
 
 
 @pytest.mark.guarantee("at-least-once")
-def test_with_the_content_hash_the_order_of_the_stages_alone_loses_nothing():
+def test_with_the_content_hash_a_changed_order_of_the_stages_loses_nothing():
     """So the order is a second line of defence, not the first; see the test above."""
     assert lost_by(Rules(order=OUTPUTS_FIRST)) == []
 
 
 @settings(max_examples=examples(60))
 @given(inlets, scripts, crashes)
-def test_nor_does_it_in_long_runs(sizes, script, given_crashes):
+def test_with_the_content_hash_a_changed_order_loses_nothing_in_long_runs(
+    sizes, script, given_crashes
+):
     server = Server(inlet_of(*sizes))
     rules = Rules(order=OUTPUTS_FIRST)
     assert run_to_the_end(server, UserCode(script), given_crashes, rules) == set()

@@ -1,6 +1,6 @@
 """Stream maps forward outputs before their chunk is settled: none is lost or uncounted.
 
-What was passed on stays passed on when the input is nacked afterwards, or its task crashes.
+Forwarded outputs stay forwarded when the input is nacked afterwards, or its task crashes.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ endings = st.lists(st.sampled_from(["end", "end", "nack", "fail", "dead"]), max_
 
 
 class Yielding(UserCode):
-    """Yields three messages, slowly, and ends as scripted; in the end always well."""
+    """Yields three messages, slowly, and ends as scripted; finally always with success."""
 
     def __init__(self, server: Server, script: list[str]) -> None:
         super().__init__(script)
@@ -78,7 +78,7 @@ def test_every_input_ends_whatever_crashes(sizes, script, given_crashes):
 
 @settings(max_examples=examples(40))
 @given(inlets, st.integers(0, 1_000).map(Random))
-def test_without_a_crash_every_yield_is_passed_on_once_and_counted(sizes, random):
+def test_without_a_crash_every_yielded_message_is_forwarded_once_and_counted(sizes, random):
     server = Server(inlet_of(*sizes))
     StreamTask(server, Yielding(server, []), Rules(), Chances(random)).run()
     assert Counter(server.outputs) == all_of(sum(sizes))
@@ -88,14 +88,14 @@ def test_without_a_crash_every_yield_is_passed_on_once_and_counted(sizes, random
 @settings(max_examples=examples(40))
 @given(inlets, stops, st.integers(0, 20_000))
 def test_a_stop_in_the_middle_of_a_map_loses_nothing(sizes, given_stops, full_for):
-    """Buffers are full at first: a stopping task lets go of a chunk that it cannot pass on."""
+    """Buffers are full at first: a stopping task abandons a chunk that it cannot forward."""
     server = Server(inlet_of(*sizes))
     server.full_until = server.now + full_for
     assert run_to_the_end(server, Yielding(server, []), given_stops, kind=StreamTask) == set()
     assert set(server.outputs) == set(all_of(sum(sizes)))
 
 
-def test_outputs_go_on_while_the_map_still_yields():
+def test_outputs_are_forwarded_while_the_map_still_yields():
     server, on_the_way = Server(inlet_of(1)), []
 
     class Looking(Yielding):
@@ -108,8 +108,8 @@ def test_outputs_go_on_while_the_map_still_yields():
     assert on_the_way == [0, 0, 2], "the first two are there when it yields the third"
 
 
-def test_a_task_that_is_replaced_while_its_map_yields_ends_and_passes_nothing_more_on():
-    """Though it learns so within a call of user code, whose errors are the message's affair."""
+def test_a_task_that_is_replaced_while_its_map_yields_ends_and_forwards_nothing_more():
+    """Even though it learns this within a call of user code, whose errors concern the message."""
     server = Server(inlet_of(2))
 
     class Replaced(Yielding):

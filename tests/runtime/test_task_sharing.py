@@ -16,7 +16,7 @@ def chain(*names: str) -> list:
 
 
 class Driver:
-    """A driver that hears what a test says of its tasks."""
+    """A driver whose tasks report what a test specifies."""
 
     def __init__(self, *names: str) -> None:
         self.now = 0.0
@@ -56,7 +56,7 @@ def test_a_run_begins_with_all_vertices_of_a_chain_in_one_task():
     ]
 
 
-def test_a_slow_vertex_gets_a_task_of_its_own_with_those_behind_it():
+def test_a_slow_vertex_moves_to_its_own_task_with_the_vertices_downstream_of_it():
     driver = Driver("in", "map", "out")
     changes = [driver.second(map=0.2) for _ in range(3)]
     cut = next(change for change in changes if change is not None)
@@ -79,7 +79,7 @@ def saturate(driver: Driver, rows: int, idle: float = 0.9, **calls: float) -> Cu
     return next(filter(None, changes), None)
 
 
-def test_few_cheap_vertices_stay_together_however_busy_they_are():
+def test_a_few_cheap_vertices_stay_together_however_busy_they_are():
     assert saturate(Driver("in", "map", "out"), 350_000, map=1e-6, out=1e-6) is None
 
 
@@ -91,7 +91,7 @@ def test_many_cheap_vertices_are_cut_in_the_middle():
     assert saturate(Driver(*names), 100_000, idle=0.4, **dict.fromkeys(names, 1e-6)) is None
 
 
-def test_equal_vertices_whose_code_takes_time_are_cut_until_each_has_its_own_task():
+def test_equally_expensive_vertices_are_cut_until_each_has_its_own_task():
     cut = saturate(Driver("a", "b", "c"), 333, a=0.033, b=0.033, c=0.033)
     assert isinstance(cut, Cut)
     assert len(cut.leaving) in (1, 2)
@@ -99,7 +99,7 @@ def test_equal_vertices_whose_code_takes_time_are_cut_until_each_has_its_own_tas
     assert isinstance(again, Cut)
 
 
-def test_a_vertex_returns_when_both_tasks_have_little_to_do_and_not_before():
+def test_a_vertex_returns_only_when_both_tasks_have_little_to_do():
     driver = Driver("in", "map", "out")
     cut = next(filter(None, [driver.second(map=0.2) for _ in range(3)]))
     driver.groups = [tuple(p for p in cut.group if p not in cut.leaving), cut.leaving]

@@ -1,4 +1,4 @@
-"""The end of a task: an epoch that is over, a stop, and buffers that take nothing."""
+"""The end of a task: an epoch that is over, a stop, and full buffers."""
 
 from random import Random
 
@@ -27,7 +27,7 @@ inlets = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 scripts = st.lists(st.sampled_from(DECISIONS), max_size=20)
 
 AT_THE_INTENT = 1
-"""Steps before a stop that comes when the first chunk is begun: a claim, and its intent."""
+"""Steps before a stop when the first chunk has begun: a claim, and its intent."""
 
 
 def stopped_task(server: Server, kind: type[ModelTask] = ModelTask) -> ModelTask:
@@ -36,7 +36,7 @@ def stopped_task(server: Server, kind: type[ModelTask] = ModelTask) -> ModelTask
 
 @settings(max_examples=examples(80))
 @given(inlets, scripts, tasks, st.sampled_from([0, 3_000, 30_000]))
-def test_nothing_is_lost_whenever_a_task_stops_crashes_or_finds_no_room(
+def test_no_message_is_lost_whenever_a_task_stops_crashes_or_finds_no_room(
     sizes, script, given_tasks, full_for
 ):
     server = Server(inlet_of(*sizes))
@@ -54,7 +54,7 @@ def test_a_stop_settles_and_records_what_is_in_flight():
     assert server.position.counts.read == report.rows == len(server.outputs) > 0
 
 
-def test_a_stop_waits_a_moment_for_room():
+def test_a_stopping_task_waits_a_moment_for_room():
     server = Server(inlet_of(4))
     server.full_until = server.now + 4_000
     report = stopped_task(server).run()
@@ -62,7 +62,7 @@ def test_a_stop_waits_a_moment_for_room():
     assert len(server.outputs) == report.rows
 
 
-def test_a_stop_lets_go_of_a_chunk_that_finds_no_room_and_the_next_task_replays_it():
+def test_a_stop_abandons_a_chunk_that_finds_no_room_and_the_next_task_replays_it():
     server = Server(inlet_of(4))
     began = server.now
     server.full_until = began + 60_000
@@ -75,7 +75,7 @@ def test_a_stop_lets_go_of_a_chunk_that_finds_no_room_and_the_next_task_replays_
     assert sorted(server.outputs) == ["m0/v", "m1/v", "m2/v", "m3/v"]
 
 
-def test_without_a_stop_room_is_waited_for_however_long_it_takes():
+def test_a_task_that_is_not_stopped_waits_for_room_however_long_it_takes():
     server = Server(inlet_of(4))
     server.full_until = server.now + 600_000
     ModelTask(server, UserCode(()), Rules(), Chances(Random(1))).run()
@@ -88,14 +88,14 @@ class ShortTask(ModelTask):
     seconds = 0.0
 
 
-def test_the_shortest_epoch_has_a_chunk_if_there_is_anything_to_take():
+def test_the_shortest_epoch_has_a_chunk_if_there_are_rows_to_take():
     server = Server(inlet_of(4, 4))
     report = ShortTask(server, UserCode(()), Rules(), Chances(Random(1))).run()
     assert (report.ended, report.chunks) == ("epoch", 1)
     assert server.position.counts.read == report.rows
 
 
-def test_an_epoch_without_anything_to_take_is_over_after_a_second():
+def test_an_epoch_without_rows_to_take_is_over_after_a_second():
     server = Server([])
     began = server.now
     task = ShortTask(server, UserCode(()), Rules(), Chances(Random(1)))
@@ -104,7 +104,7 @@ def test_an_epoch_without_anything_to_take_is_over_after_a_second():
     assert 1_000 <= server.now - began < 2_000
 
 
-def test_an_epoch_that_others_wait_for_is_shortened():
+def test_an_epoch_that_other_tasks_wait_for_can_be_shortened():
     server = Server([])
     began = server.now
     task = ModelTask(server, UserCode(()), Rules(), Chances(Random(1)))
@@ -125,7 +125,7 @@ def test_a_task_that_was_replaced_stops_without_settling():
 
 
 class BreakingTask(ModelTask):
-    """It is halted when half of the last four became dead letters, and resumed in the end."""
+    """It is halted when half of the last four became dead letters, and resumed later."""
 
     breaker = BreakerLimit(0.5, 4)
     letters_when_halted: tuple[int, ...] = ()
@@ -138,7 +138,7 @@ class BreakingTask(ModelTask):
                 self.control.resume()
 
 
-def test_a_vertex_that_was_halted_takes_nothing_until_it_is_resumed():
+def test_a_halted_vertex_takes_no_rows_until_it_is_resumed():
     server = Server(inlet_of(*[1] * 12))
     task = BreakingTask(server, UserCode(["dead"] * 4), Rules(), Chances(Random(1)))
     task.run()

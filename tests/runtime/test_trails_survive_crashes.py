@@ -1,7 +1,7 @@
 """Whatever crashes where: a trail names only what is stored, and every row that ended has one.
 
-Who waits for an answer relies on both. Of a trail that says too much a caller would get half of
-its answers, and of one that is missing it would wait for ever.
+A caller that waits for an answer relies on both. With a trail that names too much it would
+receive half of its answers, and with a missing one it would wait forever.
 """
 
 from collections.abc import Iterator
@@ -37,73 +37,71 @@ inlets = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 scripts = st.lists(st.sampled_from(DECISIONS), max_size=30)
 
 
-class ToldTask(ModelTask):
-    """A task of a pipeline whose source serves."""
+class TrailTask(ModelTask):
+    """A task of a pipeline with a serving source."""
 
     observers = (TrailObserver(),)
 
 
-class ToldOrderedTask(OrderedTask):
-    """The same, of an ordered vertex."""
+class TrailOrderedTask(OrderedTask):
+    """The same for an ordered vertex."""
 
     observers = (TrailObserver(),)
 
 
-class ToldStreamTask(StreamTask):
-    """The same, of a stream map."""
+class TrailStreamTask(StreamTask):
+    """The same for a stream map."""
 
     observers = (TrailObserver(),)
 
 
-def untold(server: Server) -> set[str]:
-    """The ids of the rows that have ended and whose trail does not say so."""
+def without_trail(server: Server) -> set[str]:
+    """The ids of the rows that have ended without a final row in the trail."""
     ids = {i for batch in server.inlet for i in batch.column("id").to_pylist()}
     return ids - {row.id for row in server.trail if row.is_final}
 
 
 @pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
-@pytest.mark.parametrize("kind", [ToldTask, ToldOrderedTask])
+@pytest.mark.parametrize("kind", [TrailTask, TrailOrderedTask])
 @settings(max_examples=examples(40))
 @given(sizes=inlets, script=scripts, given_crashes=crashes, chance=st.none() | st.randoms())
-def test_every_row_that_has_ended_has_a_trail_which_is_true(
-    kind, sizes, script, given_crashes, chance
-):
+def test_every_row_that_has_ended_has_a_correct_trail(kind, sizes, script, given_crashes, chance):
     server = Server(inlet_of(*sizes), chance)
     assert run_to_the_end(server, UserCode(script), given_crashes, kind=kind) == set()
     assert server.untrue == []
-    assert untold(server) == set()
+    assert without_trail(server) == set()
 
 
 @settings(max_examples=examples(40))
 @given(inlets, endings, crashes)
-def test_so_has_every_row_of_a_stream_map(sizes, script, given_crashes):
+def test_every_row_of_a_stream_map_has_a_correct_trail(sizes, script, given_crashes):
     server = Server(inlet_of(*sizes))
     code = Yielding(server, script)
-    assert run_to_the_end(server, code, given_crashes, kind=ToldStreamTask) == set()
+    assert run_to_the_end(server, code, given_crashes, kind=TrailStreamTask) == set()
     assert server.untrue == []
-    assert untold(server) == set()
-    told = {output.id for row in server.trail for output in row.sent}
-    assert told <= set(server.outputs)
+    assert without_trail(server) == set()
+    recorded = {output.id for row in server.trail for output in row.sent}
+    assert recorded <= set(server.outputs)
     # It yields the same in every replay, but for one that makes a dead letter of its input.
-    silent = {one.partition("/")[0] for one in server.outputs if one not in told}
+    silent = {one.partition("/")[0] for one in server.outputs if one not in recorded}
     assert silent <= set(server.letters)
 
 
 @settings(max_examples=examples(30))
 @given(inlets, st.sampled_from(["forward", "two", "serve", "drop", "dead"]), crashes)
-def test_code_that_decides_the_same_is_told_the_same(sizes, kind, given_crashes):
-    """A replay of a chunk that was told before is known as a copy, although it comes later.
+def test_a_replay_that_decides_the_same_adds_nothing_to_the_trail(sizes, kind, given_crashes):
+    """A replayed trail that was published before is recognised as a copy, although it is later.
 
-    Unless it had no intent: then it may be cut otherwise, and is told again.
+    Unless its chunk had no intent: then it may be cut differently, and is published again.
     """
     server = Server(inlet_of(*sizes))
-    run_to_the_end(server, UserCode([kind] * 1_000), given_crashes, kind=ToldTask)
+    run_to_the_end(server, UserCode([kind] * 1_000), given_crashes, kind=TrailTask)
     rows = [(row.id, row.outcome) for row in server.trail]
     assert len(set(rows)) == sum(sizes)
     assert len(rows) == sum(sizes) or kind in ("serve", "drop")
 
 
-def test_a_pipeline_that_does_not_serve_publishes_nothing_more():
+def test_a_pipeline_that_does_not_serve_publishes_no_trail():
     def publications(kind: type[ModelTask]) -> list[tuple[Stage, str]]:
         seen: list[tuple[Stage, str]] = []
 
@@ -115,17 +113,17 @@ def test_a_pipeline_that_does_not_serve_publishes_nothing_more():
         run_to_the_end(Server(inlet_of(2, 3)), code, [chances], on_settled=note, kind=kind)
         return seen
 
-    silent, told = publications(ModelTask), publications(ToldTask)
-    stages = {stage for stage, _ in told}
+    silent, traced = publications(ModelTask), publications(TrailTask)
+    stages = {stage for stage, _ in traced}
     assert {stage for stage, _ in silent} < stages == {*Stage} - {Stage.AUDIT, Stage.HAND_OVER}
-    assert silent == [one for one in told if one[0] is not Stage.TRAIL]
+    assert silent == [one for one in traced if one[0] is not Stage.TRAIL]
 
 
-# --- what each rule is for ----------------------------------------------------------------------
+# --- why each rule is needed --------------------------------------------------------------------
 
 
 def short_runs(rules: Rules) -> Iterator[tuple[Server, list[TrailRow]]]:
-    """All runs of a row with one crash, after which code decides anew; what is to be told."""
+    """All runs of a row with one crash, after which code decides again; and the expected trail."""
     kinds = ("two", "nack", "serve", "drop", "dead")
     for first, second, crash_after in product(kinds, kinds, range(9)):
         server, settled = Server(inlet_of(1)), list[TrailRow]()
@@ -135,19 +133,19 @@ def short_runs(rules: Rules) -> Iterator[tuple[Server, list[TrailRow]]]:
             settled += [row for p in publications for row in read_trail(p.payload)]
 
         crash = Chances(OneChunk(), crash_after)
-        run_to_the_end(server, UserCode([first, second]), [crash], rules, note, ToldTask)
+        run_to_the_end(server, UserCode([first, second]), [crash], rules, note, TrailTask)
         yield server, settled
 
 
 def facts(rows: list[TrailRow]) -> set[tuple]:
-    """What the rows say, but for the times: a replay tells the same later."""
+    """The rows without the times: a replay writes the same ones later."""
     return {(row.id, row.deliveries, row.outcome, row.sent) for row in rows}
 
 
-def test_no_short_run_tells_too_much_or_too_little():
+def test_the_trail_of_every_short_run_is_correct_and_complete():
     for server, settled in short_runs(Rules()):
         assert not server.untrue
-        assert not untold(server)
+        assert not without_trail(server)
         assert facts(settled) <= facts(server.trail)
 
 
@@ -155,13 +153,13 @@ BEFORE = [stage for stage in Stage if stage < Stage.TRAIL and stage is not Stage
 
 
 @pytest.mark.parametrize("stage", BEFORE, ids=lambda one: one.name)
-def test_a_trail_before_another_stage_tells_what_is_not_stored(stage):
+def test_a_trail_published_before_another_stage_names_what_is_not_stored(stage):
     order = [one for one in Stage if one not in (stage, Stage.TRAIL)]
     assert any(s.untrue for s, _ in short_runs(Rules(order=(*order, Stage.TRAIL, stage))))
 
 
-def test_an_id_that_says_nothing_about_the_outcomes_leaves_outputs_untold(monkeypatch):
-    """The trail of the replay is taken for a copy of the first one, which said otherwise."""
+def test_a_trail_id_without_the_outcomes_leaves_outputs_out_of_the_trail(monkeypatch):
+    """The trail of the replay is taken for a copy of the first one, which was different."""
 
     def fingerprint(rows: list[TrailRow]) -> str:
         return frames.fingerprint([row.id for row in rows])

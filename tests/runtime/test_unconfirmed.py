@@ -1,15 +1,15 @@
-"""That NATS takes nothing any more is told once, with what it says; so is the end of it."""
+"""NATS that confirms nothing any more is reported once, with its error; so is the recovery."""
 
 from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.publish import Tally
 
 
 class Run:
-    """A run that looks every half second."""
+    """A run that checks every half second."""
 
     def __init__(self) -> None:
-        self.now, self.told = 0.0, []
-        self._watch = Unconfirmed("nats://a", self.told.append, lambda: self.now)
+        self.now, self.reported = 0.0, []
+        self._watch = Unconfirmed("nats://a", self.reported.append, lambda: self.now)
 
     def look(self, seconds: float, **grows: int) -> None:
         for _ in range(int(seconds * 2)):
@@ -20,12 +20,12 @@ class Run:
     tally = Tally()
 
 
-def test_silence_is_told_after_a_while_and_once_and_so_is_its_end() -> None:
+def test_missing_confirmations_are_reported_once_after_a_while_and_so_is_recovery() -> None:
     run = Run()
     run.look(10, attempts=1, confirmed=1)
     run.look(20, attempts=1, unanswered=1)
     run.look(20, attempts=1, confirmed=1)
-    assert run.told == [
+    assert run.reported == [
         "NATS at nats://a has confirmed nothing that v wrote for 5 s: it does not answer; see "
         "whether its disk is full, and what is in its log; nothing is lost, and the vertex retries "
         "until it works",
@@ -33,16 +33,16 @@ def test_silence_is_told_after_a_while_and_once_and_so_is_its_end() -> None:
     ]
 
 
-def test_what_the_server_says_is_told() -> None:
+def test_the_error_of_the_server_is_reported() -> None:
     run = Run()
     run.look(2)
     run.tally = Tally(refusal="insufficient resources")
     run.look(8, attempts=1, refused=1)
-    (told,) = run.told
-    assert "it says 'insufficient resources'; see whether its disk or a limit" in told
+    (text,) = run.reported
+    assert "it says 'insufficient resources'; see whether its disk or a limit" in text
 
 
-def test_an_answer_now_and_then_a_full_buffer_and_having_nothing_to_write_are_fine() -> None:
+def test_occasional_answers_full_buffers_and_idle_vertices_are_not_reported() -> None:
     run = Run()
     for _ in range(10):
         run.look(4, attempts=2, unanswered=2)
@@ -50,4 +50,4 @@ def test_an_answer_now_and_then_a_full_buffer_and_having_nothing_to_write_are_fi
     run.look(20, attempts=1, full=1)
     run.look(20)
     run.look(4, attempts=1, unanswered=1)
-    assert run.told == []
+    assert run.reported == []

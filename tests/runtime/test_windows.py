@@ -1,4 +1,4 @@
-"""Windows of batch vertices: which rows belong to one, said in a plan that stays small."""
+"""Windows of batch vertices: which rows belong to one, expressed in a plan that stays small."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def window() -> Window:
     return window
 
 
-def test_one_condition_leaves_out_all_copies_however_many(window: Window):
+def test_one_condition_excludes_all_copies_however_many_there_are(window: Window):
     (condition,) = window.rows(0, len(window)).conditions  # type: ignore[attr-defined]
     listed = condition.partition("NOT IN (")[2].rstrip(")").split(", ")
     # The last copy lies behind the last row.
@@ -43,6 +43,6 @@ def test_one_condition_leaves_out_all_copies_however_many(window: Window):
     assert "NOT IN" not in condition, "no copy lies between its rows"
 
 
-def test_a_row_is_found_by_its_place(window: Window):
+def test_the_index_of_a_row_is_found_by_its_place(window: Window):
     for index in (0, 1, 4, 500, len(window) - 1):
         assert window.index(window._place(index)) == index

@@ -1,4 +1,4 @@
-"""A worker that has to leave in the middle of a call blames no message for it."""
+"""A worker that has to leave in the middle of a call penalises no message for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def opened(monkeypatch):
         ("on_success", "ons-udsink"),
     ],
 )
-def test_code_sees_which_part_it_plays_in_the_words_of_numaflow(opened, role, container):
+def test_code_sees_its_role_as_the_container_type_of_numaflow(opened, role, container):
     seen = []
 
     class Code:
@@ -69,7 +69,7 @@ def leaves_one(datum):
 
 
 @pytest.mark.parametrize(("call", "code"), [(call_map, leaves_one), (run_batch_map, leaves)])
-def test_a_call_that_is_ended_by_the_end_of_the_run_fails_no_message(opened, call, code):
+def test_a_call_that_is_interrupted_by_the_end_of_the_run_fails_no_message(opened, call, code):
     verdict = Verdict(some("a", "b"), Rules("v", Backoff("1ms", steps=1), 10**6))
     with pytest.raises(WorkerLeaves):
         call(opened(code), verdict, 10)
@@ -103,7 +103,7 @@ with RUNNING:
 """
 
 
-def test_a_worker_whose_code_swallows_the_request_to_leave_is_ended():
+def test_a_worker_whose_code_swallows_the_request_to_leave_is_killed():
     process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True)
     with process:
         assert process.stdout.readline() == "called\n"
@@ -112,12 +112,12 @@ def test_a_worker_whose_code_swallows_the_request_to_leave_is_ended():
         assert process.wait(120) == 1
 
 
-def test_the_worker_ends_without_a_trace_of_it():
+def test_a_worker_that_leaves_exits_without_an_error():
     with pytest.raises(SystemExit, match="0"), end_worker_on_base_exception():
         raise WorkerLeaves
 
 
-def test_what_a_vertex_keeps_across_epochs_ends_with_its_run():
+def test_the_state_that_a_vertex_keeps_across_epochs_ends_with_its_run():
     served = Worker()
 
     def pace(run, partition=0):

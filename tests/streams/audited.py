@@ -1,4 +1,4 @@
-"""A pipeline with an audit table whose tasks are played by a test, on a real NATS server."""
+"""A pipeline with an audit table on a real NATS server; the test acts as its tasks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Audited:
         return AuditStream(self.link, self.names, self.life)
 
     def claim(self, vertex: str) -> Position:
-        """Has another task take the vertex over."""
+        """Lets another task take over the vertex."""
         store = PositionStore(self.link.client, self.names, vertex, 0)
         self._stores[vertex] = store
         self._positions[vertex] = self.link.run(store.claim())
@@ -68,7 +68,7 @@ class Audited:
         deliveries: Sequence[int] | None = None,
         at: datetime | None = None,
     ) -> None:
-        """Has a task settle a chunk of these messages, and record it as done or crash before."""
+        """Lets a task settle a chunk of these messages, and record it as done or crash before."""
         position = self._positions.get(vertex) or self.claim(vertex)
         rows = some(*ids, deliveries=list(deliveries or [1] * len(ids)))
         verdict = decide(verdict_on(rows), dict(outcomes or {}))
@@ -92,19 +92,19 @@ class Audited:
         self._positions[vertex] = position
 
     def put(self, vertex: str, *ids: str) -> None:
-        """Has messages wait in the buffer of a vertex, in one frame."""
+        """Puts messages into the buffer of a vertex, in one frame."""
         batch = frames.batch_of({"id": list(ids), "value": [b""] * len(ids)}, len(ids))
         subject = self.names.buffer_subject(vertex, 0)
         self.link.run(publish(self.link.client, subject, frames.encode(batch)))
 
     def take(self, vertex: str, done: Mark, intent: Mark | None = None) -> None:
-        """Has the task of a vertex be done up to a mark, and have something in flight behind it."""
+        """Records a vertex as done up to a mark, possibly with a chunk in flight behind it."""
         position = self._positions.get(vertex) or self.claim(vertex)
         position = position.settled(Span(done), Counts())
         self.write(vertex, position.intending(Span(intent)) if intent else position)
 
     def hold(self, vertex: str, due: int, reason: str) -> None:
-        """Has an ordered vertex hold the row behind its position."""
+        """Lets an ordered vertex hold the row behind its position."""
         position = self._positions.get(vertex) or self.claim(vertex)
         self.write(vertex, replace(position, held=Held(due, 2, 0, 0, reason)))
 

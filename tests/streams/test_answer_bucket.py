@@ -23,8 +23,8 @@ from tests.engine.sample_rows import some
 
 
 @pytest.fixture
-def tell(link, names, ensure):
-    """Settle a chunk of rows at a vertex, as often as one likes."""
+def publish_trail(link, names, ensure):
+    """Settles a chunk of rows at a vertex; can be called repeatedly."""
     ensure(catalogue.trail_config(names, 60_000))
 
     def settlement(vertex: str, *ids: str) -> Settlement:
@@ -51,18 +51,18 @@ def facts(trail: list[TrailFrame]) -> list[tuple[int, str, list[str]]]:
     return [(frame.seq, frame.vertex, [row.id for row in frame.rows]) for frame in trail]
 
 
-def test_what_was_told_is_read_from_a_sequence_on_and_a_replay_adds_nothing(link, names, tell):
+def test_the_trail_is_read_from_a_sequence_on_and_a_replay_adds_nothing(link, names, publish_trail):
     assert read(link, names) == []
-    tell("in", "a", "b")
-    tell("in", "a", "b")
-    tell("out", "a")
+    publish_trail("in", "a", "b")
+    publish_trail("in", "a", "b")
+    publish_trail("out", "a")
     assert read(link, names) == [(1, "in", ["a", "b"]), (2, "out", ["a"])]
     assert read(link, names, after=1) == [(2, "out", ["a"])]
     assert read(link, names, vertex="in") == [(1, "in", ["a", "b"])]
     assert read(link, names, after=2) == []
 
 
-def test_many_frames_are_read_in_order(link, names, tell):
+def test_many_frames_are_read_in_order(link, names, publish_trail):
     frame = b'EBBT\x01\x00[["r","m",1,1,"done",null,null,null,0,[]]]'
 
     async def publish() -> None:
@@ -70,11 +70,11 @@ def test_many_frames_are_read_in_order(link, names, tell):
             await link.client.publish(names.trail_subject("v"), frame)
 
     link.run(publish(), timeout=120)
-    tell("v", "last")  # confirmed behind all others
+    publish_trail("v", "last")  # confirmed behind all others
     assert [seq for seq, _, _ in read(link, names, after=100)] == list(range(101, 2_302))
 
 
-def test_a_follower_hands_on_what_was_there_and_then_what_comes(link, names, tell):
+def test_a_follower_passes_on_stored_frames_first_and_then_new_ones(link, names, publish_trail):
     taken: list[TrailFrame] = []
     failures: list[EbbflowError] = []
     come = asyncio.Event()
@@ -95,10 +95,10 @@ def test_a_follower_hands_on_what_was_there_and_then_what_comes(link, names, tel
             come.clear()
 
     for number in range(3):
-        tell("in", f"m{number}")
+        publish_trail("in", f"m{number}")
     follower = link.run(follow(), timeout=120)
     assert facts(taken) == [(2, "in", ["m1"]), (3, "in", ["m2"])]
-    tell("out", "m1")
+    publish_trail("out", "m1")
     link.run(wait(), timeout=120)
     assert facts(taken[2:]) == [(4, "out", ["m1"])]
     assert follower.seen == 4
@@ -106,12 +106,14 @@ def test_a_follower_hands_on_what_was_there_and_then_what_comes(link, names, tel
     assert failures == []
 
 
-def test_to_catch_up_with_a_trail_that_has_become_too_old_takes_no_time(link, names, tell):
+def test_catching_up_with_a_trail_whose_frames_were_deleted_returns_at_once(
+    link, names, publish_trail
+):
     async def follow() -> None:
         await api.call(link.client, f"STREAM.PURGE.{names.trail}")
         follower = await follow_trail(link.client, names, 0, lambda _: None, lambda _: None)
         await follower.catch_up()
         await follower.close()
 
-    tell("in", "a")
+    publish_trail("in", "a")
     link.run(follow(), timeout=120)

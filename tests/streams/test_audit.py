@@ -1,4 +1,4 @@
-"""The stream of audit rows on a real server: batches, their record, and what is deleted when."""
+"""The stream of audit rows on a real server: batches, their record, and when rows are deleted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stamps(batch: AuditBatch | None) -> list[tuple[str, int, int]]:
     return [(frame.vertex, frame.stamp.number, frame.stamp.claim) for frame in batch.frames]
 
 
-def test_a_batch_has_what_is_done_and_is_deleted_when_it_is_written(audited: Audited):
+def test_a_batch_contains_done_chunks_and_is_deleted_when_it_is_written(audited: Audited):
     stream = audited.stream()
     assert begin(audited, stream) is None
     audited.settle("in", "a", "b")
@@ -46,10 +46,10 @@ def test_a_batch_has_what_is_done_and_is_deleted_when_it_is_written(audited: Aud
     assert audited.waiting() == 3, "nothing is deleted before it is written"
     audited.link.run(stream.finish_batch())
     assert audited.waiting() == 1
-    assert begin(audited, stream) is None, "what is not recorded as done does not count"
+    assert begin(audited, stream) is None, "a chunk that is not recorded as done does not count"
 
 
-def test_a_writer_that_was_lost_is_followed_by_one_that_writes_the_same_batch(audited: Audited):
+def test_the_next_writer_after_a_lost_one_writes_the_same_batch(audited: Audited):
     audited.settle("in", "a")
     before = begin(audited)
     audited.settle("in", "b")
@@ -62,7 +62,7 @@ def test_a_writer_that_was_lost_is_followed_by_one_that_writes_the_same_batch(au
     assert following.name.endswith("-00000001")
 
 
-def test_what_a_lost_task_has_told_is_replaced_by_what_the_next_one_tells(audited: Audited):
+def test_the_rows_of_a_lost_task_are_replaced_by_those_of_the_next_task(audited: Audited):
     audited.settle("in", "a", "b", record=False)
     audited.claim("in")
     audited.settle("in", "a")
@@ -73,7 +73,7 @@ def test_what_a_lost_task_has_told_is_replaced_by_what_the_next_one_tells(audite
     assert audited.waiting() == 0
 
 
-def test_two_writers_do_not_both_go_on(audited: Audited):
+def test_of_two_writers_only_one_can_continue(audited: Audited):
     audited.settle("in", "a")
     first, second = audited.stream(), audited.stream()
     begin(audited, first)
@@ -85,7 +85,7 @@ def test_two_writers_do_not_both_go_on(audited: Audited):
         audited.link.run(second.finish_batch())
 
 
-def test_a_record_is_stored_though_a_copy_of_it_is_in_process(audited: Audited, monkeypatch):
+def test_a_record_is_stored_even_while_a_copy_of_it_is_in_process(audited: Audited, monkeypatch):
     audited.settle("in", "a")
     refused = PermanentPublishError("s", 2, 0.1, "in process", 10164)
     answers = iter([refused])
@@ -102,7 +102,7 @@ def test_a_record_is_stored_though_a_copy_of_it_is_in_process(audited: Audited, 
     assert audited.waiting() == 0
 
 
-def test_much_is_written_in_several_batches(audited: Audited, monkeypatch):
+def test_many_frames_are_written_in_several_batches(audited: Audited, monkeypatch):
     monkeypatch.setattr(audit, "MOST_FRAMES", 2)
     for number in range(5):
         audited.settle("in", f"m{number}")
@@ -113,7 +113,7 @@ def test_much_is_written_in_several_batches(audited: Audited, monkeypatch):
     assert sizes == [2, 2, 1]
 
 
-def test_the_rows_of_a_batch_are_written_as_a_file_for_each_day_and_merged(audited, tmp_path: Path):
+def test_the_rows_of_a_batch_are_written_to_a_file_per_day_and_merged(audited, tmp_path: Path):
     night = datetime(2026, 11, 17, tzinfo=UTC)
     audited.settle("in", *(f"m{number}" for number in range(100)), at=night - timedelta(seconds=1))
     audited.settle("out", "m1/in", deliveries=[3], at=night)
@@ -132,7 +132,7 @@ def test_the_rows_of_a_batch_are_written_as_a_file_for_each_day_and_merged(audit
     assert (table[0]["sent"], table[0]["sent_to"]) == (1, "work")
 
 
-def test_a_merge_that_was_begun_is_done_again_with_the_same_batches(audited: Audited):
+def test_an_interrupted_merge_is_repeated_with_the_same_batches(audited: Audited):
     def write() -> None:
         stream = audited.stream()
         audited.settle("in", "a")
@@ -151,7 +151,7 @@ def test_a_merge_that_was_begun_is_done_again_with_the_same_batches(audited: Aud
     assert audited.link.run(after.begin_merge()) is None
 
 
-def test_a_record_from_before_there_were_merges_says_that_all_is_in_the_table(audited: Audited):
+def test_a_record_without_merges_means_that_all_batches_are_in_the_table(audited: Audited):
     old = json.dumps({"batches": 7, "written": {}, "begun": None}).encode()
     key = f"$KV.{audited.names.positions}.{audited.names.audit_key}"
     audited.link.run(publish(audited.link.client, key, old))

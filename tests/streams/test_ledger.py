@@ -1,4 +1,4 @@
-"""The ledger on a real server: what is written down is there for the next task, until it ends."""
+"""The ledger on a real server: entries are there for the next task until their message ends."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_next_task_knows_everything_about_a_nacked_message(task):
     assert again.histories(ids) == dict.fromkeys((1, 3), History(2, 1, 2, SEEN, "busy"))
 
 
-def test_only_the_facts_are_kept_and_not_the_value(link, names, task):
+def test_only_the_history_is_stored_and_not_the_value(link, names, task):
     task().write(2, "a")
     message = link.run(api.read_state(link.client, names.ledger))
     assert message.messages == 1
@@ -90,7 +90,7 @@ def test_only_the_facts_are_kept_and_not_the_value(link, names, task):
     assert task().deliveries(f"{1_999:050}") == 2
 
 
-def test_a_later_entry_replaces_an_earlier_one_also_for_the_next_task(task, stored):
+def test_a_later_entry_replaces_an_earlier_one_for_the_next_task_too(task, stored):
     first = task()
     first.write(2, "a", "b")
     first.write(3, "a", reason="still busy")
@@ -100,7 +100,7 @@ def test_a_later_entry_replaces_an_earlier_one_also_for_the_next_task(task, stor
         assert one.deliveries("b") == 2
 
 
-def test_what_has_ended_is_forgotten_here_and_on_the_server(task, stored):
+def test_messages_that_have_ended_are_deleted_locally_and_on_the_server(task, stored):
     first = task()
     first.write(2, "a", "b")
     first.write(3, "a")
@@ -112,7 +112,7 @@ def test_what_has_ended_is_forgotten_here_and_on_the_server(task, stored):
     assert first.deliveries("a") is task().deliveries("a") is None
 
 
-def test_a_frame_stays_as_long_as_one_of_its_messages_may_come_again(task, stored):
+def test_a_frame_stays_as_long_as_one_of_its_messages_may_be_redelivered(task, stored):
     first = task()
     first.write(2, "a", "b", "c")
     first.end("a", "c")
@@ -121,7 +121,7 @@ def test_a_frame_stays_as_long_as_one_of_its_messages_may_come_again(task, store
     assert [task().deliveries(one) for one in "abc"] == [None, 2, None]
 
 
-def test_ending_what_is_not_known_changes_nothing(task, stored):
+def test_ending_an_unknown_message_changes_nothing(task, stored):
     first = task()
     first.end("nobody")
     first.write(2, "a")
@@ -131,7 +131,7 @@ def test_ending_what_is_not_known_changes_nothing(task, stored):
     assert task().deliveries("a") == 2
 
 
-def test_vertices_and_partitions_do_not_disturb_each_other(task, stored):
+def test_vertices_and_partitions_do_not_interfere_with_each_other(task, stored):
     one, two, other = (
         task(partition=0, partitions=2),
         task(partition=1, partitions=2),
@@ -170,8 +170,8 @@ def test_entries_survive_a_restart_of_the_server(tmp_path, names):
         assert task.deliveries("a") == 2
 
 
-def test_a_frame_goes_when_its_messages_have_ended_under_different_tasks(task, stored):
-    """A task lives for an epoch only; what it has ended must not come back with the next one."""
+def test_a_frame_is_deleted_when_its_messages_have_ended_under_different_tasks(task, stored):
+    """A task runs for one epoch only; messages it has ended must not reappear in the next one."""
     first = task()
     first.write(2, "a", "b")
     first.end("a")
@@ -183,22 +183,22 @@ def test_a_frame_goes_when_its_messages_have_ended_under_different_tasks(task, s
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-def test_a_message_that_waits_for_long_does_not_make_the_ledger_grow(task, stored):
-    patient = task()
-    patient.write(2, "waits", reason="for long")
+def test_a_message_that_waits_for_a_long_time_does_not_make_the_ledger_grow(task, stored):
+    long_lived = task()
+    long_lived.write(2, "waits", reason="for long")
     most = 0
     for number in range(300):
-        patient.write(2, f"m{number}", f"n{number}")
-        patient.end(f"m{number}", f"n{number}")
+        long_lived.write(2, f"m{number}", f"n{number}")
+        long_lived.end(f"m{number}", f"n{number}")
         most = max(most, stored())
 
     assert most < 200, "each round writes a frame and a note"
     assert task().history("waits") == History(2, 1, 2, SEEN, "for long")
-    patient.end("waits")
+    long_lived.end("waits")
     assert stored() == 0
 
 
-def test_a_message_that_is_moved_up_keeps_what_others_have_written_since(task, stored):
+def test_moving_an_entry_up_keeps_what_other_tasks_have_written_since(task, stored):
     one, two = task(partition=0, partitions=2), task(partition=1, partitions=2)
     one.write(2, "a", "b")
     two.deliveries("a")
@@ -211,7 +211,7 @@ def test_a_message_that_is_moved_up_keeps_what_others_have_written_since(task, s
         assert (each.deliveries("a"), each.deliveries("b")) == (3, 2)
 
 
-def test_a_history_that_is_older_does_not_count_though_it_is_written_later(task):
+def test_an_older_history_does_not_count_even_if_it_is_written_later(task):
     """As when an entry is rewritten while another partition has just nacked its message."""
     one, two = task(partition=0, partitions=2), task(partition=1, partitions=2)
     one.write(2, "a")
@@ -225,7 +225,7 @@ def test_a_history_that_is_older_does_not_count_though_it_is_written_later(task)
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @pytest.mark.parametrize("seed", range(6))
-def test_every_task_knows_what_a_plain_dictionary_would(task, stored, seed, monkeypatch):
+def test_every_task_knows_the_same_as_a_plain_dictionary(task, stored, seed, monkeypatch):
     """Random nacks and ends in two partitions, with tasks that are replaced at any time."""
     print(f"seed {seed}")
     monkeypatch.setattr("ebbflow.streams.ledger._MOST_FRAMES", 4)

@@ -1,4 +1,4 @@
-"""The logs of a pipeline on a real server: told by tasks, kept, read and followed."""
+"""The logs of a pipeline on a real server: published by tasks, stored, read and followed."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ebbflow.usercode.printing import Printed
 
 
 @pytest.fixture
-def tell(link, names, ensure):
-    """Tell what a vertex prints, as its task does."""
+def log(link, names, ensure):
+    """Publishes what a vertex prints, as its task does."""
     ensure(catalogue.logs_config(names))
 
-    def tell(vertex: str, printed: Printed, partition: int = 0) -> None:
+    def log(vertex: str, printed: Printed, partition: int = 0) -> None:
         Events(link, names, vertex, partition, Tally()).log(printed)
         link.flush()
 
-    return tell
+    return log
 
 
 def texts(entries) -> list[str]:
     return [entry.printed.text for entry in entries]
 
 
-def test_the_newest_of_a_vertex_are_read_with_all_that_is_known_of_them(link, names, tell):
+def test_the_newest_entries_of_a_vertex_are_read_with_all_their_fields(link, names, log):
     for number in range(5):
-        tell("m", Printed(f"{number}", "log", "warning", "café"), partition=1)
-    tell("other", Printed("no"))
+        log("m", Printed(f"{number}", "log", "warning", "café"), partition=1)
+    log("other", Printed("no"))
     page = link.run(read_logs(link.client, names, "m", 3), timeout=120)
 
     assert texts(page.entries) == ["2", "3", "4"]
@@ -56,20 +56,20 @@ def test_an_entry_names_the_trace_that_it_belongs_to():
     assert "trace_id" not in replace(entry, trace=None).as_dict()
 
 
-def test_messages_of_a_log_sink_are_not_kept(link, names, tell):
-    tell("out", Printed("(out) id=1", "message"))
+def test_messages_of_a_log_sink_are_not_stored(link, names, log):
+    log("out", Printed("(out) id=1", "message"))
     assert link.run(read_logs(link.client, names, "out", 3), timeout=120).entries == ()
 
 
-def test_a_pipeline_that_has_never_kept_logs_has_none(link, names):
+def test_a_pipeline_that_never_stored_logs_has_none(link, names):
     assert link.run(read_logs(link.client, names, "m", 3), timeout=120).entries == ()
 
 
-def test_what_is_told_from_now_on_is_followed(link, names, tell):
-    tell("m", Printed("before"))
+def test_a_follower_receives_new_entries(link, names, log):
+    log("m", Printed("before"))
     entries: queue.Queue[LogEntry] = queue.Queue()
     follower = link.run(_open(link, names, entries), timeout=120)
-    tell("m", Printed("two\nlines", "error"))
+    log("m", Printed("two\nlines", "error"))
 
     assert entries.get(timeout=120).with_vertex() == "(m) two\n(m) lines"
     link.run(follower.close(), timeout=120)

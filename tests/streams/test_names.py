@@ -1,4 +1,4 @@
-"""Names of streams: what is made of a pipeline, a vertex and a partition is read from the name."""
+"""Names of streams: pipeline, vertex and partition can be read from the name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LABEL = st.from_regex(r"[a-z]([-a-z0-9]{0,4}[a-z0-9])?", fullmatch=True)
 
 
 @given(LABEL, LABEL, st.integers(0, 99))
-def test_the_name_of_a_stream_says_whose_it_is(pipeline, vertex, partition):
+def test_the_name_of_a_stream_shows_its_pipeline_vertex_and_partition(pipeline, vertex, partition):
     names = Names(pipeline)
     place = vertex, partition
     assert parse_stream(names.buffer(*place)) == StreamName(pipeline, "buffer", *place)
@@ -25,7 +25,7 @@ def test_the_name_of_a_stream_says_whose_it_is(pipeline, vertex, partition):
 @pytest.mark.parametrize(
     "stream", ["orders", "ebb", "ebb_p", "KV_ebb_p_positions", "ebb_p_v_0_other", "ebb_a_b_c_d_e"]
 )
-def test_a_stream_of_no_pipeline_has_no_such_name(stream):
+def test_the_names_of_foreign_streams_are_not_recognised(stream):
     assert parse_stream(stream) is None
 
 

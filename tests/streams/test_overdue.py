@@ -1,4 +1,4 @@
-"""Parked redeliveries that the server does not move any more are seen to when a task starts."""
+"""Parked redeliveries that the server no longer moves are handled when a task starts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def clear(link, names, known: Known, chunks: int, late: float) -> tuple[int, int
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-def test_what_was_read_is_deleted_and_what_is_awaited_is_moved(link, names, parked):
+def test_overdue_frames_that_were_read_are_deleted_and_awaited_ones_are_moved(link, names, parked):
     assert clear(link, names, awaiting(parked[1]), chunks=3, late=5) == (2, 1)
     (moved,) = read(link, names)
     assert (moved.subject, moved.payload) == (names.due_subject("v", 0), b"2")
@@ -66,13 +66,13 @@ def test_what_was_read_is_deleted_and_what_is_awaited_is_moved(link, names, park
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-def test_nothing_is_deleted_of_which_it_is_not_certain_that_it_was_read(link, names, parked):
-    """Later chunks may be of a task that has replaced this one; of nothing known, all is new."""
+def test_an_overdue_frame_is_deleted_only_if_it_was_certainly_read(link, names, parked):
+    """Later chunks may be of a task that has replaced this one; without knowledge, all are new."""
     assert clear(link, names, awaiting(), chunks=2, late=5) == (2, 1)
     assert [one.payload for one in read(link, names)] == [b"3"]
 
 
-def test_a_server_that_is_a_little_late_moves_its_frames_itself(link, names, parked):
+def test_frames_that_are_only_a_little_late_are_left_to_the_server(link, names, parked):
     assert clear(link, names, awaiting(), chunks=3, late=-5) == (0, 0)
     assert len(read(link, names)) == 3
     assert clear(link, names, NOTHING, chunks=3, late=5) == (0, 3)
@@ -82,8 +82,10 @@ def test_a_server_that_is_a_little_late_moves_its_frames_itself(link, names, par
 
 @pytest.mark.guarantee("nothing-is-lost")
 @pytest.mark.parametrize("years", [300, 10_000, 280_000])
-def test_a_delay_beyond_the_times_that_the_server_knows_is_one_for_ever(link, names, ensure, years):
-    """The server moves at once what is scheduled for a time that its nanoseconds cannot hold."""
+def test_a_delay_beyond_the_times_that_the_server_supports_lasts_forever(
+    link, names, ensure, years
+):
+    """The server immediately moves a message whose scheduled time its nanoseconds cannot hold."""
     ensure(catalogue.redelivery_config(names, "v", 0))
     now = int(time.time() * 1000)
     dues = {b"far": due_time(now, years * 365 * 86_400_000), b"soon": now + 1}

@@ -1,4 +1,4 @@
-"""The record of what people have paused."""
+"""The record of what users have paused."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -18,35 +18,37 @@ changes = st.lists(
 
 def after(steps, pauses=None):
     pauses = pauses or Pauses()
-    for number, (word, vertex) in enumerate(steps):
+    for number, (request, vertex) in enumerate(steps):
         at = NOON + timedelta(minutes=number)
-        pauses = pauses.pausing(vertex, at) if word == "pause" else pauses.resuming(vertex)
+        pauses = pauses.pausing(vertex, at) if request == "pause" else pauses.resuming(vertex)
     return pauses
 
 
 @given(changes)
-def test_the_last_word_about_a_vertex_counts(steps):
+def test_the_last_request_for_a_vertex_counts(steps):
     pauses = after(steps)
     for name in VERTICES:
-        last = next((word for word, vertex in reversed(steps) if vertex in (None, name)), "resume")
+        last = next(
+            (request for request, vertex in reversed(steps) if vertex in (None, name)), "resume"
+        )
         assert (pauses.since(name) is not None) == (last == "pause")
 
 
 @given(changes, st.sampled_from(VERTICES))
-def test_a_vertex_that_is_paused_again_keeps_its_time(steps, vertex):
+def test_a_vertex_that_is_paused_again_keeps_its_first_pause_time(steps, vertex):
     pauses = after([*steps, ("pause", vertex)])
     later = NOON + timedelta(days=1)
     assert pauses.pausing(vertex, later).since(vertex) == pauses.since(vertex)
 
 
 @given(changes)
-def test_the_record_is_read_as_it_was_written(steps):
+def test_the_record_is_read_back_as_it_was_written(steps):
     pauses = after(steps)
     read = Pauses.from_json(json.dumps(pauses.to_json()), 7)
     assert (read, read.revision) == (pauses, 7)
 
 
-def test_a_vertex_resumed_by_name_goes_on_alone():
+def test_a_vertex_resumed_by_name_continues_alone():
     pauses = after([("pause", None), ("resume", "b")])
     assert [pauses.since(name) is not None for name in VERTICES] == [True, False, True]
     assert pauses.pausing(None, NOON).since("b") is not None

@@ -1,4 +1,4 @@
-"""Positions: one owner at a time, whoever comes last."""
+"""Positions: one owner at a time, the one that claimed last."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def store(link, names, ensure):
     return lambda: PositionStore(link.client, names, "map", 0)
 
 
-def test_a_position_is_there_for_the_next_owner(link, store):
+def test_the_next_owner_reads_the_stored_position(link, store):
     first = store()
     position = link.run(first.claim())
     settled = position.settled(Span(Mark(7, 3), Mark(2)), Counts(read=10, done=10))
@@ -35,7 +35,7 @@ def test_a_position_is_there_for_the_next_owner(link, store):
     assert taken.epoch == settled.epoch + 1
 
 
-def test_a_task_that_was_replaced_can_write_no_more(link, store):
+def test_a_task_that_was_replaced_can_no_longer_write(link, store):
     old = store()
     position = link.run(old.claim())
     link.run(store().claim())

@@ -22,7 +22,7 @@ VERTICES = st.lists(
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """As a NATS server matches."""
+    """Matches as a NATS server does."""
     wanted, found = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         return len(found) >= len(wanted) and matches(
@@ -45,7 +45,7 @@ def concrete(allowed: Permissions) -> set[str]:
 
 @pytest.mark.guarantee("printed-permissions-are-enough")
 @given(LABEL, LABEL, VERTICES, VERTICES)
-def test_no_pipeline_gets_at_anything_of_another(one, other, its, others):
+def test_no_pipeline_may_access_anything_of_another(one, other, its, others):
     if one == other:
         return
     mine = derive_permissions(Names(one), its, f"answers-{one}")
@@ -57,7 +57,7 @@ def test_no_pipeline_gets_at_anything_of_another(one, other, its, others):
 
 
 @given(LABEL, VERTICES)
-def test_wildcards_stand_only_behind_the_name_of_the_pipeline(name, vertices):
+def test_wildcards_appear_only_after_the_name_of_the_pipeline(name, vertices):
     allowed = derive_permissions(Names(name), vertices, "answers")
     for pattern in subjects(allowed.publish) + subjects(allowed.subscribe):
         fixed = pattern.split("*")[0].split(">")[0]
@@ -71,7 +71,7 @@ def test_wildcards_stand_only_behind_the_name_of_the_pipeline(name, vertices):
 
 
 @given(LABEL, VERTICES, st.sampled_from([None, "answers"]), st.booleans())
-def test_what_is_made_is_what_may_be_made(name, vertices, bucket, audit):
+def test_the_streams_that_are_created_are_those_that_may_be_created(name, vertices, bucket, audit):
     table = "{}" if audit else None
     configs = list_configs(PipelineStreams(Names(name), vertices, bucket, 1, audit_table=table))
     allowed = subjects(derive_permissions(Names(name), vertices, bucket, audit).publish)
@@ -88,7 +88,7 @@ def test_nothing_is_listed_twice(name, vertices):
         assert all(groups.values())
 
 
-def test_a_pipeline_whose_name_begins_like_another_one():
+def test_a_pipeline_may_not_access_one_whose_name_begins_with_its_own():
     allowed = derive_permissions(
         Names("a"), [VertexStreams("b", 1, True), VertexStreams("b-c", 1, True)]
     )
@@ -111,7 +111,7 @@ def test_a_pipeline_whose_name_begins_like_another_one():
         assert not [pattern for pattern in patterns if matches(pattern, subject)], subject
 
 
-def test_what_a_pipeline_does_not_have_is_not_listed():
+def test_permissions_for_parts_that_a_pipeline_lacks_are_not_listed():
     plain = subjects(derive_permissions(Names("p"), [VertexStreams("in", 1, False)]).publish)
     assert not [subject for subject in plain if "returned" in subject]
     assert not [subject for subject in plain if "ebb_p_in_0." in subject or ".0.in" in subject]
@@ -147,7 +147,7 @@ def test_what_a_pipeline_does_not_have_is_not_listed():
     ]
 
 
-def test_where_a_source_serves_every_vertex_may_tell_its_trail():
+def test_every_vertex_of_a_serving_pipeline_may_publish_its_trail():
     serving = [VertexStreams("in", 1, True, serves=True), VertexStreams("out", 2, True)]
     silent = [VertexStreams("in", 1, True), VertexStreams("out", 2, True)]
     more, less = (
@@ -167,7 +167,7 @@ def test_where_a_source_serves_every_vertex_may_tell_its_trail():
     }
 
 
-def test_a_vertex_whose_batches_are_planned_reads_its_streams_directly_as_well():
+def test_a_batched_vertex_may_also_read_its_streams_directly():
     batched = derive_permissions(Names("p"), [VertexStreams("out", 1, True, batched=True)]).publish
     followed = derive_permissions(Names("p"), [VertexStreams("out", 1, True)]).publish
     purpose = "read its buffers and redeliveries, and purge finished messages"

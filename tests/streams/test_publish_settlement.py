@@ -1,6 +1,6 @@
-"""Publishing a settlement with the bounds of a spec: room is waited for, nothing else is.
+"""Publishing a settlement within the limits of a spec: it waits for room and for nothing else.
 
-A replay looks first which letters and redeliveries are stored already.
+A replay first looks up which dead letters and redeliveries are stored already.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def answers_of(bucket, *payloads):
 
 @pytest.fixture
 def publish(link, names):
-    """Begin to publish a settlement; what it meets with is counted in the tally."""
+    """Begins to publish a settlement; the tally counts what happens."""
 
     def begin(settlement, tally):
         return link.submit(publish_settlement(link.client, names, settlement, HASTY, tally))
@@ -69,7 +69,7 @@ def buffer_of_one(link, names, ensure):
     ensure(catalogue.buffer_config(names, "out", 0, max_frames=1))
 
 
-def test_a_bound_ends_the_attempts_when_there_is_no_stream(publish):
+def test_the_limit_of_attempts_applies_when_there_is_no_stream(publish):
     tally = Tally()
 
     with pytest.raises(NoStreamResponse, match="after 4 attempts"):
@@ -78,7 +78,7 @@ def test_a_bound_ends_the_attempts_when_there_is_no_stream(publish):
 
 
 @pytest.mark.guarantee("back-pressure-loses-nothing")
-def test_room_is_waited_for_however_little_time_there_is_to_publish(
+def test_publishing_waits_for_room_however_short_its_time_limit_is(
     link, names, publish, buffer_of_one
 ):
     tally = Tally()
@@ -95,7 +95,7 @@ def test_room_is_waited_for_however_little_time_there_is_to_publish(
     assert tally.attempts == tally.full + 2
 
 
-def test_what_may_be_discarded_does_not_wait(publish, buffer_of_one):
+def test_an_output_that_may_be_discarded_does_not_wait_for_room(publish, buffer_of_one):
     tally = Tally()
     publish(settlement_of("first"), tally).result(120)
 
@@ -142,12 +142,12 @@ def test_answers_wait_for_room(link, publish, bucket):
     assert tally.full > 3
 
 
-def test_answers_that_no_stream_takes_end_with_an_error(publish, names):
+def test_answers_without_a_stream_end_with_an_error(publish, names):
     with pytest.raises((NoStreamResponse, PublishTimeout)):
         publish(answers_of(names.answers, b"a", b"b"), Tally()).result(120)
 
 
-def test_an_answer_that_no_message_can_hold_is_not_sent_and_the_others_are_stored(
+def test_an_answer_too_large_for_a_message_is_not_sent_and_the_others_are_stored(
     link, publish, bucket
 ):
     name = bucket()
@@ -183,7 +183,7 @@ def ids_in(link, names):
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("keyed", [False, True])
-def test_what_the_server_takes_of_a_refused_frame_is_stored_once_and_in_order(
+def test_the_acceptable_rows_of_a_refused_frame_are_stored_once_and_in_order(
     link, names, publish, ensure, keyed
 ):
     ensure(catalogue.buffer_config(names, "out", 0, max_frames=1_000) | {"max_msg_size": 4_000})
@@ -197,7 +197,9 @@ def test_what_the_server_takes_of_a_refused_frame_is_stored_once_and_in_order(
     assert counts == Counts(read=100, written=97, done=97, dead_lettered=3)
 
 
-def test_a_row_is_not_refused_for_what_arrow_keeps_of_its_neighbours(link, names, publish, ensure):
+def test_a_row_is_not_refused_because_of_neighbours_in_its_arrow_buffers(
+    link, names, publish, ensure
+):
     ensure(catalogue.buffer_config(names, "out", 0, max_frames=1_000) | {"max_msg_size": 3_000})
     rows = frames.batch_of({"id": [f"m{n}" for n in range(80)], "value": [b"x"] * 80}, 80)
     payload = frames.encode(rows.slice(50, 1))
@@ -208,7 +210,7 @@ def test_a_row_is_not_refused_for_what_arrow_keeps_of_its_neighbours(link, names
     assert ids_in(link, names) == ["m50"]
 
 
-def test_nothing_is_told_of_a_chunk_before_it_is_known_what_the_server_refuses(
+def test_no_trail_is_published_before_it_is_known_what_the_server_refuses(
     link, names, publish, ensure
 ):
     ensure(catalogue.buffer_config(names, "out", 0, max_frames=1_000) | {"max_msg_size": 4_000})
@@ -219,11 +221,11 @@ def test_nothing_is_told_of_a_chunk_before_it_is_known_what_the_server_refuses(
     assert stored(link, names, names.trail, ">") == []
     publish(plan.amended(unstored, [TrailObserver()]), Tally()).result(120)
     (trail,) = stored(link, names, names.trail, ">")
-    told = {row.id: (row.outcome, len(row.sent)) for row in read_trail(trail)}
-    assert told == {"m0": ("done", 1), "m1": ("dead_lettered", 0), "m2": ("done", 1)}
+    recorded = {row.id: (row.outcome, len(row.sent)) for row in read_trail(trail)}
+    assert recorded == {"m0": ("done", 1), "m1": ("dead_lettered", 0), "m2": ("done", 1)}
 
 
-def test_an_answer_that_the_bucket_does_not_take_is_refused_alone(link, publish, bucket):
+def test_an_answer_too_large_for_the_bucket_is_refused_alone(link, publish, bucket):
     name = bucket()
     limit(link, f"KV_{name}", max_msg_size=1_000)
     unstored = publish(answers_of(name, b"a", b"b" * 2_000, b"c"), Tally()).result(120)
@@ -233,7 +235,7 @@ def test_an_answer_that_the_bucket_does_not_take_is_refused_alone(link, publish,
 
 
 @pytest.mark.parametrize("number", [1, 5], ids=["alone", "with others"])
-def test_a_letter_is_cut_until_its_stream_takes_it(link, names, publish, ensure, number):
+def test_a_dead_letter_is_cut_until_its_stream_accepts_it(link, names, publish, ensure, number):
     ensure(catalogue.dead_letter_config(names) | {"max_msg_size": 3_000})
     ids = [f"m{n}" for n in range(number)]
     rows = Rows(frames.batch_of({"id": ids, "value": [b"x" * 9_000] * number}, number))
@@ -252,14 +254,14 @@ def test_a_letter_is_cut_until_its_stream_takes_it(link, names, publish, ensure,
     assert {(letter.reason, letter.size) for letter in letters} == {("no", 9_000)}
 
 
-def test_a_stream_that_takes_no_letter_at_all_is_an_error(names, publish, ensure):
+def test_a_stream_that_accepts_no_dead_letter_at_all_is_an_error(names, publish, ensure):
     ensure(catalogue.dead_letter_config(names) | {"max_msg_size": 50})
     letter = replace(settlement(0), publications=settlement(0).of_stage(Stage.DEAD_LETTER))
     with pytest.raises(PermanentPublishError, match="exceeds maximum"):
         publish(letter, Tally()).result(120)
 
 
-def test_a_sealed_stream_is_no_fault_of_a_message(link, names, publish, ensure):
+def test_a_sealed_stream_is_not_the_fault_of_a_message(link, names, publish, ensure):
     ensure(catalogue.buffer_config(names, "out", 0, max_frames=1_000))
     limit(link, names.buffer("out", 0), sealed=True)
     with pytest.raises(PermanentPublishError, match="sealed"):
@@ -268,13 +270,13 @@ def test_a_sealed_stream_is_no_fault_of_a_message(link, names, publish, ensure):
 
 @pytest.fixture
 def streams_of_v(names, ensure):
-    """With a window that is over at once, as after a long outage."""
+    """Streams whose duplicate window is over at once, as after a long outage."""
     for config in (catalogue.redelivery_config(names, "v", 0), catalogue.dead_letter_config(names)):
         ensure(config | {"duplicate_window": 100_000_000})
 
 
 def settlement(delay: int):
-    """Two dead letters, a message that comes again at once, and one that comes later."""
+    """Two dead letters, a message that is redelivered at once, and one that is later."""
     count = 5
     ids = [f"m{number}" for number in range(count)]
     rows = Rows(frames.batch_of({"id": ids, "value": [b"x"] * count}, count))
@@ -299,7 +301,9 @@ def everything(link, names):
 
 @pytest.mark.guarantee("at-least-once")
 @pytest.mark.parametrize("due", [False, True], ids=["waiting", "come due"])
-def test_letters_and_redeliveries_are_not_written_again_by_a_replay(link, names, streams_of_v, due):
+def test_a_replay_does_not_write_dead_letters_and_redeliveries_again(
+    link, names, streams_of_v, due
+):
     delay = 100 if due else 60_000
     link.run(publish_settlement(link.client, names, settlement(delay)))
     subject = names.due_subject("v", 0)
@@ -315,15 +319,17 @@ def test_letters_and_redeliveries_are_not_written_again_by_a_replay(link, names,
     assert everything(link, names) == (2, 2)
 
 
-def test_the_server_alone_would_store_them_twice(link, names, streams_of_v):
+def test_without_the_lookup_dead_letters_and_redeliveries_are_stored_twice(
+    link, names, streams_of_v
+):
     for _ in range(2):
         link.run(publish_settlement(link.client, names, settlement(60_000)))
         let_time_pass(0.3)
     again, dead = everything(link, names)
-    assert (again, dead) == (3, 4), "what waits on its own subject is replaced"
+    assert (again, dead) == (3, 4), "a message that waits on its own subject is replaced"
 
 
-def test_what_is_missing_is_written_by_the_replay(link, names, streams_of_v):
+def test_a_replay_writes_missing_dead_letters_and_redeliveries(link, names, streams_of_v):
     whole = settlement(60_000)
     lost = whole.publications.pop(1), whole.publications.pop()
     assert {one.stage for one in lost} == {Stage.REDELIVER, Stage.DEAD_LETTER}
@@ -334,7 +340,7 @@ def test_what_is_missing_is_written_by_the_replay(link, names, streams_of_v):
     assert {one.msg_id for one in replay.publications} == {one.msg_id for one in lost}
 
 
-def test_what_was_read_before_the_chunk_is_no_copy(link, names, streams_of_v):
+def test_a_redelivery_that_was_read_before_the_chunk_is_not_a_copy(link, names, streams_of_v):
     """A message that is redelivered for the second time is in the stream for the first one."""
     link.run(publish_settlement(link.client, names, settlement(60_000)))
     state = link.run(api.read_info(link.client, names.redelivery("v", 0)))
@@ -348,7 +354,7 @@ def test_nothing_is_looked_up_for_a_chunk_that_is_settled_for_the_first_time(lin
     assert link.run(without_stored(link.client, names, first, None)) is first
 
 
-def test_many_waiting_messages_are_all_looked_at(link, names, streams_of_v):
+def test_the_lookup_finds_copies_behind_many_waiting_messages(link, names, streams_of_v):
     subject = names.due_subject("v", 0)
     for number in range(2_500):
         link.submit(link.client.publish(subject, b"%d" % number))
@@ -361,7 +367,7 @@ def test_many_waiting_messages_are_all_looked_at(link, names, streams_of_v):
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("fact", ["metadata", "headers", "keys"])
-def test_the_server_takes_the_letter_of_a_message_with_more_facts_than_headers_can_hold(
+def test_the_server_accepts_the_dead_letter_of_a_message_too_large_for_headers(
     link, names, streams_of_v, fact
 ):
     large = "x" * 200_000
@@ -377,10 +383,8 @@ def test_the_server_takes_the_letter_of_a_message_with_more_facts_than_headers_c
     assert everything(link, names) == (0, 1)
 
 
-def test_a_published_chunk_is_freed_at_once_and_leaves_nothing_to_the_garbage_collector(
-    publish, buffer_of_one
-):
-    """Pauses for garbage were 150 ms long when every chunk waited for one."""
+def test_a_published_chunk_is_freed_without_the_garbage_collector(publish, buffer_of_one):
+    """Garbage collections took 150 ms when every chunk was left to one."""
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)

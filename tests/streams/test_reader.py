@@ -1,4 +1,4 @@
-"""Reading frames: in order, exactly once, from any mark on."""
+"""Reading frames: in order, exactly once, starting at any mark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.waiting import let_time_pass, until
 
 @pytest.fixture
 def buffer(link, names, ensure):
-    """Publish frames with that many rows each; rows are numbered on."""
+    """Publishes frames with that many rows each; row numbers continue."""
     ensure(catalogue.buffer_config(names, "v", 0, 10_000))
     made = 0
 
@@ -45,7 +45,7 @@ def buffer(link, names, ensure):
 
 @pytest.fixture
 def reader(link, names):
-    """Open readers from a mark on; they are closed at the end."""
+    """Opens readers at a mark; they are closed at the end."""
     opened = []
 
     def start(mark=Mark()):  # noqa: B008
@@ -66,7 +66,7 @@ def ids(batches):
 
 
 def take(reader, rows, seconds=120):
-    """Take until that many rows are there, waiting for arrivals."""
+    """Takes rows until there are that many, waiting for arrivals."""
     found = []
     deadline = time.monotonic() + seconds
     while len(found) < rows and time.monotonic() < deadline:
@@ -77,7 +77,7 @@ def take(reader, rows, seconds=120):
     return found
 
 
-def test_many_small_frames_are_at_hand_at_once(link, names, buffer, reader):
+def test_many_small_frames_are_queued_at_once(link, names, buffer, reader):
     buffer(*[1] * 700)
     one = reader()
 
@@ -90,7 +90,7 @@ def test_many_small_frames_are_at_hand_at_once(link, names, buffer, reader):
     assert len(ids(one.take(500))) == 400
 
 
-def test_rows_come_in_order_and_the_mark_follows_row_by_row(buffer, reader):
+def test_rows_are_read_in_order_and_the_mark_advances_row_by_row(buffer, reader):
     buffer(3, 4)
     one = reader()
 
@@ -102,13 +102,13 @@ def test_rows_come_in_order_and_the_mark_follows_row_by_row(buffer, reader):
     assert one.mark == Mark(2)
 
 
-def test_reading_goes_on_in_the_middle_of_a_frame(buffer, reader):
+def test_reading_continues_in_the_middle_of_a_frame(buffer, reader):
     buffer(3, 4)
 
     assert take(reader(Mark(1, 2)), 2) == ["5", "6"]
 
 
-def test_exactly_the_rows_up_to_a_mark_are_replayed(buffer, reader):
+def test_a_replay_reads_exactly_the_rows_up_to_its_mark(buffer, reader):
     buffer(5, 5, 5)
     one = reader(Mark(0, 3))
 
@@ -125,8 +125,8 @@ def test_more_frames_than_the_window_all_arrive(buffer, reader):
 
 
 @pytest.mark.parametrize("rest", ["one by one", "for a replay"])
-def test_frames_are_asked_for_however_they_are_taken(monkeypatch, buffer, reader, rest):
-    """When the whole window is waiting nothing is asked for, and no arrival asks for more."""
+def test_more_frames_are_requested_however_they_are_taken(monkeypatch, buffer, reader, rest):
+    """While the whole window is queued nothing is requested, and no arrival requests more."""
     monkeypatch.setattr(pull, "MOST_MESSAGES", pull._WINDOW)
     buffer(*[1] * 200)
     one = reader()
@@ -144,7 +144,7 @@ def test_frames_are_asked_for_however_they_are_taken(monkeypatch, buffer, reader
     assert len(taken) == 200
 
 
-def test_what_is_done_is_deleted_and_what_is_not_stays(link, names, buffer, reader):
+def test_done_frames_are_deleted_and_the_others_stay(link, names, buffer, reader):
     buffer(1, 1, 1)
     one = reader()
     take(one, 2)
@@ -154,7 +154,7 @@ def test_what_is_done_is_deleted_and_what_is_not_stays(link, names, buffer, read
     assert take(reader(one.mark), 1) == ["2"]
 
 
-def test_a_reader_whose_consumer_vanished_goes_on_after_the_last_frame(link, buffer, reader):
+def test_a_reader_whose_consumer_vanished_continues_after_the_last_frame(link, buffer, reader):
     buffer(1, 1)
     one = reader()
     assert take(one, 2) == ["0", "1"]
@@ -165,7 +165,7 @@ def test_a_reader_whose_consumer_vanished_goes_on_after_the_last_frame(link, buf
 
 
 def test_frames_that_a_consumer_delivers_again_are_taken_once(link, names, buffer, monkeypatch):
-    """A server may begin earlier than it was asked to, on a replica that lags behind."""
+    """A server may begin earlier than requested, on a replica that lags behind."""
     make = LightConsumer.make
 
     async def make_early(self, client, subject, after, idle):
@@ -185,8 +185,8 @@ def test_frames_that_a_consumer_delivers_again_are_taken_once(link, names, buffe
 
 
 @pytest.mark.parametrize("frames_after", [0, 1])
-def test_a_frame_that_got_lost_is_asked_for_again(link, names, buffer, monkeypatch, frames_after):
-    """The next frame shows the gap, or else the heartbeat of the consumer."""
+def test_a_lost_frame_is_requested_again(link, names, buffer, monkeypatch, frames_after):
+    """The next frame reveals the gap, or else the heartbeat of the consumer does."""
     receive, lost = PullConsumer._receive, []
 
     def lose_the_first(self, parcel):
@@ -227,13 +227,13 @@ class Writer:
 
 @pytest.fixture
 def writer(link, names, ensure):
-    """Of a buffer that has forgotten every id when the next frame comes."""
+    """Writes to a buffer that forgets every id before the next frame arrives."""
     ensure(catalogue.buffer_config(names, "v", 0, 10_000) | {"duplicate_window": 100_000_000})
     return Writer(link, names)
 
 
 @pytest.fixture
-def knowing(link, names):
+def reader_with(link, names):
     opened = []
 
     def start(mark=Mark(), known=NOTHING):  # noqa: B008
@@ -247,8 +247,8 @@ def knowing(link, names):
 
 
 @pytest.mark.guarantee("at-least-once")
-def test_frames_that_were_read_before_are_passed_over(writer, knowing):
-    reader = knowing()
+def test_frames_that_were_read_before_are_skipped(writer, reader_with):
+    reader = reader_with()
     writer.write(1, "a", "b")
     writer.write(1, "a", "b")
     writer.write(1, "c")
@@ -261,16 +261,16 @@ def test_frames_that_were_read_before_are_passed_over(writer, knowing):
     reader.forget(Mark(6))
     assert reader.passed is None
 
-    another = knowing(Mark(4), reader.known)
+    another = reader_with(Mark(4), reader.known)
     writer.write(3, "e")
     assert take(another, 1) == ["e"], "it knows what the first one knew"
 
 
 @pytest.mark.guarantee("at-least-once")
 @pytest.mark.parametrize("behind", [("c",), ("d",), ("c", "d")], ids=["copy", "new", "both"])
-def test_a_replay_ends_where_it_ended_before_whatever_is_behind_it(writer, knowing, behind):
-    """Behind copies that came later it would be another chunk, with other ids."""
-    reader = knowing()
+def test_a_replay_ends_where_the_first_attempt_ended_whatever_follows(writer, reader_with, behind):
+    """If it included copies that arrived later, it would be another chunk with other ids."""
+    reader = reader_with()
     writer.write(1, "a", "b")
     writer.write(1, "c")
     writer.write(1, "c")
@@ -280,7 +280,7 @@ def test_a_replay_ends_where_it_ended_before_whatever_is_behind_it(writer, knowi
 
     for one in behind:
         writer.write(1, one)
-    again = knowing()
+    again = reader_with()
     until(lambda: len(again._queue) == 3 + len(behind))
     taken = again.take_until(Mark(3))
     assert [batch.num_rows for batch in taken] == [2, 1]
@@ -288,14 +288,14 @@ def test_a_replay_ends_where_it_ended_before_whatever_is_behind_it(writer, knowi
     assert take(again, 1, seconds=0.5) == [one for one in behind if one == "d"]
 
 
-def test_a_frame_that_is_read_in_part_is_no_copy_of_itself(writer, knowing):
-    reader = knowing()
+def test_a_partly_read_frame_is_not_a_copy_of_itself(writer, reader_with):
+    reader = reader_with()
     writer.write(1, "a", "b", "c")
     first = until(lambda: reader.take(2))
     assert ids(first) == ["a", "b"]
     assert reader.known == NOTHING
 
-    another = knowing(reader.mark, reader.known)
+    another = reader_with(reader.mark, reader.known)
     assert take(another, 1) == ["c"]
     (piece,) = reader.take(1)
     assert "w.0" in reader.known
@@ -304,7 +304,7 @@ def test_a_frame_that_is_read_in_part_is_no_copy_of_itself(writer, knowing):
     assert take(reader, 1) == ["c"]
 
 
-def test_the_rest_of_a_frame_is_told_with_its_own_origin(link, names, ensure, reader):
+def test_the_rest_of_a_frame_keeps_its_own_origin(link, names, ensure, reader):
     """The watermark of the frame behind it is ahead of these rows."""
     ensure(catalogue.buffer_config(names, "v", 0, 10))
     subject = names.buffer_subject("v", 0)
@@ -331,7 +331,7 @@ def test_a_redelivery_that_the_server_has_moved_twice_is_read_once(link, names, 
         return link.run(read_one(link.client, stream, seq=number)) is not None
 
     def move(*parked: str) -> None:
-        """Parks frames and waits until the server has moved them; the same one may come again."""
+        """Parks frames and waits until the server has moved them; the same one may be repeated."""
         for token in parked:
             batch = frames.batch_of({"id": [token], "value": [b"x"]}, 1)
             schedule = {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": due}

@@ -1,4 +1,4 @@
-"""A record that several write: nothing that was written is lost without somebody hearing of it."""
+"""A record with several writers: no write is lost without an error or a retry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def record(link, names, ensure):
     return lambda: Record(link.client, names.positions, "mine")
 
 
-def test_of_two_who_have_read_the_same_one_replaces_it(link, record):
+def test_of_two_writers_that_read_the_same_record_one_replaces_it(link, record):
     one, other = record(), record()
     assert link.run(one.read()) is link.run(other.read()) is None
     assert link.run(one.replace(b"1"))
@@ -28,7 +28,7 @@ def test_of_two_who_have_read_the_same_one_replaces_it(link, record):
     assert other.revision > one.revision
 
 
-def test_all_who_change_it_at_once_have_their_way(link, record):
+def test_concurrent_updates_are_all_applied(link, record):
     async def add(text: str) -> None:
         await record().update(lambda stored: (stored or b"") + text.encode())
 
@@ -39,7 +39,7 @@ def test_all_who_change_it_at_once_have_their_way(link, record):
     assert sorted(link.run(record().read()).decode()) == sorted("abcdefgh")
 
 
-def test_a_change_that_changes_nothing_writes_nothing(link, record):
+def test_an_update_without_a_change_writes_nothing(link, record):
     one = record()
     link.run(one.replace(b"1"))
     before = one.revision

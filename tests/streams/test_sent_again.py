@@ -1,4 +1,4 @@
-"""What got no answer is looked for before it is sent again: the server may know its id no more.
+"""A message without an answer is looked up before it is sent again, as ids are forgotten.
 
 A line between the task and the server loses the answers, and the server is killed.
 """
@@ -104,8 +104,8 @@ def outage(tmp_path, names):
 
 
 @pytest.mark.guarantee("at-least-once")
-def test_what_has_come_due_before_the_server_was_killed_comes_once(outage):
-    """The server has moved it without its id, so it knows the id no more when it is back."""
+def test_a_redelivery_that_was_due_before_the_server_was_killed_is_stored_once(outage):
+    """The server moved it without its id, so it no longer knows the id after the restart."""
     outage.ensure()
     outage.line.deaf = True
     publishing = outage.publish(redeliveries(50))
@@ -115,14 +115,14 @@ def test_what_has_come_due_before_the_server_was_killed_comes_once(outage):
     outage.line.deaf = False
 
     assert publishing.result(120) == []
-    let_time_pass(1.5)  # whatever was parked again is due long since
+    let_time_pass(1.5)  # anything that was parked again has long been due
     assert sorted(one.payload for one in outage.again()) == sorted(b"%d" % n for n in range(FRAMES))
     assert outage.tally.confirmed == FRAMES
 
 
 @pytest.mark.guarantee("nothing-is-lost")
 @pytest.mark.parametrize("delay", [None, 50, 60_000], ids=["at once", "soon", "later"])
-def test_what_has_not_arrived_before_the_server_was_killed_is_sent_again(outage, delay):
+def test_a_redelivery_that_did_not_arrive_before_the_server_was_killed_is_sent_again(outage, delay):
     outage.ensure()
     outage.line.open.clear()
     publishing = outage.publish(redeliveries(delay))
@@ -138,9 +138,7 @@ def test_what_has_not_arrived_before_the_server_was_killed_is_sent_again(outage,
 
 @pytest.mark.guarantee("at-least-once")
 @pytest.mark.parametrize("delay", [None, 50, 60_000], ids=["at once", "come due", "parked"])
-def test_after_an_outage_that_is_longer_than_ids_are_known_redeliveries_are_there_once(
-    outage, delay
-):
+def test_redeliveries_are_stored_once_after_an_outage_longer_than_ids_are_known(outage, delay):
     outage.ensure(window=0.1)
     outage.line.deaf = True
     publishing = outage.publish(redeliveries(delay))
@@ -156,7 +154,7 @@ def test_after_an_outage_that_is_longer_than_ids_are_known_redeliveries_are_ther
 
 @pytest.mark.guarantee("at-least-once")
 @pytest.mark.parametrize("count", [1, FRAMES])
-def test_after_an_outage_that_is_longer_than_ids_are_known_letters_are_there_once(
+def test_dead_letters_are_stored_once_after_an_outage_longer_than_ids_are_known(
     outage, count, monkeypatch
 ):
     monkeypatch.setattr(publish_settlement, "_DEAD_LETTERS_ARE_KNOWN", 0)
@@ -173,13 +171,13 @@ def test_after_an_outage_that_is_longer_than_ids_are_known_letters_are_there_onc
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-def test_a_look_that_fails_is_repeated_and_nothing_is_taken_for_stored(outage, monkeypatch):
-    looks = []
+def test_a_failed_lookup_is_repeated_and_no_message_is_assumed_to_be_stored(outage, monkeypatch):
+    lookups = []
     look = publish_settlement._read_headers_after
 
     async def fail_at_first(client, stream, after):
-        looks.append(stream)
-        if len(looks) <= 3:
+        lookups.append(stream)
+        if len(lookups) <= 3:
             raise JetStreamUnavailable("CONSUMER.CREATE", 1, "no answer")
         return await look(client, stream, after)
 
@@ -193,4 +191,4 @@ def test_a_look_that_fails_is_repeated_and_nothing_is_taken_for_stored(outage, m
 
     assert publishing.result(120) == []
     assert len(outage.again()) == FRAMES
-    assert 4 <= len(looks) < FRAMES, "one look is for many"
+    assert 4 <= len(lookups) < FRAMES, "one lookup covers many"

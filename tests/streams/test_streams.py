@@ -1,4 +1,4 @@
-"""Streams of a pipeline: a server that cannot keep them as they are wanted."""
+"""Streams of a pipeline: servers that cannot store them as requested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ebbflow.streams.positions import PositionStore
 from ebbflow.streams.provision import ensure
 
 
-def test_replicas_on_a_single_server_are_refused_with_what_to_do(link, names):
+def test_replicas_on_a_single_server_are_rejected_with_advice(link, names):
     name = names.dead_letters
     refused = (
         f"Stream {name} needs 3 servers, but NATS is a single one. "
@@ -28,7 +28,7 @@ def test_replicas_on_a_single_server_are_refused_with_what_to_do(link, names):
         with pytest.raises(SetupError) as error:
             link.run(ensure(link.client, catalogue.dead_letter_config(names, replicas=3)))
         assert str(error.value) == refused
-        # A stream that exists already is not brought to three replicas either.
+        # A stream that exists already is not changed to three replicas either.
         link.run(ensure(link.client, catalogue.dead_letter_config(names)))
 
 
@@ -39,7 +39,7 @@ def form_of(link, pipeline, *maps):
     link.run(provision(link, plans))
 
 
-def test_messages_for_a_vertex_or_partition_that_is_gone_are_named_and_refused(link, names):
+def test_waiting_messages_for_a_removed_vertex_or_partition_are_counted_and_rejected(link, names):
     def new():
         return Pipeline(names.pipeline).source("in", Generator(messages=1))
 

@@ -1,7 +1,7 @@
 """A task's inlet and its source's process, over a real socket: nothing is lost between them.
 
-The process is a thread here, so that the test can see what the source was told. Tasks follow each
-other; some end in good order, some are gone at once, and the system behind the source may be away.
+The process is a thread here, so that the test can see what the source received. Tasks follow each
+other; some end in good order, some are gone at once, and the system behind the source may be down.
 """
 
 import os
@@ -43,11 +43,11 @@ SOON = Backoff("1ms")
 
 
 class Outside:
-    """The system behind the source: what waits, what is in somebody's hand, what is done."""
+    """The system behind the source: messages that wait, are in flight, or are done."""
 
     def __init__(self, messages: int) -> None:
         self.waiting = [b"%d" % number for number in range(messages)]
-        self.given: dict[bytes, int] = {}
+        self.in_flight: dict[bytes, int] = {}
         self.acked: list[bytes] = []
         self.nacked: list[tuple[bytes, NackOptions]] = []
         self.opened = 0
@@ -58,12 +58,12 @@ class Outside:
     def meet_outage(self, method: str) -> None:
         if method in self.outages:
             self.outages.remove(method)
-            raise ConnectionError(f"{method}: the system is away")
+            raise ConnectionError(f"{method}: the system is down")
 
     def give(self, limit: int) -> list[bytes]:
         self.limits.append(limit)
         offsets, self.waiting = self.waiting[:limit], self.waiting[limit:]
-        self.given |= dict.fromkeys(offsets, self.opened)
+        self.in_flight |= dict.fromkeys(offsets, self.opened)
         return offsets
 
 
@@ -71,15 +71,15 @@ OUTSIDE: Outside
 
 
 class Reader(Source):
-    """Gives lists of messages; an instance knows only what it has given itself."""
+    """Returns lists of messages; an instance knows only those that it has returned itself."""
 
     def open(self) -> None:
         self._outside = OUTSIDE
         self._outside.meet_outage("open")
         self._outside.opened += 1
-        # A new connection: what the one before it gave and was not told of comes again.
-        self._outside.waiting = [*self._outside.given, *self._outside.waiting]
-        self._outside.given.clear()
+        # A new connection: unsettled messages of the previous one are delivered again.
+        self._outside.waiting = [*self._outside.in_flight, *self._outside.waiting]
+        self._outside.in_flight.clear()
 
     def read(self, limit, timeout):
         self._outside.meet_outage("read")
@@ -92,31 +92,31 @@ class Reader(Source):
         self._end(offsets)
 
     def _end(self, offsets):
-        unknown = [offset for offset in offsets if offset not in self._outside.given]
+        unknown = [offset for offset in offsets if offset not in self._outside.in_flight]
         for offset in offsets:
-            if self._outside.given.pop(offset, None) is not None:
+            if self._outside.in_flight.pop(offset, None) is not None:
                 self._outside.acked.append(offset)
         if unknown:
-            raise ValueError(f"nobody was given {unknown}")
+            raise ValueError(f"not in flight: {unknown}")
 
     @property
     def exhausted(self) -> bool:
-        return not (self._outside.waiting or self._outside.given)
+        return not (self._outside.waiting or self._outside.in_flight)
 
 
 class TakingBack(Reader):
-    """Gives nacked messages again."""
+    """Redelivers nacked messages."""
 
     def nack(self, nacks: list[NackOffset]) -> None:
         self._outside.meet_outage("nack")
         for nack in nacks:
             self._outside.nacked.append((nack.offset, nack.options))
-            if self._outside.given.pop(nack.offset, None) is not None:
+            if self._outside.in_flight.pop(nack.offset, None) is not None:
                 self._outside.waiting.append(nack.offset)
 
 
 class InColumns(TakingBack):
-    """Gives columns, and is told columns."""
+    """Returns columns, and is acknowledged in columns."""
 
     def read(self, limit, timeout):
         self._outside.meet_outage("read")
@@ -161,7 +161,7 @@ class EmptyLedger:
 
 
 class Events:
-    """What people are told."""
+    """Records what is shown to users."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -190,7 +190,7 @@ class Task:
         while not (batches := self.inlet.take(limit)):
             if self.inlet.exhausted:
                 return None
-            assert time.monotonic() < deadline, "nothing comes any more"
+            assert time.monotonic() < deadline, "no more messages arrive"
             self.wake.wait(0.05)
             self.wake.clear()
         return Rows(frames.concat(batches)), self.inlet.take_offsets()
@@ -204,7 +204,7 @@ class Task:
         self.inlet.acknowledge(source_acks(offsets, rows, again))
 
     def die(self) -> None:
-        """Is gone without a word, like a killed worker."""
+        """Disappears without notice, like a killed worker."""
         self.inlet._source.hang_up()
 
 
@@ -226,7 +226,7 @@ def served(source: type, messages: int) -> Iterator[tuple[Outside, str]]:
             yield outside, run
         finally:
             path.unlink()
-    # A task that ends for good ends it.
+    # A task that closes for good ends it.
     process.join(120)
     assert not process.is_alive()
 
@@ -237,7 +237,7 @@ def end(run: str) -> None:
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @sources
-def test_every_message_is_given_once_and_acknowledged_once(source):
+def test_every_message_is_delivered_once_and_acknowledged_once(source):
     with served(source, 100) as (outside, run):
         task, ids = Task(run, EmptyLedger()), []
         while taken := task.take(30):
@@ -258,10 +258,12 @@ nacks = st.sets(st.integers(0, 29), max_size=4)
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @sources
 @settings(max_examples=examples(15), deadline=None)
-@given(ends=crashes, away=outages, bad=nacks, size=st.integers(1, 12))
-def test_whatever_ends_and_whatever_is_away_every_message_is_settled(source, ends, away, bad, size):
+@given(ends=crashes, failing=outages, bad=nacks, size=st.integers(1, 12))
+def test_every_message_is_settled_whatever_ends_and_whatever_is_down(
+    source, ends, failing, bad, size
+):
     with served(source, 30) as (outside, run):
-        outside.outages += away
+        outside.outages += failing
         settled: set[bytes] = set()
         nacked = {f"in-0-{number}" for number in bad}
         for chunks, how in [*ends, (10_000, "closes")]:
@@ -277,12 +279,12 @@ def test_whatever_ends_and_whatever_is_away_every_message_is_settled(source, end
             task.inlet.close()
         end(run)
     assert {int(offset) for offset in outside.acked} == set(range(30))
-    assert (outside.waiting, outside.given) == ([], {})
+    assert (outside.waiting, outside.in_flight) == ([], {})
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @sources
-def test_what_a_dead_task_had_in_hand_is_given_to_the_next(source):
+def test_messages_in_flight_of_a_dead_task_are_delivered_to_the_next_task(source):
     with served(source, 20) as (outside, run):
         first = Task(run, EmptyLedger())
         _, offsets = first.take(4)
@@ -295,26 +297,26 @@ def test_what_a_dead_task_had_in_hand_is_given_to_the_next(source):
             again += taken[1].to_pylist()
             second.settle(*taken, set())
         second.inlet.close(for_good=True)
-    assert again[: len(offsets)] == offsets.to_pylist()  # in the order they were given
+    assert again[: len(offsets)] == offsets.to_pylist()  # in the order of delivery
     assert sorted(map(int, again)) == sorted({*range(20)} - {int(outside.acked[0])})
     assert outside.opened == 1
 
 
 @sources
-def test_no_more_is_read_than_may_be_unsettled(source, monkeypatch):
+def test_no_more_messages_are_read_than_may_be_unsettled(source, monkeypatch):
     monkeypatch.setattr(reading, "WINDOW", 12)
     with served(source, 40) as (outside, run):
         task = Task(run, EmptyLedger())
-        until(lambda: len(outside.given) == 12)
+        until(lambda: len(outside.in_flight) == 12)
         let_time_pass(0.05)
-        assert len(outside.given) == 12
+        assert len(outside.in_flight) == 12
         while taken := task.take(100):
             task.settle(*taken, set())
         task.inlet.close(for_good=True)
     assert len(outside.acked) == 40
 
 
-def test_columns_are_asked_for_in_larger_pieces():
+def test_columns_are_read_in_larger_batches():
     with served(InColumns, 30) as (outside, run):
         task = Task(run, EmptyLedger())
         while taken := task.take(100):
@@ -324,7 +326,7 @@ def test_columns_are_asked_for_in_larger_pieces():
     assert set(outside.limits[1:]) == {7}
 
 
-def test_a_quick_source_is_read_on_before_its_messages_are_given(monkeypatch):
+def test_several_reads_of_a_fast_source_are_delivered_together(monkeypatch):
     monkeypatch.setattr(SourceReading, "gathering", 10.0)
     with served(Reader, 23) as (outside, run):
         task = Task(run, EmptyLedger())
@@ -337,7 +339,7 @@ def test_a_quick_source_is_read_on_before_its_messages_are_given(monkeypatch):
 
 
 class Failing(Reader):
-    """Gives messages once, and fails when it is asked for more."""
+    """Returns messages once, and fails at the next read."""
 
     def read(self, limit, timeout):
         if self._outside.limits and self._outside.waiting:
@@ -345,7 +347,7 @@ class Failing(Reader):
         return super().read(limit, timeout)
 
 
-def test_what_has_come_is_given_before_the_failure_of_the_next_read_is_told(monkeypatch):
+def test_messages_are_delivered_before_the_failure_of_the_next_read_is_reported(monkeypatch):
     monkeypatch.setattr(SourceReading, "gathering", 10.0)
     with served(Failing, 9) as (_, run):
         task = Task(run, EmptyLedger())
@@ -359,7 +361,7 @@ def test_what_has_come_is_given_before_the_failure_of_the_next_read_is_told(monk
 
 
 @pytest.mark.parametrize("source", [TakingBack, InColumns])
-def test_a_source_is_nacked_with_exactly_the_options_that_were_given(source):
+def test_a_source_is_nacked_with_exactly_the_options_of_the_nack(source):
     asked = [NackOptions(), NackOptions(5, 0, "later"), NackOptions(0), NackOptions(reason="ä")]
     with served(source, 4) as (outside, run):
         task = Task(run, EmptyLedger())
@@ -374,7 +376,7 @@ def test_a_source_is_nacked_with_exactly_the_options_that_were_given(source):
     assert sorted(outside.acked) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_message_comes_with_its_history_and_with_the_deliveries_that_its_source_counts():
+def test_a_message_has_its_history_and_the_deliveries_that_its_source_counts():
     class Counting(Reader):
         def read(self, limit, timeout):
             offsets = self._outside.give(limit)
@@ -396,9 +398,9 @@ def test_a_message_comes_with_its_history_and_with_the_deliveries_that_its_sourc
     assert facts == [(3, 1, "busy"), (7, 1, "busy"), (8, 0, None), (1, 0, None)]
 
 
-@pytest.mark.parametrize("given_instead", ["texts", 5, [b"bytes"]], ids=repr)
-def test_what_is_neither_messages_nor_columns_fails_the_source(given_instead, monkeypatch):
-    monkeypatch.setattr(Reader, "read", lambda self, limit, timeout: given_instead)
+@pytest.mark.parametrize("returned", ["texts", 5, [b"bytes"]], ids=repr)
+def test_a_read_that_returns_neither_messages_nor_columns_fails_the_source(returned, monkeypatch):
+    monkeypatch.setattr(Reader, "read", lambda self, limit, timeout: returned)
     with served(Reader, 1) as (_, run):
         task = Task(run, EmptyLedger())
         with pytest.raises(SourceError, match=r"read\(\) raised TypeError"):
@@ -413,9 +415,9 @@ class Strict(TakingBack):
 
     def _end(self, offsets):
         for offset in offsets:
-            if offset not in self._outside.given:
+            if offset not in self._outside.in_flight:
                 raise self.refusal(offset)
-            self._outside.given.pop(offset)
+            self._outside.in_flight.pop(offset)
             self._outside.acked.append(offset)
 
 
@@ -427,23 +429,23 @@ class Leaving(Strict):
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 @pytest.mark.parametrize("source", [Strict, Leaving])
-def test_a_reopened_source_gets_every_outcome_of_messages_it_knows_whatever_it_raises_for_others(
+def test_a_reopened_source_receives_all_outcomes_it_knows_whatever_it_raises_for_others(
     source,
 ):
     with served(source, 8) as (outside, run):
         first = Task(run, EmptyLedger())
-        until(lambda: len(outside.given) == 8)
+        until(lambda: len(outside.in_flight) == 8)
         taken = first.take(100)
         outside.outages.append("ack")
-        first.settle(*taken, {"in-0-3", "in-0-6"})  # the source is made anew, and told again
+        first.settle(*taken, {"in-0-3", "in-0-6"})  # the source is recreated, and notified again
         while taken := first.take(3):
             first.settle(*taken, set())
         first.inlet.close(for_good=True)
-    assert (outside.waiting, outside.given) == ([], {})
+    assert (outside.waiting, outside.in_flight) == ([], {})
     assert sorted(set(outside.acked)) == [b"%d" % number for number in range(8)]
 
 
-def test_an_outage_is_waited_out_and_shown():
+def test_an_outage_is_shown_and_the_source_continues_after_it():
     with served(Reader, 3) as (outside, run):
         outside.outages += ["read"] * 10_000
         task = Task(run, EmptyLedger())
@@ -457,9 +459,7 @@ def test_an_outage_is_waited_out_and_shown():
 
 
 @pytest.mark.parametrize("is_link", [True, False])
-def test_a_folder_of_somebody_else_or_a_link_to_one_of_ours_is_refused(
-    tmp_path, monkeypatch, is_link
-):
+def test_a_path_that_is_not_a_folder_of_this_user_is_rejected(tmp_path, monkeypatch, is_link):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     folder = tmp_path / f"ebbflow-sources-{os.getuid()}"
     if is_link:

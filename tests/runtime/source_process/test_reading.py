@@ -1,4 +1,4 @@
-"""The messages that a source's process has given, against a plain dictionary."""
+"""The messages in flight of a source's process, compared with a plain dictionary."""
 
 import pyarrow as pa
 from hypothesis import given
@@ -19,7 +19,7 @@ def listed(batches: list[pa.RecordBatch]) -> list[bytes]:
 
 
 @given(steps)
-def test_it_holds_what_is_given_and_not_settled(taken_steps):
+def test_in_flight_rows_are_those_that_were_read_and_not_settled(taken_steps):
     in_flight, model = InFlightRows(), dict[bytes, None]()
     for step, some in taken_steps:
         if step == "read":
@@ -39,7 +39,7 @@ def test_it_holds_what_is_given_and_not_settled(taken_steps):
         assert bool(in_flight.nbytes) == bool(model)
 
 
-def test_what_is_settled_takes_no_room():
+def test_settled_rows_take_no_memory():
     in_flight = InFlightRows()
     in_flight.add(rows([b"1" * 100, b"2" * 100]))
     before = in_flight.nbytes
