@@ -37,7 +37,7 @@ def test_a_large_event_is_read_in_linear_time_however_many_pieces_it_has() -> No
     lines, began = EventLines(), time.process_time()
     read = [e for at in range(0, len(sent), 4_096) for e in lines.feed(sent[at : at + 4_096])]
     assert [len(event.data) for event in read] == [8_000_000]
-    # Reading each byte once takes a few hundredths of a second, reading all again each time far more.
+    # Reading each byte once takes hundredths of a second, reading all again each time far more.
     assert time.process_time() - began < 2
 
 
