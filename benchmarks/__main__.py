@@ -67,7 +67,7 @@ def bench(
         console.print(table)
     for text in figures.left_out:
         console.print(f"left out: {text}", style="bold")
-    # A contest among some would replace that among all.
+    # Figures for some contestants would replace those for all.
     for file in files.write(figures, to, seed) if who is None else ():
         console.print(f"written: {file}")
 

@@ -1,6 +1,6 @@
-"""Bento (Benthos), a stream processor in Go: built once from its module, or left out out loud.
+"""Bento (Benthos), a stream processor in Go: built once from its module, or reported as left out.
 
-``EBBFLOW_BENCH_BENTO`` names a program that is there already. Otherwise Go builds one with the few
+``EBBFLOW_BENCH_BENTO`` names an existing program. Otherwise Go builds one with the few
 components that contests need, and keeps it in ``$XDG_CACHE_HOME/ebbflow-bench``.
 """
 
@@ -45,7 +45,7 @@ class NoBento(Exception):
 
 
 def find_program() -> Path:
-    """Returns the program, built now if it has to be; ``NoBento`` if it cannot be had."""
+    """Returns the program, built now if necessary; ``NoBento`` if that is impossible."""
     if named := os.environ.get("EBBFLOW_BENCH_BENTO"):
         if not Path(named).exists():
             raise NoBento(f"there is no {named}")
@@ -60,7 +60,7 @@ def find_program() -> Path:
 
 
 def is_there(left_out: list[str]) -> bool:
-    """Returns whether Bento is there; if not, the reason goes to ``left_out``."""
+    """Returns whether Bento is available; if not, the reason goes to ``left_out``."""
     try:
         find_program()
     except NoBento as error:
@@ -93,7 +93,7 @@ def _build(folder: Path) -> Path:
 
 @contextmanager
 def bento(source: dict[str, Any], sink: dict[str, Any]) -> Iterator[psutil.Process]:
-    """Bento that makes upper case of what it reads, for as long as the context lasts."""
+    """Runs Bento, which changes what it reads to upper case, for as long as the context lasts."""
     config = {
         "http": {"enabled": False},
         "logger": {"level": "ERROR"},

@@ -1,4 +1,4 @@
-"""The ground that all contestants run on: one NATS server, one Spark session, what they use."""
+"""What all contestants run on: one NATS server and one Spark session, with helpers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IN_FLIGHT = 64
 
 @dataclass(frozen=True)
 class Broker:
-    """A NATS server, and what contests do with its streams. ``seed`` makes the payloads."""
+    """A NATS server, and what contests do with its streams. ``seed`` determines the payloads."""
 
     link: Link
     seed: int
@@ -40,7 +40,7 @@ class Broker:
     # --- streams --------------------------------------------------------------------------------
 
     def fresh(self, *configs: dict[str, Any]) -> None:
-        """These streams, and no others."""
+        """Creates these streams, and deletes all others."""
         client = self.link.client
         self.link.run(api.delete(client, self.link.run(api.list_streams(client, ""))))
         for config in configs:
@@ -60,7 +60,7 @@ class Broker:
     # --- input ----------------------------------------------------------------------------------
 
     def load_plain(self, subject: str, messages: int, size: int) -> None:
-        """Store that many messages, each by itself."""
+        """Stores that many messages, each by itself."""
         values = payloads(size, self.seed)
         self._load(subject, (values[number % DISTINCT] for number in range(messages)))
 
@@ -80,7 +80,7 @@ class Ground(Broker):
     spark: SparkSession
 
     def load_frames(self, subject: str, messages: int, size: int, name: str = "in") -> None:
-        """Store that many messages in frames as a vertex writes them; ``name`` begins their ids."""
+        """Stores that many messages in frames as a vertex does; ``name`` begins their ids."""
         self._load(subject, _frames(messages, payloads(size, self.seed), name))
 
     def load_texts(self, subject: str, messages: int, size: int) -> None:
@@ -106,7 +106,7 @@ def _frames(messages: int, values: Sequence[bytes], name: str) -> Iterator[bytes
 
 @contextmanager
 def prepared(folder: Path, tasks: int, seed: int) -> Iterator[Ground]:
-    """A ground of one's own, for as long as the context lasts."""
+    """Yields a separate ground, for as long as the context lasts."""
     from ebbflow.spark.session import SessionPlan, open_session
 
     with (
@@ -118,13 +118,13 @@ def prepared(folder: Path, tasks: int, seed: int) -> Iterator[Ground]:
 
 
 def wait_until(condition: Callable[[], bool], every: float = 0.02) -> None:
-    """Wait for a contestant; ``TimeoutError`` when it does not get there."""
+    """Waits for a contestant; ``TimeoutError`` if the condition does not become true."""
     if not until(condition, _PATIENCE, every):
         raise TimeoutError("the contestant did not finish")
 
 
 def batched(bodies: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
-    """Lists of up to ``size``."""
+    """Yields lists of up to ``size``."""
     left = iter(bodies)
     while some := list(islice(left, size)):
         yield some
@@ -152,14 +152,14 @@ def spark_processes() -> list[psutil.Process]:
 
 
 def command_of(process: psutil.Process) -> list[str]:
-    """Returns the words of its command; none of one that has ended meanwhile."""
+    """Returns the words of its command; none if it has ended meanwhile."""
     with suppress(psutil.NoSuchProcess):
         return process.cmdline()
     return []
 
 
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
-    """Returns the seconds of CPU that these have used so far."""
+    """Returns the seconds of CPU that these processes have used so far."""
     total = 0.0
     for one in processes:
         with suppress(psutil.NoSuchProcess):

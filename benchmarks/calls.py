@@ -1,4 +1,4 @@
-"""Sinks whose calls have a cost of their own, as a bulk insert has: do they get full calls?"""
+"""Sinks with a fixed cost per call, such as a bulk insert: do they get full calls?"""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _FAST, _MOST = 500_000, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CallCost:
-    """Messages a second of a sink whose every call takes that many ``milliseconds`` besides."""
+    """Messages a second of a sink whose every call takes an extra ``milliseconds``."""
 
     milliseconds: int
     rate: float
 
     @property
     def best(self) -> float | None:
-        """With nothing but full calls, one after another."""
+        """The rate with only full calls, one after another."""
         return _FULL * 1000 / self.milliseconds if self.milliseconds else None
 
 
 class Waiting:
-    """Waits a while in each call, whatever it is given."""
+    """Waits a while in each call, whatever the number of messages."""
 
     def __init__(self, milliseconds: int) -> None:
         self._seconds = milliseconds / 1000
@@ -53,7 +53,7 @@ def by_cost(ground: Ground, milliseconds: int, seconds: float) -> CallCost:
     lay_out(ground, [plan])
     rate = CallCost(milliseconds, 0.0).best or _FAST
     last = _FIRST + int(min(rate * seconds, _MOST))
-    # More than are waited for: the last of all are recorded sooner than those between.
+    # More than are waited for: the last of all are recorded sooner than those in the middle.
     loaded = last // DISTINCT * DISTINCT + 5 * DISTINCT
     ground.load_frames(NAMES.buffer_subject("sink", 0), loaded, SIZE)
     with running(ground, [plan]):

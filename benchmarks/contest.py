@@ -12,7 +12,7 @@ import psutil
 
 from benchmarks.broker import Ground, cpu_seconds, wait_until
 
-# What clocks can tell apart; only tiny rounds are shorter.
+# The resolution of clocks; only tiny rounds are shorter.
 _TICK = 0.001
 HOP, SINK, MONO, THREE = "map hop", "sink", "MonoVertex", "three vertices"
 END_TO_END, SOURCE, SINK_ALONE = "end to end", "source alone", "sink alone"
@@ -36,7 +36,7 @@ class Round:
 
 
 class Contestant(Protocol):
-    """Somebody who does a job. ``pace`` is about how many messages a second, to size rounds."""
+    """A program that does a job. ``pace`` is its approximate messages a second, to size rounds."""
 
     name: str
     job: str
@@ -44,10 +44,10 @@ class Contestant(Protocol):
 
     @property
     def mode(self) -> str:
-        """The mode of the map: what one call gets."""
+        """The mode of the map: what one call receives."""
 
     def run(self, ground: Ground, messages: int, size: int) -> Round:
-        """Do the job for that many messages of ``size`` bytes."""
+        """Does the job for that many messages of ``size`` bytes."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Watched:
     latency: float | None = None
 
     def round(self, messages: int, seconds: float | None = None) -> Round:
-        """Returns this as a round; ``seconds`` if somebody knows them better."""
+        """Returns this as a round; ``seconds`` replaces its own if it is known more exactly."""
         took = max(seconds or self.seconds, _TICK)
         cpu = max(self.cpu, _TICK) / messages * 1e6
         return Round(messages / took, cpu, self.server, self.latency)
@@ -119,9 +119,9 @@ def watched(
     every: float = 0.01,
     server: psutil.Process | None = None,
 ) -> Watched:
-    """Wait until all is done; what was done when it was first looked at counts as the rest does.
+    """Waits until all is done; assumes the average rate for what was done before the first look.
 
-    So that starting up is left out. ``server`` is the user's own.
+    This leaves out the start-up. ``server`` is the user's own.
     """
     outside = [server] if server else []
     wait_until(lambda: done() > 0, every)

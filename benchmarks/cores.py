@@ -1,6 +1,6 @@
 """``ebbflow run`` of vertices that could use more than one core, bound to one core and to two.
 
-Vertices share a task until it is saturated while cores are idle; then some get tasks of their own.
+Vertices share a task until it is saturated while cores are idle; then some get separate tasks.
 A run has its own JVM, workers and embedded server. Its rate is taken from the sink's notes, once
 the vertices have had the time to separate.
 """

@@ -1,8 +1,8 @@
-"""The whole job on single messages: from a stream of the user's, through a map, to another stream.
+"""The whole job on single messages: from a user's stream, through a map, to another stream.
 
 Every message lies by itself in an outside stream, is changed to upper case and confirmed in another
-outside stream, and is acknowledged then. Every run starts with an empty store, and ends with a look
-at all that was stored: a contestant that loses or doubles a message has no rate.
+outside stream, and is then acknowledged. Every run starts with an empty store, and ends with a
+check of all that was stored: a contestant that loses or doubles a message has no rate.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Start = Callable[[Outside], AbstractContextManager[psutil.Process]]
 
 @dataclass
 class Peer:
-    """A program of its own."""
+    """A separate program."""
 
     name: str
     start: Start
@@ -84,7 +84,7 @@ def _acked(server: Outside, consumer: str, process: psutil.Process) -> int:
 
 @dataclass
 class Ours:
-    """Vertices of a spec, with positions, settling and everything."""
+    """Vertices of a spec, complete with positions and settling."""
 
     name: str
     build: Callable[[str], Builder]
@@ -106,7 +106,7 @@ class Ours:
 
 
 def contestants(left_out: list[str]) -> Iterator[Contestant]:
-    """Everybody that is there; why somebody is not goes to ``left_out``."""
+    """All contestants that are available; why others are not goes to ``left_out``."""
     yield Ours(MONO, _mono, 60_000)
     yield Ours(PIPELINE, _pipeline, 50_000)
     yield Peer(BULK, _worker("bulk", [IN, OUT_SUBJECT, "publish"]), 120_000)

@@ -1,6 +1,6 @@
-"""All figures of a benchmark: as they are measured, kept as JSON, and read again.
+"""All figures of a benchmark: as they are measured, stored as JSON, and read back.
 
-Each part is a run of its own. One that is measured again replaces its own figures and no others.
+Each part is a separate run. A part that is measured again replaces only its own figures.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from benchmarks.start import Shares
 
 @dataclass
 class Figures:
-    """All figures; those that were not asked for are empty.
+    """All figures; those that were not measured are empty.
 
-    ``taken`` says when, by part. ``left_out`` says who could not take part, and why.
+    ``taken`` says when, by part. ``left_out`` says which contestants are missing, and why.
     """
 
     cases: list[Case] = field(default_factory=list)
@@ -58,13 +58,13 @@ class Figures:
 
 
 def keep(figures: Figures, file: Path, **about: Any) -> None:
-    """Writes the figures, with what there is to say about them."""
+    """Writes the figures, with ``about``: facts about them."""
     text = json.dumps({**about, **asdict(figures)}, indent=1)
     file.write_text(text + "\n", encoding="utf-8")
 
 
 def read(file: Path) -> Figures:
-    """Returns the figures that were kept; none if there are none, or of another form."""
+    """Returns the stored figures; none if there are none, or in another format."""
     if not file.exists():
         return Figures()
     kept = json.loads(file.read_text(encoding="utf-8"))

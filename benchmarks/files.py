@@ -29,7 +29,7 @@ _MODES = {"unary": "message by message", "batch": "in batches", "columnar": "col
 
 
 def write(figures: Figures, folder: Path, seed: int) -> list[Path]:
-    """Write all files and say which; what they have of other parts stays."""
+    """Writes all files and returns their paths; figures of other parts in them stay."""
     folder.mkdir(parents=True, exist_ok=True)
     data, text = folder / "bench.json", folder / "bench.md"
     everything = figures.over(read(data))
@@ -97,7 +97,7 @@ def _plot(figures: Figures, folder: Path) -> list[Path]:
 
 
 def _plot_rates(cases: Sequence[Case], axis: Any) -> None:
-    """The hop with the smallest payload, everybody next to each other."""
+    """The hop with the smallest payload, all contestants next to each other."""
     size = min(case.size for case in cases)
     hops = [case for case in cases if case.size == size and case.mode != "passed"]
     _plot_bars(hops, _hop_label, axis)
@@ -111,7 +111,7 @@ def _hop_label(case: Case) -> str:
 
 
 def _plot_end_to_end(cases: Sequence[Case], axis: Any) -> None:
-    """The whole job with the smallest payload, everybody next to each other."""
+    """The whole job with the smallest payload, all contestants next to each other."""
     size = min(case.size for case in cases)
     whole = [case for case in cases if case.size == size and case.mode != end_to_end.READS]
     _plot_bars(whole, lambda case: case.name, axis)

@@ -1,8 +1,8 @@
-"""Maps as functions of their own, over Numaflow's gRPC protocol, next to the same in process.
+"""Maps as separate functions, over Numaflow's gRPC protocol, next to the same in process.
 
-Each passes on what comes. Ebbflow's are hops between buffers, as ``rates`` has them; the function
+Each passes messages on unchanged. Ebbflow's are hops between buffers, as in ``rates``; the function
 is started next to the task. The Go function is the one that tests use. The peer is a plain client
-on grpcio with the same Go function: no buffers, no outcomes, nothing but asking.
+on grpcio with the same Go function: no buffers, no outcomes, only requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROOT = str(Path(__file__).parent.parent)
 
 
 def contestants(left_out: list[str]) -> Iterator[Contestant]:
-    """Those that there are; who cannot be built goes to ``left_out``."""
+    """All contestants that are available; those that cannot be built go to ``left_out``."""
     go = _go(left_out)
     if go is not None:
         yield Remote(GO, (*go, "cat"), 90_000)
@@ -82,7 +82,7 @@ def hop(ground: Ground, code: Code | Function, messages: int, size: int) -> Iter
 
 @dataclass
 class Remote:
-    """A function in a process of its own, started by the task that calls it."""
+    """A function in a separate process, started by the task that calls it."""
 
     name: str
     command: tuple[str, ...]
@@ -91,7 +91,7 @@ class Remote:
     job = contest.FUNCTIONS
 
     def run(self, ground: Ground, messages: int, size: int) -> Round:
-        """By the server's own times; the function's share of a core stands for itself."""
+        """By the server's own times; the function's share of a core is reported separately."""
         function = Function(self.command, working_dir=_ROOT)
         done = partial(_done, ground)
         with hop(ground, function, messages, size):
@@ -130,7 +130,7 @@ def _done(ground: Ground) -> int:
 
 @dataclass
 class Loop:
-    """The peer: grpcio's client in a process of its own, and the function next to it."""
+    """The peer: grpcio's client in a separate process, and the function next to it."""
 
     command: tuple[str, ...]
     pace: int
@@ -155,6 +155,6 @@ def _ask(arguments: Sequence[str], function: psutil.Process) -> Watched:
         assert client.stdout is not None
         client.stdout.readline()
         began, used = time.monotonic(), cpu_seconds([function])
-        told = json.loads(client.stdout.readline())
+        report = json.loads(client.stdout.readline())
         share = (cpu_seconds([function]) - used) / (time.monotonic() - began)
-    return Watched(told["seconds"], told["cpu"], share)
+    return Watched(report["seconds"], report["cpu"], share)

@@ -54,7 +54,7 @@ class Goal:
 
 
 def goals(figures: Figures) -> list[Goal]:
-    """Those that the parts which were measured can say something about."""
+    """Returns the goals for which the measured parts have figures."""
     return [
         *_rates(figures.cases),
         *_end_to_end(figures.cases),
@@ -72,7 +72,7 @@ def goals(figures: Figures) -> list[Goal]:
 
 
 def _rates(cases: Sequence[Case]) -> Iterator[Goal]:
-    """With the smallest payload, where what we add to a message weighs most."""
+    """With the smallest payload, where Ebbflow's overhead per message has the greatest weight."""
     size = min((case.size for case in cases), default=0)
     found = {(c.job, c.name, c.mode): c for c in cases if c.size == size}
     hop, columnar, plain, other, floor, three = (

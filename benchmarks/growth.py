@@ -99,7 +99,7 @@ class Nacking:
         self._percent = percent
 
     def __call__(self, datum: Datum) -> Message:
-        """The first byte of a payload is as good as chance."""
+        """The first byte of a payload serves as a random number."""
         if datum.deliveries == 1 and datum.value[0] * 100 < self._percent * 256:
             return Message.to_nack(NackOptions(reason="in the benchmark"))
         return each(datum)
@@ -114,7 +114,7 @@ def by_nacks(ground: Ground, percent: int, messages: int) -> Point:
 
 
 def park(datum: Datum) -> Message:
-    """Nack for an hour what came first, and do the work for the rest."""
+    """Nacks the first messages for an hour, and does the work for the rest."""
     if datum.id.startswith("parked"):
         return Message.to_nack(NackOptions(delay="1h", reason="parked"))
     return Message(work(datum.value))

@@ -1,7 +1,7 @@
 """Kafka to Kafka on a real broker: a topic, upper case, another topic; and both ends alone.
 
-The broker is the one that tests use, in a folder of its own. Every run has topics of its own with
-one partition, and ends with a look at all that was written.
+The broker is the one that tests use, in a separate folder. Every run has its own topics with
+one partition, and ends with a check of all that was written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NoKafka(Exception):
 
 @contextmanager
 def kafka_broker() -> Iterator[Broker]:
-    """A broker, for as long as the context lasts; ``NoKafka`` if there is none to be had."""
+    """Yields a broker, for as long as the context lasts; ``NoKafka`` if none is available."""
     try:
         from tests.connectors.kafka.broker import Broker
         from tests.connectors.kafka.jars import NoBroker
@@ -76,7 +76,7 @@ class Topics:
         return self._end(self.out)
 
     def committed(self, group: str) -> int:
-        """Returns how far a group has come in the first topic."""
+        """Returns the position of a group in the first topic."""
         lag = self._broker.lag(group, self.source)
         return self._end(self.source) - lag[0]
 
@@ -86,7 +86,7 @@ class Topics:
         try:
             end: int = self._reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
         except KafkaException as error:
-            # A topic that was just made is not known everywhere at once.
+            # A new topic is not known everywhere at once.
             if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
                 raise
             return 0
@@ -108,7 +108,7 @@ class Topics:
 
 @dataclass
 class Peer:
-    """A program of its own."""
+    """A separate program."""
 
     name: str
     broker: Broker
@@ -167,7 +167,7 @@ class Ours:
 
 
 def contestants(broker: Broker, left_out: list[str]) -> Iterator[Contestant]:
-    """Everybody that is there; why somebody is not goes to ``left_out``."""
+    """All contestants that are available; why others are not goes to ``left_out``."""
     yield Ours(broker, 60_000)
     yield Peer(LOOP, broker, partial(_loop, job="publish"), 150_000)
     if bento.is_there(left_out):

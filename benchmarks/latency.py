@@ -55,7 +55,7 @@ class Latency:
 
 
 def ours(ground: Ground, rate: int, seconds: float) -> list[Latency]:
-    """One hop and three of them, each in a run of its own, with real epochs."""
+    """One hop and three of them, each in a separate run, with real epochs."""
     return [
         _through(ground, ["map", "out"], "one hop", rate, seconds),
         _through(ground, ["map", "second", "third", "out"], "3 hops", rate, seconds),
@@ -121,7 +121,7 @@ class _Flow:
             self._arrived.setdefault(int(number), (now - int(sent)) / 1e6)
 
     async def _steadily(self, rate: int, seconds: float) -> int:
-        """Publish what is due, look again; the number of messages sent in all."""
+        """Publishes what is due, repeatedly; returns the number of messages sent in all."""
         began, number, last = time.monotonic(), 1, 1 + int(rate * seconds)
         while number < last:
             due = min(last, 1 + int((time.monotonic() - began) * rate))
@@ -134,7 +134,7 @@ class _Flow:
         return last
 
     async def _send(self, values: list[bytes], number: int) -> None:
-        """Without waiting for the confirmation, as no vertex does either."""
+        """Does not wait for the confirmation, just as a vertex does not."""
         for payload in self._encode(number, values):
             sent = asyncio.create_task(publish(self._client, self._into, payload, retry=BUFFER))
             self._sent.add(sent)

@@ -1,6 +1,6 @@
-"""``ebbflow run`` of three vertices at a trickle: what it costs, and how long a message takes.
+"""``ebbflow run`` of three vertices at low rates: what it costs, and how long a message takes.
 
-A run of its own for each rate, with its own JVM, workers and embedded server, all of which count.
+A separate run for each rate, with its own JVM, workers and embedded server, all of which count.
 A message is made by the generator, mapped, and noted down by the sink when it arrives.
 """
 
@@ -49,7 +49,7 @@ class LowRate:
 
 
 def at(folder: Path, rate: int, seconds: float) -> LowRate:
-    """Measures for that many seconds, when all has settled."""
+    """Measures for that many seconds, once everything has settled."""
     notes = folder / "notes"
     notes.unlink(missing_ok=True)
     with run_of(folder, _SPEC.format(rate=rate), {NOTES: str(notes)}) as process:
@@ -58,7 +58,7 @@ def at(folder: Path, rate: int, seconds: float) -> LowRate:
         began = time.time()
         shares = used_in(process, seconds)
         memory = memory_of(process)
-    # To look at all processes takes a while on a busy machine; what comes meanwhile does not count.
+    # Inspecting all processes takes a while on a busy machine; messages meanwhile do not count.
     ended = began + seconds
     took = [
         milliseconds

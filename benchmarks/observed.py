@@ -1,4 +1,4 @@
-"""``ebbflow run`` of three vertices at full speed, observed and not: what it costs to be seen.
+"""``ebbflow run`` of three vertices at full speed, observed and not: the cost of observing.
 
 Each round runs the same messages through the same pipeline, once for each way of observing it.
 A run has its own JVM, workers and embedded server. Its rate is taken from the sink's own notes,
@@ -113,7 +113,7 @@ Seen = tuple[Sequence[str], Mapping[str, str]]
 
 @contextmanager
 def _seen(how: str) -> Iterator[Seen]:
-    """Watches a run as its page and Prometheus do; gives its options and variables."""
+    """Watches a run as its web UI and Prometheus do; yields the run's options and variables."""
     port, over = free_port(), threading.Event()
     options: Sequence[str] = ()
     variables: dict[str, str] = {}
@@ -121,11 +121,11 @@ def _seen(how: str) -> Iterator[Seen]:
     if how in (PAGE, ALL):
         options, url = ("--ui", f"127.0.0.1:{port}"), f"http://127.0.0.1:{port}"
         watching = [
-            threading.Thread(target=_follow_page, args=(url, over), daemon=True),
+            threading.Thread(target=_follow_web_ui, args=(url, over), daemon=True),
             threading.Thread(target=_scrape, args=(url, over), daemon=True),
         ]
     if how == TRACES:
-        # Nobody listens there; spans are made and encoded all the same.
+        # No server listens there; spans are made and encoded all the same.
         variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{port}"
     for thread in watching:
         thread.start()
@@ -135,8 +135,8 @@ def _seen(how: str) -> Iterator[Seen]:
         over.set()
 
 
-def _follow_page(url: str, over: threading.Event) -> None:
-    """Hears the events of the page, as a browser does."""
+def _follow_web_ui(url: str, over: threading.Event) -> None:
+    """Receives the events of the web UI, as a browser does."""
     while not over.wait(0.2):
         with suppress(OSError), _get(f"{url}/api/pipelines/observed/events") as events:
             while not over.is_set() and events.readline():

@@ -1,4 +1,4 @@
-"""Ebbflow's part: vertices on the Spark session, fed from a buffer that was filled before."""
+"""Ebbflow's part: vertices on the Spark session, fed from a buffer that was filled in advance."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ SINKS = SinksPlan(UserSink(write))
 
 
 def lay_out(ground: Ground, plans: Sequence[VertexPlan], *ends: str) -> None:
-    """The streams of these vertices, all empty, and buffers for what comes after the last."""
+    """Creates the streams of these vertices, all empty, and buffers for the output of the last."""
     ground.fresh()
     ground.link.run(provision(ground.link, plans))
     for end in ends:
@@ -102,14 +102,14 @@ def planned(ground: Ground, builder: Builder) -> list[VertexPlan]:
 
 @contextmanager
 def running(ground: Ground, plans: Sequence[VertexPlan], epoch: float = _LONG) -> Iterator[None]:
-    """Run the vertices, and what feeds them, for as long as the context lasts."""
+    """Runs the vertices, and what feeds them, for as long as the context lasts."""
     supervisor = Supervisor(ground.spark, plans, lambda: epoch)
     supervisor.start()
     client = ground.link.client
     try:
         with (
             tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as memory,
-            Feeds(_nobody, Path(memory), False).running(ground.link, ground.spark, plans),
+            Feeds(_ignore, Path(memory), False).running(ground.link, ground.spark, plans),
         ):
             yield
     finally:
@@ -117,8 +117,8 @@ def running(ground: Ground, plans: Sequence[VertexPlan], epoch: float = _LONG) -
         supervisor.stop(lambda: ground.link.run(client.publish(stop, STOP)), _STOP)
 
 
-def _nobody(_line: str) -> None:
-    """Hears what feeds tell."""
+def _ignore(_line: str) -> None:
+    """Ignores the messages of feeds."""
 
 
 def counts(ground: Ground, name: str) -> Counts:
@@ -131,9 +131,9 @@ def _counted(found: Positions, name: str) -> Counts:
 
 
 def worked(ground: Ground, plans: Sequence[VertexPlan], messages: int) -> Watched:
-    """Run the vertices until the last of them is done with that many messages.
+    """Runs the vertices until the last of them is done with that many messages.
 
-    It begins when the first has done something.
+    The measurement begins when the first has done something.
     """
     first, last = plans[0].vertex, plans[-1].vertex
 
@@ -165,7 +165,7 @@ class Hop:
 
 @dataclass
 class Sink:
-    """A sink of the user's behind a buffer; sinks are always given batches."""
+    """A user's sink behind a buffer; sinks always receive batches."""
 
     pace: int
     mode = "batch"

@@ -1,6 +1,6 @@
-"""The user's own NATS server: single messages in a stream of theirs, results in another.
+"""The user's own NATS server: single messages in one stream, results in another.
 
-Every run has a server of its own with an empty store, from the same binary as Ebbflow's. Ebbflow
+Every run has a separate server with an empty store, from the same binary as Ebbflow's. Ebbflow
 keeps what it needs for itself on its own server next to it, as ``ebbflow run`` does by default.
 """
 
@@ -68,7 +68,7 @@ class Outside(Broker):
         return delivered - waiting
 
     def check(self, messages: int, size: int) -> None:
-        """Sees that every message has arrived once, in upper case; ``NotOnce`` if not."""
+        """Checks that every message has arrived once, in upper case; ``NotOnce`` if not."""
         wire = Wire(self.link.server)
         stored = self.messages(OUT)
         arrived = {delivery.payload for delivery in wire.read(OUT, stored)}
@@ -98,7 +98,7 @@ def outside(seed: int) -> Iterator[Outside]:
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens on."""
+    """Returns a port that is free."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port: int = bound.getsockname()[1]
         return port

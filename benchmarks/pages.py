@@ -36,7 +36,7 @@ Rows = Iterable[Sequence[str]]
 
 
 def fill(text: str, figures: Figures) -> str:
-    """Returns the document with its tables made anew."""
+    """Returns the document with its tables regenerated."""
     return _BLOCK.sub(lambda block: f"{block[1]}\n{_table(block[2], figures)}\n{block[4]}", text)
 
 
@@ -133,7 +133,7 @@ def _rates(what: str, cases: Sequence[Case], ours: str) -> tuple[str, str, str]:
     return what, own, "; ".join(f"{name} {rate}" for name, rate in rates.items())
 
 
-# Not contestants of their own: Ebbflow in another shape, and the least that the job can cost.
+# Not separate contestants: Ebbflow in another shape, and the least that the job can cost.
 _SAME_CODE = (end_to_end.PIPELINE, end_to_end.BULK)
 
 

@@ -34,7 +34,7 @@ IN, OUT = "peer_in", "peer_out"
 def started(
     broker: Broker, module: str, arguments: Sequence[str]
 ) -> AbstractContextManager[psutil.Process]:
-    """A worker, for as long as the context lasts."""
+    """Runs a worker, for as long as the context lasts."""
     command = [sys.executable, "-m", f"benchmarks.workers.{module}", *arguments]
     return process_of(command, environment(broker.link.server))
 
@@ -43,7 +43,7 @@ def started(
 def process_of(
     command: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> Iterator[psutil.Process]:
-    """A program, for as long as the context lasts."""
+    """Runs a program, for as long as the context lasts."""
     process = subprocess.Popen(command, env=variables)
     try:
         yield psutil.Process(process.pid)
@@ -82,7 +82,7 @@ class Worker:
 
 
 def nats_py(in_flight: int = 1) -> Worker:
-    """The plain worker, or the one that has several messages on their way at once."""
+    """The plain worker, or the one that has several messages in flight at once."""
     name = NATS_PY if in_flight == 1 else NATS_PY_64
     arguments = [IN, "peer.in", "peer.out", str(in_flight)]
     return Worker(name, "nats_py", arguments, 4_000 if in_flight == 1 else 8_000)
@@ -95,7 +95,7 @@ def faststream() -> Worker:
 
 
 def has_faststream(left_out: list[str]) -> bool:
-    """Returns whether FastStream is there; if not, that goes to ``left_out``."""
+    """Returns whether FastStream is installed; if not, that goes to ``left_out``."""
     if find_spec("faststream") is None:
         left_out.append("FastStream is not installed; make setup installs it")
         return False
@@ -104,9 +104,9 @@ def has_faststream(left_out: list[str]) -> bool:
 
 @dataclass
 class Structured:
-    """The same job as a plain streaming query of Spark's, written out by ``foreachBatch``.
+    """The same job as a plain Spark streaming query, written out by ``foreachBatch``.
 
-    Spark has no source for JetStream of its own, so it reads and writes with Ebbflow's.
+    Spark has no built-in source for JetStream, so it reads and writes with Ebbflow's.
     """
 
     pace: int = 8_000

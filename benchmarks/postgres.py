@@ -1,7 +1,7 @@
 """Postgres on a real server: the sink next to a bare COPY loop, the queue next to a bare loop.
 
-The server is the one that tests use, in a folder of its own, with syncing switched off for all
-contestants. Every run has a table of its own, and ends with a look at all that was written.
+The server is the one that tests use, in a separate folder, with syncing switched off for all
+contestants. Every run has its own table, and ends with a check of all that was written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NoPostgres(Exception):
 
 @contextmanager
 def postgres_server() -> Iterator[Postgres]:
-    """A server, for as long as the context lasts; ``NoPostgres`` if there is none to be had."""
+    """Yields a server, for as long as the context lasts; ``NoPostgres`` if none is available."""
     try:
         from tests.connectors.postgres import server
     except ImportError as error:
@@ -75,7 +75,7 @@ def _fill(postgres: Postgres, messages: int, size: int) -> str:
 
 @dataclass
 class Sink:
-    """A sink vertex behind a buffer that was filled before, which writes to a table."""
+    """A sink vertex behind a buffer that was filled in advance, which writes to a table."""
 
     postgres: Postgres
     on_conflict: Literal["fail", "ignore", "update"]
@@ -85,7 +85,7 @@ class Sink:
 
     @property
     def mode(self) -> str:
-        """What it does with rows that are there."""
+        """What it does with existing rows."""
         return WRITES if self.on_conflict == "fail" else f"{WRITES}, {self.on_conflict}"
 
     def run(self, ground: Ground, messages: int, size: int) -> Round:
@@ -113,11 +113,11 @@ class Loop:
 
     @property
     def mode(self) -> str:
-        """Which of both."""
+        """Which of the two."""
         return WRITES if self.work == "copy" else READS
 
     def run(self, ground: Ground, messages: int, size: int) -> Round:
-        """By what the table has."""
+        """By the number of rows in the table."""
         postgres, writes = self.postgres, self.work == "copy"
         table = postgres.table(_ROW) if writes else _fill(postgres, messages, size)
         numbers = map(str, (messages, size, ground.seed))
@@ -148,7 +148,7 @@ def _source(postgres: Postgres, ground: Ground, messages: int, size: int) -> Ite
 
 
 def contestants(postgres: Postgres) -> Iterator[Contestant]:
-    """Everybody."""
+    """All contestants."""
     yield Sink(postgres, "fail", 150_000)
     yield Sink(postgres, "update", 100_000)
     yield Loop(postgres, "copy", 200_000)

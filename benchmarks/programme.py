@@ -1,4 +1,4 @@
-"""The programme of a benchmark: who runs what, how often, in which order; long or short."""
+"""The programme of a benchmark: which contestants run what, how often, in which order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _LARGEST = 300_000_000
 class Programme:
     """The amount of measuring. ``seconds`` is about how long a round should take.
 
-    What idling costs is not measured in 0 seconds. Contestants have one of ``who`` in their names.
+    Idling is measured unless ``idle_seconds`` is 0. Contestants have one of ``who`` in their names.
     """
 
     sizes: Sequence[int]
@@ -122,7 +122,7 @@ SHORT = Programme(
 
 
 def measured(programme: Programme, parts: Sequence[str], seed: int, say: Say) -> Figures:
-    """Carry it out."""
+    """Carries out the programme."""
     figures = Figures()
     on_ground = [part for part in _ON_GROUND if part in parts]
     with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder:
@@ -217,7 +217,7 @@ def _contest(
     programme: Programme,
     say: Say,
 ) -> None:
-    """Round after round, everybody in each, so that a slow minute of the machine hits all."""
+    """Runs all contestants in every round, so that a slow minute of the machine affects all."""
     pairs = []
     for contestant in contestants:
         if not any(name in contestant.name for name in programme.who):
@@ -246,7 +246,7 @@ def _messages(contestant: Contestant, size: int, seconds: float) -> int:
 
 def _calls(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
     for cost in programme.costs:
-        # Long enough for some calls of the dearest.
+        # Long enough for some calls of the most expensive sink.
         figures.calls.append(calls.by_cost(ground, cost, 4 * programme.seconds))
         say(f"a sink with {cost} ms a call: {figures.calls[-1].rate:,.0f}/s")
 

@@ -1,7 +1,7 @@
 """Pulsar to Pulsar on a real broker: a topic, upper case, another topic.
 
-The broker is the standalone one that tests use, in a folder of its own. Every run has topics of its
-own without partitions, and ends with a look at all that was written.
+The broker is the standalone one that tests use, in a separate folder. Every run has its own
+topics without partitions, and ends with a check of all that was written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NoPulsar(Exception):
 
 @contextmanager
 def pulsar_server() -> Iterator[PulsarBroker]:
-    """A broker, for as long as the context lasts; ``NoPulsar`` if there is none to be had."""
+    """Yields a broker, for as long as the context lasts; ``NoPulsar`` if none is available."""
     try:
         from tests.connectors.kafka.jars import NoBroker
         from tests.connectors.pulsar.broker import PulsarBroker
@@ -64,7 +64,7 @@ class Topics:
         broker.fill(self.source, self._texts())
 
     def stored(self) -> int:
-        """Returns how many messages the second topic has got."""
+        """Returns how many messages the second topic has received."""
         stats = self._broker.ask("GET", f"persistent/public/default/{self.out}/stats")
         return int(stats["msgInCounter"])
 
@@ -123,6 +123,6 @@ class Ours:
 
 
 def contestants(broker: PulsarBroker) -> Iterator[Contestant]:
-    """Everybody."""
+    """All contestants."""
     yield Ours(broker, 15_000)
     yield Loop(broker, 15_000)

@@ -1,6 +1,6 @@
 """Requests that are answered over HTTP: Ebbflow's ``serving`` source next to FastAPI.
 
-Everybody calls the same small function. A program of its own asks, first at a steady rate, then
+All contestants call the same small function. A separate program asks, first at a steady rate, then
 faster and faster, then with many clients at once, and compares every answer with its request.
 Ebbflow stores each request before it works on it, and each answer; the peers store nothing.
 """
@@ -87,7 +87,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The requests to ask: a steady rate for some seconds, and a crowd. A rate is tried briefly."""
+    """The requests to send: a steady rate for some seconds, a crowd, and brief trials of rates."""
 
     rate: int
     seconds: float
@@ -98,7 +98,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Whoever answers: where, and all processes that work for it."""
+    """What answers: its address, and all processes that work for it."""
 
     port: int
     path: str
@@ -109,12 +109,12 @@ Start = Callable[[Path, int], AbstractContextManager[Service]]
 
 
 def at(folder: Path, name: str, demand: Demand, seed: int) -> Served:
-    """Has one contestant answer; ``NotOnce`` if an answer is missing or another request's."""
+    """Makes one contestant answer; ``NotOnce`` if an answer is missing or another request's."""
     with CONTESTANTS[name](folder, seed) as service:
         asking = Asking(service, seed)
         used = cpu_seconds(service.processes())
         steady = asking.check("steady", demand.rate, demand.seconds, _WARM)
-        # Of the seconds in which it was asked: the program that asks takes a while to start.
+        # Only the seconds of requests count: the program that sends them takes a while to start.
         cores = (cpu_seconds(service.processes()) - used) / (_WARM + demand.seconds)
         held = _highest(asking, demand.try_seconds)
         crowd = asking.check("crowd", demand.clients, demand.requests)
@@ -140,24 +140,24 @@ class Asking:
         self._place = (str(service.port), service.path, *map(str, numbers))
 
     def ask(self, how: str, *numbers: float) -> dict[str, Any]:
-        """Returns what became of the requests."""
+        """Returns the outcomes of the requests."""
         command = [sys.executable, "-m", "benchmarks.workers.asking", *self._place, how]
         command += [str(number) for number in numbers]
         ended = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-        told: dict[str, Any] = json.loads(ended.stdout)
-        return told
+        report: dict[str, Any] = json.loads(ended.stdout)
+        return report
 
     def check(self, how: str, *numbers: float) -> dict[str, Any]:
         """The same; ``NotOnce`` if not every request got its own answer."""
-        told = self.ask(how, *numbers)
-        if told["troubles"]:
-            raise NotOnce(f"of {told['requests']:,} requests: {told['troubles']}")
-        return told
+        report = self.ask(how, *numbers)
+        if report["troubles"]:
+            raise NotOnce(f"of {report['requests']:,} requests: {report['troubles']}")
+        return report
 
     def holds(self, rate: int, seconds: float) -> bool:
         """Returns whether all requests are answered in time at this rate."""
-        told = self.ask("steady", rate, seconds, seconds / 2)
-        return not told["troubles"] and told["p99"] <= _HELD_P99
+        report = self.ask("steady", rate, seconds, seconds / 2)
+        return not report["troubles"] and report["p99"] <= _HELD_P99
 
 
 def _highest(asking: Asking, seconds: float) -> int:
@@ -175,7 +175,7 @@ def _highest(asking: Asking, seconds: float) -> int:
 
 
 def _between(low: int, high: int) -> int:
-    """Returns the rate in the middle, in two figures, which is all that a rate is good for."""
+    """Returns the rate in the middle with two digits: a rate is not more precise than that."""
     middle = (low + high) / 2
     unit: int = 10 ** max(0, math.floor(math.log10(middle)) - 1)
     return round(middle / unit) * unit

@@ -1,4 +1,4 @@
-"""Every sink alone: a vertex behind a buffer that was filled before, by its own count."""
+"""Every sink alone: a vertex behind a buffer that was filled in advance, by its own count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Prepare = Callable[[Ground, int], AbstractContextManager[Settings]]
 
 @dataclass
 class SinkAlone:
-    """One sink. ``prepare`` makes the place that it writes to, and looks at it in the end."""
+    """One sink. ``prepare`` creates what it writes to, and checks it at the end."""
 
     name: str
     prepare: Prepare
@@ -83,7 +83,7 @@ def _plain(**settings: Any) -> Prepare:
 
 
 def contestants() -> Iterator[Contestant]:
-    """All sinks but those that need a broker or an endpoint of their own."""
+    """All sinks except those that need their own broker or endpoint."""
     yield SinkAlone("jetstream", _jetstream, 60_000)
     yield SinkAlone("nats", _nats, 80_000)
     yield SinkAlone("file", _file, 150_000)

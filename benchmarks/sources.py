@@ -35,7 +35,7 @@ Prepare = Callable[[Ground, int, int], AbstractContextManager[Given]]
 
 @dataclass
 class Pulled:
-    """A source whose messages are there before it starts."""
+    """A source whose messages exist before it starts."""
 
     name: str
     prepare: Prepare
@@ -53,7 +53,7 @@ class Pulled:
 
 @dataclass
 class Listening:
-    """The NATS source, which gets what is published while it listens."""
+    """The NATS source, which receives what is published while it listens."""
 
     pace: int
     name = "nats"
@@ -83,13 +83,13 @@ def _with_driver() -> list[psutil.Process]:
 
 
 class Endless(Source):
-    """A source of the user's that always has messages."""
+    """A user's source that always has messages."""
 
     def __init__(self) -> None:
         self._numbers = count()
 
     def read(self, limit: int, timeout: timedelta) -> Sequence[SourceMessage]:
-        """As many as are asked for."""
+        """Returns as many as requested."""
         numbers = (next(self._numbers) for _ in range(limit))
         return [SourceMessage(_BLOB, b"%d" % number) for number in numbers]
 
@@ -104,7 +104,7 @@ class EndlessColumns(Source):
         self._next = 0
 
     def read(self, limit: int, timeout: timedelta) -> pa.RecordBatch:
-        """As many as are asked for."""
+        """Returns as many as requested."""
         numbers = pa.array(range(self._next, self._next + limit))
         self._next += limit
         columns = {
@@ -146,7 +146,7 @@ def _parquet(ground: Ground, messages: int, size: int) -> Iterator[Given]:
 
 
 def contestants() -> Iterator[Contestant]:
-    """All sources but those that need a broker or a client of their own."""
+    """All sources except those that need their own broker or client."""
     yield Pulled("jetstream", _jetstream, 80_000)
     yield Listening(40_000)
     yield Pulled(USER_DEFINED, partial(_user_defined, Endless), 200_000)

@@ -1,6 +1,6 @@
-"""``ebbflow run`` as people use it: how soon the first message is there, and what idling costs.
+"""``ebbflow run`` as people use it: how soon the first message arrives, and what idling costs.
 
-A run of its own for each figure, with its own JVM, workers and embedded server.
+A separate run for each figure, with its own JVM, workers and embedded server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ spec:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of one core that a pipeline takes, in all and by whom."""
+    """Shares of one core that a pipeline takes, in all and by process."""
 
     total: float
     driver: float

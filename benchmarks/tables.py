@@ -21,7 +21,7 @@ from benchmarks.serving import Served
 
 
 def tables(figures: Figures) -> Iterator[Table]:
-    """Those of the parts that were measured."""
+    """Yields the tables of the parts that were measured."""
     if hops := figures.of(*_JOBS):
         yield _rates(hops)
     if whole := figures.of(contest.END_TO_END):
@@ -264,8 +264,8 @@ def markdown(table: Table) -> str:
     rules = ["---:" if column.justify == "right" else "---" for column in table.columns]
     rows = zip(*(column.cells for column in table.columns), strict=True)
     lines = (heads, rules, *([str(cell) for cell in row] for row in rows))
-    told = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"**{table.title}**\n\n{told}\n"
+    body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"**{table.title}**\n\n{body}\n"
 
 
 def _starts(figures: Figures) -> Table:

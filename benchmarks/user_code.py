@@ -1,4 +1,4 @@
-"""User code of the runs that are measured as processes of their own.
+"""User code of the runs that are measured as separate processes.
 
 It imports only what a user's code would, because the memory of its worker is measured.
 """

@@ -31,7 +31,7 @@ _LINES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Whoever takes posts: where, and the processes that work for it."""
+    """What accepts posts: its address, and the processes that work for it."""
 
     port: int
     path: str
@@ -57,13 +57,13 @@ class Posts:
         posts = max(1, messages // self.lines)
         with self.listening(ground, posts * self.lines) as listener:
             before = cpu_seconds(listener.processes)
-            told = self._post(listener, posts, size, ground.seed)
+            report = self._post(listener, posts, size, ground.seed)
             used = cpu_seconds(listener.processes) - before
-        found = Watched(told["seconds"], used, latency=told["p50"])
+        found = Watched(report["seconds"], used, latency=report["p50"])
         return found.round(posts * self.lines)
 
     def listening(self, ground: Ground, messages: int) -> AbstractContextManager[Listener]:
-        """Listens for as long as the context lasts, and sees then that all has come."""
+        """Listens for as long as the context lasts, then checks that all messages have arrived."""
         raise NotImplementedError
 
     def _post(self, listener: Listener, posts: int, size: int, seed: int) -> dict[str, float]:
@@ -71,8 +71,8 @@ class Posts:
         place = (_HOST, str(listener.port), listener.path)
         command = [sys.executable, "-m", "benchmarks.workers.posting", *place, *map(str, numbers)]
         ended = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-        told: dict[str, float] = json.loads(ended.stdout)
-        return told
+        report: dict[str, float] = json.loads(ended.stdout)
+        return report
 
 
 class OwnPosts(Posts):
@@ -86,7 +86,7 @@ class OwnPosts(Posts):
         plans = planned(ground, MonoVertex("bench").source(source).sink(Blackhole()))
         lay_out(ground, plans)
         with running(ground, plans):
-            # One ahead of the others, so that the start of the vertex does not count.
+            # One post before the others, so that the start of the vertex does not count.
             urlopen(f"http://{_HOST}:{port}{_PATH}", b"first").close()
             wait_until(lambda: counts(ground, "bench").done == 1)
             yield Listener(port, _PATH, [psutil.Process(), *spark_processes()])
@@ -98,7 +98,7 @@ class BarePosts(Posts):
 
     @contextmanager
     def listening(self, ground: Ground, messages: int) -> Iterator[Listener]:
-        """A process of its own."""
+        """The endpoint is a separate process."""
         with _endpoint("own" if self.name == BARE else "uvicorn") as (port, process):
             yield Listener(port, "/", [process])
 

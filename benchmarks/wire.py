@@ -24,7 +24,7 @@ _LINE = re.compile(rb"([A-Z+-]+)([^\r]*)\r\n")
 
 
 class Delivery(NamedTuple):
-    """A message as it came. ``headers`` are the bytes of all of them."""
+    """A message as received. ``headers`` are the bytes of all of them."""
 
     subject: bytes
     reply: bytes | None
@@ -65,21 +65,21 @@ class Wire:
         self._socket.sendall(data)
 
     def receive(self) -> list[Delivery]:
-        """Waits for messages and returns all that have come."""
+        """Waits for messages and returns all that have arrived."""
         while True:
             deliveries, self._rest = self._split(self._rest + self.wait())
             if deliveries:
                 return deliveries
 
     def wait(self) -> bytes:
-        """Waits until something has come, and returns all of it as it is."""
+        """Waits until something has arrived, and returns all of it unchanged."""
         came = self._socket.recv(_READ)
         if not came:
             raise ConnectionError("the server has ended the connection")
         return came
 
     def _split(self, data: bytes) -> tuple[list[Delivery], bytes]:
-        """Returns the whole messages, and what is left of one that has not come as a whole."""
+        """Returns the complete messages, and the beginning of an incomplete one."""
         deliveries: list[Delivery] = []
         at, end = 0, len(data)
         while at < end:
@@ -87,11 +87,11 @@ class Wire:
                 subject, reply, size = head.groups()
                 start = begin = head.end()
             elif head := _HEAD_WITH_HEADERS.match(data, at):
-                subject, reply, beside, size = head.groups()
+                subject, reply, headers, size = head.groups()
                 begin = head.end()
-                start = begin + int(beside)
+                start = begin + int(headers)
             elif line := _LINE.match(data, at):
-                self._hear(line[1], line[2])
+                self._on_control_line(line[1], line[2])
                 at = line.end()
                 continue
             else:
@@ -103,7 +103,7 @@ class Wire:
             at = stop + 2
         return deliveries, data[at:]
 
-    def _hear(self, word: bytes, rest: bytes) -> None:
+    def _on_control_line(self, word: bytes, rest: bytes) -> None:
         if word == b"PING":
             self.send(b"PONG\r\n")
         elif word == b"-ERR":
@@ -112,9 +112,9 @@ class Wire:
     # --- JetStream ------------------------------------------------------------------------------
 
     def request(self, subject: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Returns the answer of JetStream's management interface; nothing else may be on its way.
+        """Returns the reply of JetStream's management interface; nothing else may be in flight.
 
-        ``RuntimeError`` when it says no.
+        ``RuntimeError`` if it is an error.
         """
         payload = json.dumps(body).encode()
         self.send(publication(f"$JS.API.{subject}".encode(), payload, self.inbox(b"api")))
@@ -137,7 +137,7 @@ class Wire:
             on_their_way += _send_some(self, subject, waiting, answers, window - on_their_way)
 
     def read(self, stream: str, messages: int) -> Iterator[Delivery]:
-        """The first messages of a stream, in their order."""
+        """Yields the first messages of a stream, in order."""
         config = {"ack_policy": "none", "mem_storage": True, "inactive_threshold": 10**10}
         made = self.request(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
         left = messages

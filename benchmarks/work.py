@@ -16,13 +16,13 @@ DISTINCT = 2_000
 
 
 def payloads(size: int, seed: int) -> list[bytes]:
-    """Values that do not compress, the same for the same seed: nobody wins by squeezing them."""
+    """Values that do not compress, the same for the same seed: compression gives no advantage."""
     chance = Random(seed)
     return [chance.randbytes(size) for _ in range(DISTINCT)]
 
 
 def numbered(messages: int, size: int, seed: int) -> Iterator[bytes]:
-    """Texts that do not compress, each with its number in front, to tell which have arrived."""
+    """Texts that do not compress, each with its number in front, to see which have arrived."""
     texts = [b64encode(value)[8:size].lower() for value in payloads(size, seed)]
     return (b"%08d%b" % (number, texts[number % DISTINCT]) for number in range(messages))
 
@@ -63,12 +63,12 @@ def upper(datum: Datum) -> Message:
 
 
 def write(data: list[Datum]) -> list[Response]:
-    """A sink that looks at every value and is content."""
+    """A sink that looks at every value and accepts it."""
     return [Response.ok(datum.id) for datum in data if work(datum.value)]
 
 
 def accept(rows: pa.RecordBatch) -> None:
-    """The same sink on columns: without an answer all is well."""
+    """The same sink on columns: no response means that all is well."""
     pc.binary_join_element_wise(rows.column("value"), b"!", b"")
 
 

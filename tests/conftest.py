@@ -63,7 +63,7 @@ register_profiles()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--seed`` shuffles; without a number it makes one up, which is printed."""
+    """``--seed`` shuffles; without a number it chooses one, which is printed."""
     parser.addoption("--seed", nargs="?", type=int, const=-1, help="run in a random order")
 
 
@@ -74,33 +74,33 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hear signals although whoever started the tests ignores them, as nohup and ``&`` do."""
+    """Handles signals even if the parent process ignores them, as nohup and ``&`` do."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-    # Many tests start processes. Without it each would compile what it imports, which is most of
+    # Many tests start processes. With this each would compile what it imports, which is most of
     # the work of a short one.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    if config.option.seed == -1:  # workers are given the number that is chosen here
+    if config.option.seed == -1:  # workers receive the number that is chosen here
         config.option.seed = random.randrange(10_000)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedServers:
-    """Hand out files that need the same server together."""
+    """Distributes files that need the same server together."""
     return SharedServers(config, log)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Have each worker compile its part of the tests."""
+    """Makes each worker compile its part of the tests."""
     if hasattr(session.config, "workerinput"):
         import_own_share_first(session.config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out long tests, shuffle if asked to, and put the files with slow ones first.
+    """Leaves out long tests, shuffles on demand, and puts the files with slow ones first.
 
-    Workers are handed whole files in this order. A long file at the end would keep one of them
+    Workers receive whole files in this order. A long file at the end would keep one of them
     busy while the others have nothing left to do.
     """
     skip_long_tests(items)
@@ -111,9 +111,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build the functions that the chosen tests want; leave what was collected to no collector.
+    """Builds the functions that the chosen tests need; exempts the tests from garbage collection.
 
-    Seven thousand tests are many objects, which all stay: to look through them again and again
+    Seven thousand tests are many objects, which all stay: to scan them again and again
     takes a twentieth of the time of a worker.
     """
     gc.freeze()
@@ -123,10 +123,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def shuffle(items: list[pytest.Item], chance: random.Random) -> None:
-    """Put files, and the functions of each file, in a random order.
+    """Puts files, and the functions of each file, in a random order.
 
-    The cases of one function stay as they are: the rules for connectors are stages of one trial.
-    So do the functions of a file that is marked as a story.
+    The cases of one function keep their order: the rules for connectors are stages of one trial.
+    So do the functions of a file that has the marker ``story``.
     """
     files: dict[Path, dict[str, list[pytest.Item]]] = {}
     for item in items:
@@ -146,7 +146,7 @@ def _is_slow(item: pytest.Item) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say what could not be tested on this machine."""
+    """Reports what could not be tested on this machine."""
     for part in (
         fixture,
         postgres_fixture,
@@ -173,5 +173,5 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where modules are looked for is as before after each test, for tests in any order."""
+    """Restores ``sys.path`` after each test, so that tests can run in any order."""
     monkeypatch.setattr(sys, "path", sys.path[:])

@@ -21,11 +21,11 @@ class SmallDisk:
         _mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
 
     def enlarge(self, size: str) -> None:
-        """Make room."""
+        """Makes room."""
         _mount("-o", f"remount,size={size}", str(self.folder))
 
     def remove(self) -> None:
-        """Have it gone, also if something is still open there."""
+        """Removes it, even if something is still open there."""
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 
 
@@ -35,7 +35,7 @@ def _mount(*arguments: str) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A disk of 24 MB; where none may be mounted the test is skipped out loud."""
+    """A disk of 24 MB; where none can be mounted the test is skipped, and the summary says so."""
     try:
         disk = SmallDisk(tmp_path / "disk", "24m")
     except (OSError, subprocess.CalledProcessError) as error:
@@ -46,7 +46,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 def tell_what_is_missing(reporter: Any) -> None:
-    """Say once more, where everybody looks, that no full disk was tested."""
+    """Reports in the summary that no full disk was tested."""
     if _missing:
         reporter.section("A full disk was NOT tested", sep="!", yellow=True, bold=True)
         reporter.line(f"No small file system could be mounted: {_missing[0]}.")

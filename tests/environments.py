@@ -1,7 +1,7 @@
 """Python environments with other versions than the checkout's, made by uv.
 
 Those for the core of the suite are kept in ``~/.cache/ebbflow-tests``, because Spark alone is about
-450 MB. What cannot be made on this machine is skipped out loud.
+450 MB. What cannot be made on this machine is skipped, and the summary says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _missing: list[str] = []
 
 
 class Environment:
-    """A virtual environment in a folder, without anything but what is installed into it."""
+    """A virtual environment in a folder, which has only what is installed into it."""
 
     def __init__(self, folder: Path, python: str) -> None:
         self.folder = folder
@@ -30,11 +30,11 @@ class Environment:
             _uv("venv", "--no-project", "--python", str(_find_python(python)), str(folder))
 
     def install(self, *arguments: str, cwd: Path = ROOT) -> None:
-        """Install packages, in the newest versions that fit together."""
+        """Installs packages, in the newest versions that are compatible."""
         _uv("pip", "install", "--python", str(self.folder / "bin" / "python"), *arguments, cwd=cwd)
 
     def run(self, *command: str, cwd: Path, timeout: float, **more: str) -> str:
-        """Run a command of the environment; returns what it prints, and fails if it does."""
+        """Runs a command of the environment; returns its output, and fails if the command fails."""
         process = self.start(*command, cwd=cwd, **more)
         try:
             printed, _ = process.communicate(timeout=timeout)
@@ -45,7 +45,7 @@ class Environment:
         return printed
 
     def start(self, *command: str, cwd: Path, **more: str) -> subprocess.Popen[str]:
-        """Start a command of the environment, whose output can be read from ``stdout``."""
+        """Starts a command of the environment, whose output can be read from ``stdout``."""
         env = _environment_variables()
         env |= {"PATH": f"{self.folder / 'bin'}:{env['PATH']}", **more}
         return subprocess.Popen(
@@ -57,13 +57,13 @@ class Environment:
 
 
 def _environment_variables() -> dict[str, str]:
-    """Those of this process without the checkout's: a Spark session sets the path of its Python."""
+    """This process's variables without the checkout's: a Spark session sets its Python's path."""
     of_the_checkout = {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
     return {name: text for name, text in os.environ.items() if name not in of_the_checkout}
 
 
 def environment_for_tests(python: str, pyspark: str) -> Environment:
-    """The environment in which the suite runs on these versions; kept for the next time."""
+    """Returns the environment with these versions for the suite; it is kept for the next run."""
     environment = Environment(CACHE / f"python{python}-pyspark{pyspark}", python)
     checkout = f"{ROOT}[{_EXTRAS}]"
     environment.install("--group", "dev", "--editable", checkout, f"pyspark=={pyspark}.*")
@@ -71,7 +71,7 @@ def environment_for_tests(python: str, pyspark: str) -> Environment:
 
 
 def _find_python(version: str) -> Path:
-    """The interpreter of a version, wherever it is usual; skips the test if there is none."""
+    """Returns the interpreter of a version, from the usual places; skips the test without one."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     known = [*pyenv.glob(f"versions/{version}.*/bin/python{version}")]
     found = [Path(sys.base_prefix) / "bin" / f"python{version}", *known]
@@ -105,7 +105,7 @@ def _skip(reason: str) -> Any:
 
 
 def tell_what_is_missing(reporter: Any) -> None:
-    """Say once more, where everybody looks, which versions were not tested."""
+    """Reports in the summary which versions were not tested."""
     if _missing:
         reporter.section("Some versions were NOT tested", sep="!", yellow=True, bold=True)
         for reason in dict.fromkeys(_missing):

@@ -1,11 +1,11 @@
 """Nothing that tests start outlives them: no process, zombie, thread, port or signal handler.
 
-Every process that tests start inherits a mark in its environment, and with it pytest's own note of
-the test that was running. After each module this plugin looks for what was not there before. It
-waits a while for things that are just ending, then the module fails, and the failure names them.
+Every process that tests start inherits a mark in its environment, and with it pytest's note of
+the test that was running. After each module this plugin looks for what did not exist before. It
+waits a while for things that are just ending, then fails the module, and the failure names them.
 What fixtures of a wider scope start is shared by modules: it is allowed until they end.
 
-A reaper waits beside pytest for its end, however that comes about, and kills what has the mark:
+A reaper waits next to pytest for its end, whatever the cause, and kills what has the mark:
 after Ctrl-C, or when a worker was killed, no server is left running.
 """
 
@@ -30,7 +30,7 @@ import pytest
 from tests import reaper
 from tests.reaper import MARK, marked
 
-# Python's own, started once for all later uses.
+# Python's own helpers, started once for all later uses.
 _OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _OURS = ("ebbflow.", "tests.", "pyspark.util")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -39,7 +39,7 @@ _PATIENCE = 30.0
 
 @dataclass
 class Things:
-    """What tests have started and is there now."""
+    """What tests have started and still exists."""
 
     processes: dict[int, str] = field(default_factory=dict)
     threads: dict[threading.Thread, str] = field(default_factory=dict)
@@ -74,11 +74,11 @@ class Things:
 
 
 _shared = Things()
-_strangers: set[psutil.Process] = set()
+_unmarked: set[psutil.Process] = set()
 
 
 def _counts(thread: threading.Thread) -> bool:
-    """Threads of libraries that end with the process are their own business."""
+    """Daemon threads of libraries do not count: they end with the process."""
     target = getattr(thread, "_target", None)
     modules = (type(thread).__module__, getattr(target, "__module__", None) or "")
     is_ours = any(f"{module}.".startswith(_OURS) for module in modules)
@@ -86,17 +86,17 @@ def _counts(thread: threading.Thread) -> bool:
 
 
 def _ports() -> set[int]:
-    """Where this process listens; not where Spark calls back, which it does until it is stopped."""
+    """Ports that this process listens on, except Spark's callback port, open until Spark stops."""
     found = psutil.Process().net_connections(kind="tcp")
     listening = {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
     return listening - {_callback_port()}
 
 
 def _handlers() -> dict[Any, str]:
-    """Who hears the signals that tests send: a handler that stays would swallow the next one."""
+    """Handlers of the signals that tests send: one that stays would swallow the next signal."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    heard = {(number, signal.getsignal(number), number in blocked) for number in _SIGNALS}
-    return {one: f"{one[0].name}: handler {one[1]}, blocked: {one[2]}" for one in heard}
+    handlers = {(number, signal.getsignal(number), number in blocked) for number in _SIGNALS}
+    return {one: f"{one[0].name}: handler {one[1]}, blocked: {one[2]}" for one in handlers}
 
 
 def _callback_port() -> int | None:
@@ -107,9 +107,9 @@ def _callback_port() -> int | None:
 
 
 def _processes() -> dict[int, str]:
-    """The processes that tests have started, and our children that nobody has waited for."""
+    """The processes that tests have started, and our children that were not waited for."""
     found = {}
-    for process in marked(os.environ[MARK], _strangers):
+    for process in marked(os.environ[MARK], _unmarked):
         with contextlib.suppress(psutil.Error):
             if not _is_shared(process):
                 found[process.pid] = _describe(process)
@@ -126,7 +126,7 @@ def _describe(process: psutil.Process) -> str:
 
 
 def _is_shared(process: psutil.Process) -> bool:
-    """One that fixtures of a wider scope have started, the same once more, or a child of one."""
+    """Whether fixtures of a wider scope started it, a parent, or another of the same command."""
     if any(name in " ".join(process.cmdline()) for name in _OF_PYTHON):
         return True
     family = [process, *process.parents()]
@@ -185,7 +185,7 @@ def _reaper_pid() -> int:
 
 
 def pytest_configure() -> None:
-    """Starts the reaper. It has no mark, and does not hear what a terminal sends to everybody."""
+    """Starts the reaper. It has no mark, and does not receive signals from the terminal."""
     os.environ.pop(MARK, None)
     mark = uuid.uuid4().hex
     mine, its = socket.socketpair()
@@ -200,7 +200,7 @@ def pytest_configure() -> None:
 
 
 def _forget() -> None:
-    """A forked process that lives on must not look like pytest to the reaper."""
+    """A forked process that outlives pytest must not look like pytest to the reaper."""
     for line in _lifeline:
         line.close()
 

@@ -17,12 +17,12 @@ SKIPPED_BECAUSE = "takes long; make long runs it, or EBBFLOW_TEST_LONG=1"
 
 
 def are_long_tests_wanted() -> bool:
-    """Returns whether tests that take long are asked for."""
+    """Returns whether tests that take long are wanted."""
     return bool(os.environ.get("EBBFLOW_TEST_LONG"))
 
 
 def skip_long_tests(items: Iterable[pytest.Item]) -> None:
-    """Leaves out what is marked as long, unless it was asked for."""
+    """Leaves out tests that are marked as long, unless long tests are wanted."""
     for item in items:
         if _compiled_in(item):
             item.add_marker(pytest.mark.long)

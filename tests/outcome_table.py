@@ -1,4 +1,4 @@
-"""The table of outcomes: what user code says about one message, and what comes of it.
+"""The table of outcomes: what user code does with one message, and the result.
 
 It runs on Spark (``tests.spark.test_every_outcome``), and without it in process and over gRPC
 (``tests.numaflow.test_every_outcome``). The upstream acceptance cases that a row re-creates are
@@ -19,7 +19,7 @@ QUICK = Backoff("10ms", steps=2)
 
 @dataclass
 class Case:
-    """What user code does with the message 3, all others being plain, and what comes of it.
+    """What user code does with message 3, while all others are plain, and the result.
 
     ``ends`` are the counts of the deciding vertex that differ from "all done".
     """
@@ -51,7 +51,7 @@ def tried(datum):
 SINK_CASES = [
     Case("OK is done", sink=lambda d: Response.ok(d.id)),
     Case(
-        "FAILURE without a strategy is a dead letter (upstream retries for ever)",
+        "FAILURE without a strategy is a dead letter (upstream retries forever)",
         sink=lambda d: Response.failure(d.id, "cannot be"),
         ends={"done": -1, "written": -1, "dead_lettered": 1},
         stored=0,
@@ -128,7 +128,7 @@ SINK_CASES = [
         succeeded=1,
     ),
     Case(
-        "ON_SUCCESS with a message gives that one on (A13)",
+        "ON_SUCCESS with a message forwards that one (A13)",
         sink=lambda d: Response.on_success(d.id, Message(b'{"value":3,"extra":1}')),
         options={"on_success": True},
         ends={"on_success": 1, "written": 1},
@@ -136,7 +136,7 @@ SINK_CASES = [
         succeeded=1,
     ),
     Case(
-        "NACK with options comes back with its reason (A4, A5)",
+        "NACK with options is redelivered with its reason (A4, A5)",
         sink=lambda d: once(
             d,
             Response.nack(d.id, NackOptions(delay=50, max_deliveries=3, reason="later")),
@@ -146,7 +146,7 @@ SINK_CASES = [
         calls=2,
     ),
     Case(
-        "NACK without options comes back at once (A6)",
+        "NACK without options is redelivered at once (A6)",
         sink=lambda d: once(d, Response.nack(d.id), Response.ok(d.id)),
         ends={"read": 1, "redelivered": 1},
         calls=2,
@@ -243,7 +243,7 @@ MAP_CASES = [
         stored=0,
     ),
     Case(
-        "a nack among the outputs gives the whole input back (A1, C1; upstream forwards siblings)",
+        "a nack among the outputs redelivers the whole input (A1, C1; upstream forwards siblings)",
         map=nacked_among_outputs,
         ends={"read": 1, "redelivered": 1},
     ),
@@ -280,7 +280,7 @@ MAP_CASES = [
         letter=("retries exhausted", "busy (after 2 retries)"),
     ),
     Case(
-        "a failed message without a strategy is a dead letter (upstream retries for ever)",
+        "a failed message without a strategy is a dead letter (upstream retries forever)",
         map=lambda d: Message.to_fail("broken"),
         ends={"done": -1, "dead_lettered": 1},
         stored=0,

@@ -6,7 +6,7 @@ import socket
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody listens on at the moment."""
+    """Returns a port of this machine that is free at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

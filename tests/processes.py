@@ -1,4 +1,4 @@
-"""Processes that a test has started, any of which may end while it is looked at."""
+"""Processes that a test has started, any of which may end while it is inspected."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tests.waiting import until
 
 
 def family_of(pid: int) -> list[psutil.Process]:
-    """Returns all that a process has started and that is still running."""
+    """Returns all descendants of a process that are still running."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [one for one in psutil.Process(pid).children(recursive=True) if is_running(one)]
     return []
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Returns whether it has not ended; one that was not waited for has."""
+    """Returns whether it is running; a zombie is not."""
     with contextlib.suppress(psutil.Error):
         return process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def command_of(process: psutil.Process) -> list[str]:
-    """Returns the words of its command; none of one that has ended."""
+    """Returns the words of its command; none if it has ended."""
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
@@ -36,7 +36,7 @@ def command_of(process: psutil.Process) -> list[str]:
 
 @contextlib.contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    """Halts a process, as a machine that swaps does; it is silent once all its threads stand."""
+    """Suspends a process, as a swapping machine does; returns once all its threads have stopped."""
     os.kill(pid, signal.SIGSTOP)
     try:
         until(lambda: all(") T " in state for state in _thread_states(pid)))

@@ -1,7 +1,7 @@
-"""Pipelines and MonoVertices at random, whose user code does anything that user code may do.
+"""Random pipelines and MonoVertices, whose user code does anything that user code may do.
 
 What it does with a message is decided by the message and its delivery alone, so whatever replays a
-chunk, and whoever runs the pipeline, comes to the same end: unless ``depends_on_batches``.
+chunk, and whatever runs the pipeline, has the same outcomes: unless ``depends_on_batches``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SINK_BEHAVIOURS = [
     "unknown",
 ]
 CALLS = ["one by one", "batches", "batches that raise"]
-"""How a sink is called. One that raises fails its whole batch, whoever else is in it."""
+"""How a sink is called. One that raises fails its whole batch, with all messages in it."""
 
 topologies = st.fixed_dictionaries(
     {
@@ -103,12 +103,12 @@ def random_sink(
 
 
 def depends_on_batches(plan: dict[str, Any]) -> bool:
-    """Whether the end of a message depends on the others that a call of the sink gets."""
+    """Whether the outcome of a message depends on the others in the same call of the sink."""
     return bool(plan["calls"] == "batches that raise")
 
 
 def build(plan: dict[str, Any]) -> Pipeline | MonoVertex:
-    """The pipeline of a plan; its name is ``test``."""
+    """Builds the pipeline of a plan; its name is ``test``."""
     seed, may_raise = plan["seed"], plan["calls"] != "batches"
     retry = {"retry": Backoff("5ms", steps=1), "on_failure": "drop"}
     options: dict[str, Any] = dict(retry) if plan["retry"] else {}

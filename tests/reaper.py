@@ -1,4 +1,4 @@
-"""Kills what tests have left when pytest has ended, whatever ended it; a process of its own.
+"""Kills what tests have left when pytest has ended, whatever the cause; a separate process.
 
 It waits for the end of its input, which pytest holds open, and finds processes by the mark in their
 environment that all of them have inherited.
@@ -20,10 +20,10 @@ MARK = "EBBFLOW_TEST_RUN"
 _PATIENCE = 10.0
 
 
-def marked(mark: str, strangers: set[psutil.Process]) -> Iterator[psutil.Process]:
+def marked(mark: str, unmarked: set[psutil.Process]) -> Iterator[psutil.Process]:
     """All processes with the mark; those without are remembered, for the next time."""
     for process in psutil.process_iter():
-        if process in strangers or process.pid == os.getpid():
+        if process in unmarked or process.pid == os.getpid():
             continue
         try:
             environment = process.environ()
@@ -32,7 +32,7 @@ def marked(mark: str, strangers: set[psutil.Process]) -> Iterator[psutil.Process
         if environment.get(MARK) == mark:
             yield process
         elif environment:
-            strangers.add(process)
+            unmarked.add(process)
 
 
 def reap(mark: str) -> None:

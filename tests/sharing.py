@@ -2,11 +2,11 @@
 
 A worker starts what its tests need, once. A Kafka broker, a cluster of NATS servers or the first
 query of Spark's SQL costs about ten seconds of processor time in each worker, and servers that wait
-for work continue to cost. So files that need one of them are handed out as one.
+for work continue to cost. So files that need one of them are distributed as one.
 
 A session of Spark costs as much, and its first runs are slow until the JVM has compiled its code.
-Too many files need one to give them all to one worker, so two thirds of the workers take these
-files first. The others take the rest first and start a session only when nothing else is left.
+Too many files need one for a single worker, so two thirds of the workers take these files first.
+The others take the rest first and start a session only when nothing else is left.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ON_SPARK = (
 
 
 class SharedServers(LoadFileScheduling):
-    """Hands out whole files, and files with the same server together."""
+    """Distributes whole files, and files with the same server together."""
 
     def _split_scope(self, nodeid: str) -> str:
         return shared_by(nodeid.split("::", 1)[0])
@@ -98,11 +98,11 @@ def _needs_spark(scope: str) -> bool:
 
 
 def import_own_share_first(config: pytest.Config) -> None:
-    """Compile a part of the tests that no other worker compiles, before all of them are collected.
+    """Compiles a part of the tests that no other worker compiles, before all of them are collected.
 
     Nothing is compiled in a fresh clone. If all workers imported the files in the same order, each
-    would compile most of them, which is most of the work of collecting. So each begins at a place
-    of its own, and by the time it reaches the part of another worker, that part is compiled.
+    would compile most of them, which is most of the work of collecting. So each begins at another
+    place, and by the time it reaches the part of another worker, that part is compiled.
     """
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
@@ -114,6 +114,6 @@ def import_own_share_first(config: pytest.Config) -> None:
 
 
 def _import(file: Path) -> None:
-    """Leave it to the collection to tell why a file cannot be imported, or wants to be skipped."""
+    """Ignores failed imports and skips: the collection reports them."""
     with contextlib.suppress(Exception, pytest.skip.Exception):
         importlib.import_module(".".join(file.with_suffix("").parts))

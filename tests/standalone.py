@@ -52,7 +52,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def await_text(log: Path, pattern: str, start: int = 0) -> str:
-    """What the log says from ``start`` on, once it says it."""
+    """Returns the match of the pattern in the log from ``start`` on, once there is one."""
 
     def found() -> re.Match[str] | None:
         return re.search(pattern, log.read_text(errors="replace")[start:])
@@ -64,7 +64,7 @@ def await_text(log: Path, pattern: str, start: int = 0) -> str:
 
 
 class SparkCluster:
-    """The master and its Workers. Close it, whatever happens."""
+    """The master and its Workers. It must be closed in any case."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,7 +79,7 @@ class SparkCluster:
         self.url = await_text(log, r"spark://127\.0\.0\.1:\d+")
 
     def add_workers(self, *cores: int) -> None:
-        """Add a Worker for each number of cores; they start side by side."""
+        """Adds a Worker for each number of cores; they start concurrently."""
         for log in [self._start_worker(number) for number in cores]:
             await_text(log, "Successfully registered with master")
 
@@ -94,7 +94,7 @@ class SparkCluster:
         return log
 
     def lose_a_worker(self) -> None:
-        """Kill a Worker and its executors."""
+        """Kills a Worker and its executors."""
         stop(self._workers.pop())
 
     def close(self) -> None:

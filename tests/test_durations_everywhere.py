@@ -1,4 +1,4 @@
-"""No public call takes a bare number where it takes a duration: its error shows both spellings."""
+"""No public call accepts a bare number as a duration: its error shows both spellings."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ CALLS: dict[str, Callable[[str], Any]] = {
     "Serving": of_connector("Serving"),
     "Trigger": of_connector("Trigger"),
 }
-"""A call of everything public that takes a duration, with 5 as the option of a name."""
+"""For every public callable that takes a duration: a call with 5 as the value of an option."""
 
 
 def with_durations() -> Iterator[tuple[str, str]]:
@@ -171,7 +171,7 @@ def test_a_bare_number_is_rejected_with_both_spellings(call: str, option: str) -
         CALLS[call](option)
 
 
-def test_what_takes_numbers_is_what_the_seeds_and_nats_clients_define() -> None:
+def test_options_that_numaflow_and_nats_clients_define_accept_bare_numbers() -> None:
     assert ebbflow.NackOptions(delay=5).delay == 5
     options = PublishOptions(retry_wait=0.5, ack_wait=2)
     assert (options.retry_wait, options.ack_wait) == (0.5, 2)

@@ -28,7 +28,7 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 LOOP = ["ebbflow.runtime.loop"]
-"""The chunk loop, with all that it is made of: what carries the guarantees can be run in memory."""
+"""The chunk loop and its parts: the code behind the guarantees can run in memory."""
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,6 @@ def test_importing_ebbflow_alone_starts_neither_spark_nor_nats():
     assert not loaded_by("ebbflow") & {"pyspark", "nats"}
 
 
-def test_the_web_kit_knows_neither_how_connections_are_read_nor_how_certificates_are_made():
+def test_the_web_package_imports_neither_http_parsing_nor_certificate_code():
     modules = ("ebbflow.web.app", "ebbflow.web.guard", "ebbflow.web.server")
     assert not loaded_by(*modules) & {"httptools", "cryptography", "nats"}

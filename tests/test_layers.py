@@ -1,6 +1,6 @@
-"""The layers of the house: who may import whom, and that nobody goes round in a circle.
+"""The layers of the package: which modules may import which, and that no imports are circular.
 
-Every import counts, also one inside a function and one for types only.
+Every import counts, including those inside functions and those for types only.
 """
 
 import ast
@@ -19,9 +19,9 @@ LAYERS = (
     "spec", "runtime", "status", "spark", "deadletters", "facade", "operations", "package", "ui",
     "datasource", "testing", "cli",
 )  # fmt: skip
-"""From left to right: a layer imports what is left of it, and itself.
+"""From the lowest to the highest: a layer imports itself and the layers before it in this list.
 
-The modules of the root are for users: the facade. The package itself offers names of all.
+The modules of the root are for users: the facade. The package itself exports names of all layers.
 """
 
 EXCEPTIONS = {
@@ -50,7 +50,7 @@ def layer_of(module: str) -> str:
 
 
 def imports_of(module: str) -> set[str]:
-    """The modules of ours that a module imports, wherever the import stands."""
+    """The modules of the package that a module imports, anywhere in its code."""
     targets: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ebbflow":
@@ -62,7 +62,7 @@ def imports_of(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_what_is_left_of_it(module: str) -> None:
+def test_a_module_imports_only_its_own_and_lower_layers(module: str) -> None:
     place = LAYERS.index(layer_of(module))
     too_far = {
         target
@@ -72,7 +72,7 @@ def test_a_module_imports_only_what_is_left_of_it(module: str) -> None:
     assert too_far == set()
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_imports_are_circular() -> None:
     TopologicalSorter({name: imports_of(name) for name in MODULES}).prepare()
 
 
@@ -92,8 +92,8 @@ def test_only_the_spark_packages_import_pyspark() -> None:
     assert [name for name in importing if not name.startswith(allowed)] == []
 
 
-def test_one_module_takes_the_pickling_of_user_code_from_pyspark() -> None:
-    # Spark pickles user code with the cloudpickle it carries, and whoever starts a process for
+def test_only_one_module_imports_cloudpickle_from_pyspark() -> None:
+    # Spark pickles user code with the cloudpickle it ships, and what starts a process for
     # user code has to do the same. It needs no Java and no session.
     importing = [
         name

@@ -1,4 +1,4 @@
-"""Tests that leave something behind fail with its name, and nothing outlives pytest itself."""
+"""Modules that leave something behind fail with its name, and nothing outlives pytest itself."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def pytest_in(folder: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def test_what_a_module_leaves_behind_is_named_by_its_failure(tmp_path: Path) -> None:
+def test_a_module_that_leaves_something_behind_fails_with_its_name(tmp_path: Path) -> None:
     with pytest_in(written(tmp_path, LEAVING)) as process:
         output, _ = process.communicate(timeout=300)
 
@@ -103,8 +103,8 @@ def test_what_a_module_leaves_behind_is_named_by_its_failure(tmp_path: Path) -> 
         "thread": "thread a long one",
         "port": "a socket that listens on port ",
     }.items():
-        _, _, told = output.partition(f"test_{name}.py left behind:\n")
-        assert what in told.partition("left behind")[0], output
+        _, _, failure = output.partition(f"test_{name}.py left behind:\n")
+        assert what in failure.partition("left behind")[0], output
     assert "test_nothing.py left behind" not in output
 
 

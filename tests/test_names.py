@@ -11,7 +11,7 @@ SOURCE = Path(ebbflow.__file__).parent
 
 
 def classes() -> dict[str, list[str]]:
-    """The modules that define a class of each name, but those for tests.
+    """The modules that define a class of each name, except those for tests.
 
     A class that is generated from a section has its name, and means the same.
     """
@@ -31,12 +31,12 @@ def test_no_two_classes_of_the_engine_have_the_same_name():
 
 
 PATCHED = {
-    "_AT_A_TIME": "how many messages of a stream are asked for at once",
+    "_AT_A_TIME": "how many messages of a stream are requested at once",
     "_JOINING": "how long nodes may take to join a cluster",
     "_DEAD_LETTERS_ARE_KNOWN": "half of the window in which NATS knows ids",
-    "_MOST_FRAMES": "when the ledger is written anew",
-    "_OLD": "how old a folder is that a launcher has left behind",
-    "_TRACES": "a memory that each test begins without",
+    "_MOST_FRAMES": "when the ledger is rewritten",
+    "_OLD": "the age at which a folder counts as left behind by a launcher",
+    "_TRACES": "a cache that is empty at the start of each test",
     "_UNKNOWN_WIDTH": "the width of a table where there is no terminal",
 }
 """Private names of modules that tests may set, and what they are; elsewhere they are parameters."""

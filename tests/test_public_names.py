@@ -1,4 +1,4 @@
-"""The public names: listed in one place, there, typed, and cheap to import."""
+"""The public names: listed in one place, existing, typed, and cheap to import."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def test_the_docstring_of_the_package_lists_what_a_module_exports(module: str) -
 
 
 @pytest.mark.parametrize("module", [*MODULES, "ebbflow.testing"])
-def test_every_exported_name_is_there(module: str) -> None:
+def test_every_exported_name_exists(module: str) -> None:
     exporting = import_module(module)
     assert [name for name in exporting.__all__ if not hasattr(exporting, name)] == []
 
 
-def test_a_name_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'ebbflow' has no attribute 'Windows'"):
         _ = ebbflow.Windows
 
 
-def test_a_misspelt_name_is_an_error_with_the_nearest_one() -> None:
+def test_a_misspelt_name_is_an_error_that_suggests_the_nearest_one() -> None:
     with pytest.raises(ImportError, match="ebbflow has no Datm; did you mean 'Datum'"):
         exec("from ebbflow import Datm")
     assert not hasattr(ebbflow, "__wrapped__")
     assert not hasattr(ebbflow, "something_else_entirely")
 
 
-def test_a_name_that_was_there_before_says_what_to_write_now() -> None:
+def test_importing_a_removed_name_says_what_to_write_instead() -> None:
     with pytest.raises(ImportError, match="has no RowResponse any more; write Response"):
         from ebbflow import RowResponse  # noqa: F401
 
@@ -74,14 +74,14 @@ def test_a_name_that_was_there_before_says_what_to_write_now() -> None:
         ("PipelineStatus", "ebbflow.status"),
     ],
 )
-def test_a_name_that_moved_gives_the_line_that_imports_it_now(name: str, module: str) -> None:
+def test_importing_a_moved_name_gives_the_line_that_imports_it_now(name: str, module: str) -> None:
     line = f"from {module} import {name}"
     with pytest.raises(ImportError, match=f"ebbflow has no {name} any more; write: {line}$"):
         exec(f"from ebbflow import {name}")
     exec(line)
 
 
-def test_the_names_at_the_top_can_be_learned_in_a_day() -> None:
+def test_the_package_exports_at_most_25_names() -> None:
     assert len(ebbflow.__all__) <= 25
 
 
@@ -95,7 +95,7 @@ def test_the_options_of_a_run_are_converted_once() -> None:
     assert RunOptions.of({}) == RunOptions()
 
 
-def test_a_run_is_shown_in_one_way() -> None:
+def test_a_run_takes_either_quiet_or_a_watcher() -> None:
     watcher: Any = object()
     with pytest.raises(TypeError, match="quiet=False or a watcher, not both"):
         ebbflow.Pipeline("p").run(quiet=False, watcher=watcher)

@@ -18,5 +18,5 @@ def test_a_worker_takes_the_first_file_when_none_suits_it():
     assert next_for(["tests/cli/test_a.py"], prefers_spark=True) == "tests/cli/test_a.py"
 
 
-def test_two_thirds_of_the_workers_have_a_session_and_one_worker_has_one_too():
+def test_two_thirds_of_the_workers_rounded_up_have_a_session():
     assert [workers_with_spark(workers) for workers in (1, 2, 3, 6)] == [1, 2, 2, 4]

@@ -29,16 +29,16 @@ CORE = (
     "tests/connectors/spark/test_source.py",
     "tests/connectors/spark/test_unread.py",
 )
-"""The core of the suite: everything that meets Spark or the operating system in its own way."""
+"""The core of the suite: everything that depends on Spark or the operating system."""
 DATA_SOURCE = ("tests/datasource/test_batch_reads.py", "tests/datasource/test_writes.py")
 TESTED = (("3.11", "4.0"), ("3.11", "4.1"), ("3.11", "4.2"), ("3.12", "4.3"), ("3.13", "4.3"))
-"""Versions of Python and PySpark that have to pass the core; the checkout's own pass everything."""
+"""Versions of Python and PySpark that must pass the core; the checkout's own pass everything."""
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("python", "pyspark"), TESTED)
-def test_the_core_of_the_suite_passes_on(python: str, pyspark: str) -> None:
+def test_the_core_of_the_suite_passes_on_every_tested_version(python: str, pyspark: str) -> None:
     numbers = tuple(map(int, pyspark.split(".")))
     files = CORE + (DATA_SOURCE if numbers >= versions.DATA_SOURCE_NEEDS else ())
     command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
@@ -73,7 +73,7 @@ def test_the_data_source_names_the_version_that_it_needs(monkeypatch: pytest.Mon
         ("4.4.0", "✗ pyspark 4.4.0\n"),
     ],
 )
-def test_the_doctor_accepts_the_versions_that_are_tested(
+def test_the_doctor_accepts_supported_versions_only(
     installed: str, line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     others = doctor.version
@@ -84,7 +84,7 @@ def test_the_doctor_accepts_the_versions_that_are_tested(
     assert line in result.stdout
 
 
-def test_the_versions_that_are_accepted_are_those_that_are_required() -> None:
+def test_the_accepted_versions_are_the_required_ones() -> None:
     required = re.search(r'"pyspark>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert required is not None
     assert required.groups() == (versions.dotted(versions.OLDEST), versions.dotted(versions.BELOW))

@@ -8,7 +8,7 @@ import pytest
 from tests.waiting import until
 
 
-def test_what_the_condition_finds_is_returned():
+def test_until_returns_the_value_of_the_condition():
     looks = iter([None, 0, [], "found", "later"])
     assert until(lambda: next(looks)) == "found"
 
@@ -18,7 +18,7 @@ def test_a_condition_that_never_holds_fails_the_test():
         until(lambda: False, seconds=0.02)
 
 
-def test_the_end_of_the_process_that_is_waited_for_ends_the_wait_with_what_it_said():
+def test_the_end_of_the_watched_process_ends_the_wait_with_its_output():
     process = subprocess.Popen([sys.executable, "-c", "print('no')"], stdout=subprocess.PIPE)
     with process, pytest.raises(AssertionError, match="the process has ended: no"):
         until(lambda: False, process=process, output=lambda: process.stdout.read().decode())

@@ -1,4 +1,4 @@
-"""The wheel has what users need, works where it is unpacked, and has nothing of the workshop."""
+"""The wheel has what users need, works where it is unpacked, and has no development files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
     return email.message_from_bytes(wheel.read(name))
 
 
-def test_it_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_contains_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"ebbflow"}
     assert {
@@ -53,11 +53,13 @@ def test_it_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     } <= {*wheel.namelist()}
 
 
-def test_it_holds_the_page_with_the_licences_of_what_it_uses(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_contains_the_web_ui_with_the_licences_of_its_libraries(
+    wheel: zipfile.ZipFile,
+) -> None:
     static = ROOT / "src/ebbflow/ui/static"
-    page = {str(path.relative_to(ROOT / "src")) for path in static.rglob("*") if path.is_file()}
-    assert page <= {*wheel.namelist()}
-    assert {"preact.LICENSE.txt", "htm.LICENSE.txt"} <= {Path(name).name for name in page}
+    files = {str(path.relative_to(ROOT / "src")) for path in static.rglob("*") if path.is_file()}
+    assert files <= {*wheel.namelist()}
+    assert {"preact.LICENSE.txt", "htm.LICENSE.txt"} <= {Path(name).name for name in files}
 
 
 def test_client_functions_traces_and_most_connectors_are_extras(wheel: zipfile.ZipFile) -> None:
@@ -76,7 +78,7 @@ def test_client_functions_traces_and_most_connectors_are_extras(wheel: zipfile.Z
 
 
 def imports_of(path: Path) -> set[str]:
-    """The modules that a file imports, wherever the import stands, also for types only."""
+    """The modules that a file imports, anywhere in its code, including for types only."""
     modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -89,7 +91,7 @@ def imports_of(path: Path) -> set[str]:
 
 @cache
 def third_party() -> dict[str, set[str]]:
-    """The files that import each module which is neither ours nor Python's."""
+    """For each third-party module, the files that import it."""
     using: dict[str, set[str]] = {}
     for path in (ROOT / "src").rglob("*.py"):
         for module in imports_of(path):
@@ -100,10 +102,10 @@ def third_party() -> dict[str, set[str]]:
 
 @cache
 def owners() -> dict[str, str]:
-    """The package that each installed module belongs to; of parts of several, any of them."""
+    """The package that each installed module belongs to; any of them if there are several."""
     known: dict[str, str] = {}
     for package in importlib.metadata.distributions():
-        name = package.name  # is parsed each time
+        name = package.name  # parsed on each access
         for line in (package.read_text("RECORD") or "").splitlines():
             path = line.partition(",")[0]
             if path.endswith((".py", ".so")):
@@ -139,21 +141,21 @@ OF_ITS_EXTRA = {
     "pubsub": ("connectors/pubsub/",),
     "sqs": ("connectors/sqs/",),
 }
-"""Where packages of an extra may be imported: the rest works without."""
+"""Where packages of an extra may be imported: the rest works without them."""
 NOT_REQUIRED = {
-    "pynumaflow": "user code brings it",
+    "pynumaflow": "user code installs it",
     "ipython": "the notebook that a run is shown in has it",
-    "pytest": "whoever runs tests has it",
+    "pytest": "users who run tests have it",
 }
 
 
-def test_it_requires_every_package_that_it_imports(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_requires_every_package_that_it_imports(wheel: zipfile.ZipFile) -> None:
     required = declared(wheel)
     imported = {package_of(module) for module in third_party()}
     assert imported - required.keys() - NOT_REQUIRED.keys() == set()
 
 
-def test_packages_of_an_extra_are_imported_by_its_part_alone(wheel: zipfile.ZipFile) -> None:
+def test_packages_of_an_extra_are_imported_only_by_its_part(wheel: zipfile.ZipFile) -> None:
     required = declared(wheel)
     astray = [
         f"{file} imports {module}"
@@ -164,13 +166,13 @@ def test_packages_of_an_extra_are_imported_by_its_part_alone(wheel: zipfile.ZipF
     assert astray == []
 
 
-def test_it_says_where_the_project_is(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_the_urls_of_the_project(wheel: zipfile.ZipFile) -> None:
     urls = dict(line.split(", ") for line in metadata(wheel).get_all("Project-URL", []))
     assert urls.keys() == {"Documentation", "Source", "Changelog"}
     assert all(url.startswith("https://github.com/ebbflow/ebbflow") for url in urls.values())
 
 
-def test_its_commands_find_their_files(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_the_commands_of_the_wheel_find_their_files(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     pipeline = tmp_path / "ebbflow/cli/demo/pipeline.yaml"
@@ -189,7 +191,7 @@ def commands_of_the_readme(section: str) -> list[list[str]]:
 
 
 class Newcomer:
-    """Follows commands as somebody types them, in an environment with nothing but Python."""
+    """Runs commands as a user types them, in an environment with nothing but Python."""
 
     def __init__(self, folder: Path, wheel: str) -> None:
         self.folder = folder
@@ -220,7 +222,7 @@ class Newcomer:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_the_first_steps_of_the_readme_work_as_they_are_written(
+def test_the_first_steps_of_the_readme_work_as_written(
     wheel: zipfile.ZipFile, tmp_path: Path
 ) -> None:
     newcomer = Newcomer(tmp_path, str(wheel.filename))
@@ -258,7 +260,7 @@ assert summary.vertices["out"].done == 100, summary
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_connector_package_next_to_it_passes_its_suite_and_is_used_from_yaml_and_python(
+def test_a_connector_package_passes_its_tests_and_is_used_from_yaml_and_python(
     wheel: zipfile.ZipFile, tmp_path: Path
 ) -> None:
     newcomer = Newcomer(tmp_path, str(wheel.filename))
@@ -303,7 +305,7 @@ ALONE = [("3.11", ""), ("3.13", ""), ("3.11", "4.0"), ("3.11", "4.1"), ("3.11", 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("python", "pyspark"), ALONE)
-def test_alone_with_the_newest_packages_it_does_all_that_a_newcomer_tries(
+def test_an_install_with_the_newest_packages_runs_all_that_a_newcomer_tries(
     wheel: zipfile.ZipFile, tmp_path: Path, python: str, pyspark: str
 ) -> None:
     alone = Environment(tmp_path / "environment", python)

@@ -8,7 +8,7 @@ _USUAL, _THOROUGH = 40, 1_000
 
 
 def register_profiles() -> None:
-    """Failures can be repeated, and a busy machine makes no example fail."""
+    """Failures can be reproduced, and no example fails because the machine is busy."""
     for name, examples_tried in (("ebbflow", _USUAL), ("thorough", _THOROUGH)):
         settings.register_profile(
             name,

@@ -1,6 +1,6 @@
 """Waiting for something that happens in another thread or process, or for time to pass.
 
-A test waits with ``until`` for whatever can be seen to happen. ``let_time_pass`` is for the rest:
+A test waits with ``until`` for anything observable. ``let_time_pass`` is for the rest:
 the server forgets ids after a while, or nothing is to happen meanwhile.
 """
 
@@ -21,10 +21,10 @@ def until(
     output: Callable[[], str] = str,
     every: float = 0.005,
 ) -> Found:
-    """Wait until something holds, and return it.
+    """Waits until a condition holds, and returns its value.
 
     The limit only ends a test that would wait forever: it leaves room for a busy machine. The end
-    of the process that is to bring it about ends the wait as well; its ``output`` is then told.
+    of the process that should bring it about ends the wait as well; the error has its ``output``.
     """
     deadline = time.monotonic() + seconds
     while not (found := condition()):
@@ -35,5 +35,5 @@ def until(
 
 
 def let_time_pass(seconds: float) -> None:
-    """Wait for the clock alone: nothing that can be seen ends this wait."""
+    """Waits for the clock alone: no observable event ends this wait."""
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Contestants that are a program of their own, as people write them without Ebbflow.
+"""Contestants that are separate programs, as people write them without Ebbflow.
 
 Each is started as ``python -m`` with the names of the streams; the login is in the environment.
 """

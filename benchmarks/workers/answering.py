@@ -39,7 +39,7 @@ def direct() -> FastAPI:
 
 
 def behind_nats() -> FastAPI:
-    """The function in a worker, which is asked over NATS."""
+    """The function in a worker, which is called over NATS."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

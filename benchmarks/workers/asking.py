@@ -1,15 +1,15 @@
-"""Clients that ask, and check that each answer belongs to its request: the number, and a ``!``.
+"""Clients that send requests and check that each answer belongs to its request: number and ``!``.
 
 python -m benchmarks.workers.asking PORT PATH SIZE SEED steady RATE SECONDS WARM
 python -m benchmarks.workers.asking PORT PATH SIZE SEED crowd CLIENTS REQUESTS
 
-``steady`` asks that many times a second whether or not earlier requests are answered. A request
-counts from the moment at which it was due, so that one which could not be sent in time counts with
+``steady`` asks that many times a second, whether or not earlier requests are answered. A request
+counts from the moment it was due, so that one that could not be sent in time counts with
 its wait; those of the first ``WARM`` seconds do not count. ``crowd`` has that many clients at once,
-each of which asks again as soon as it is answered.
+each of which sends the next request as soon as it is answered.
 
 Prints JSON: the milliseconds of the requests at some shares, how many a second were answered, and
-what was not as it should be.
+what went wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request. It is ``due`` on the loop's clock; ``counts`` if its time is to be known."""
+    """One request. It is ``due`` on the loop's clock; ``counts`` if its time is measured."""
 
     text: bytes
     due: float
@@ -44,7 +44,7 @@ class Question:
 
 
 class Tally:
-    """What became of the requests."""
+    """The outcomes of the requests."""
 
     def __init__(self) -> None:
         self.took: list[float] = []
@@ -52,7 +52,7 @@ class Tally:
         self.ended = 0
         self.last = 0.0
 
-    def hear(self, question: Question, now: float, status: bytes, body: bytes) -> None:
+    def count_answer(self, question: Question, now: float, status: bytes, body: bytes) -> None:
         """Counts an answer."""
         self.ended += 1
         self.last = now
@@ -68,8 +68,8 @@ class Tally:
         self.ended += 1
         self.troubles["connection lost"] += 1
 
-    def told(self, began: float, asked: int) -> dict[str, object]:
-        """Returns what there is to say; requests that nobody has answered are a trouble."""
+    def report(self, began: float, asked: int) -> dict[str, object]:
+        """Returns the report; requests without an answer are among the troubles."""
         if asked > self.ended:
             self.troubles["not answered"] += asked - self.ended
         ordered = sorted(self.took) or [0.0]
@@ -103,7 +103,7 @@ class Asker(asyncio.Protocol):
         self._transport.write(self._clients.head % len(question.text) + question.text)
 
     def data_received(self, data: bytes) -> None:
-        """Hands the answer on when all of it is there."""
+        """Passes the answer on when it is complete."""
         self._answer += data
         head, complete, body = self._answer.partition(b"\r\n\r\n")
         length = _LENGTH.search(head) if complete else None
@@ -111,11 +111,11 @@ class Asker(asyncio.Protocol):
             return
         question, self._question = self._question, None
         status = head.split(b" ", 2)[1]
-        self._clients.tally.hear(question, self._loop.time(), status, body)
+        self._clients.tally.count_answer(question, self._loop.time(), status, body)
         self._clients.be_free(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gives up what it has asked."""
+        """Gives up its request."""
         self.is_lost = True
         if self._question is not None:
             self._clients.tally.lose()
@@ -142,7 +142,7 @@ class Clients:
         self._all: list[Asker] = []
 
     def be_free(self, asker: Asker) -> None:
-        """Hears that a connection has nothing to do."""
+        """Is called when a connection has nothing to do."""
         raise NotImplementedError
 
     async def connect(self) -> Asker:
@@ -158,7 +158,7 @@ class Clients:
 
 
 class Steady(Clients):
-    """Asks when it is due, on whichever connection is free."""
+    """Sends each request when it is due, on any free connection."""
 
     def __init__(self, port: int, path: str, texts: Iterator[bytes]) -> None:
         super().__init__(port, path, texts)
@@ -167,7 +167,7 @@ class Steady(Clients):
         self._connecting: set[asyncio.Task[None]] = set()
 
     async def ask(self, rate: float, seconds: float, warm: float) -> dict[str, object]:
-        """Asks that many times a second, and returns what became of it."""
+        """Sends that many requests a second, and returns the report."""
         self._free += [await self.connect() for _ in range(_CONNECTIONS)]
         began = self._loop.time()
         total = int(rate * (warm + seconds))
@@ -177,10 +177,10 @@ class Steady(Clients):
                 await asyncio.sleep(left)
             self._ask(Question(next(self._texts), due, due >= began + warm))
         await self._wait_for(total)
-        return self.tally.told(began, total)
+        return self.tally.report(began, total)
 
     def be_free(self, asker: Asker) -> None:
-        """Has the connection ask what is waiting."""
+        """Makes the connection send a waiting request."""
         if asker.is_lost:
             if self._waiting:
                 self._connect_soon()
@@ -214,19 +214,19 @@ class Steady(Clients):
 
 
 class Crowd(Clients):
-    """Each client asks again as soon as it is answered."""
+    """Each client sends the next request as soon as it is answered."""
 
     async def ask(self, clients: float, requests: float) -> dict[str, object]:
-        """Asks that many requests in all, and returns what became of them."""
+        """Sends that many requests in all, and returns the report."""
         askers = [await self.connect() for _ in range(int(clients))]
         began, self._left = self._loop.time(), int(requests)
         for asker in askers:
             self.be_free(asker)
         await self._wait_while_answered(requests)
-        return self.tally.told(began, int(requests))
+        return self.tally.report(began, int(requests))
 
     def be_free(self, asker: Asker) -> None:
-        """Has the client ask again."""
+        """Makes the client send its next request."""
         if self._left and not asker.is_lost:
             self._left -= 1
             asker.ask(Question(next(self._texts), self._loop.time()))
@@ -243,13 +243,13 @@ class Crowd(Clients):
 
 
 async def ask(where: tuple[int, str], texts: Iterator[bytes], how: str, *numbers: float) -> None:
-    """Asks, and prints what became of it."""
-    gc.disable()  # a pause of this program would count as one of whoever answers
+    """Sends the requests, and prints the report."""
+    gc.disable()  # a pause of this program would count as one of the server
     used = time.process_time()
     clients = Steady(*where, texts) if how == "steady" else Crowd(*where, texts)
-    told = await clients.ask(*numbers)
+    report = await clients.ask(*numbers)
     clients.close()
-    print(json.dumps(told | {"cpu": time.process_time() - used}))
+    print(json.dumps(report | {"cpu": time.process_time() - used}))
 
 
 if __name__ == "__main__":

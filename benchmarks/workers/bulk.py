@@ -2,7 +2,7 @@
 
 python -m benchmarks.workers.bulk STREAM OUT publish|read
 
-It pulls 4,000 messages at a time, fewer large ones, and has up to 12,000 on their way: each is
+It pulls 4,000 messages at a time, fewer large ones, and has up to 12,000 in flight: each is
 published with an id, its confirmation matched by number, and then it is acknowledged. ``read`` only
 acknowledges. No outcomes, no redelivery, no reconnecting: as fast as Python and the server can.
 """
@@ -17,10 +17,10 @@ from benchmarks.workers import server
 
 CONSUMER = "bulk"
 _PULL, _PULLS = 4_000, 3
-# A server ends the connection of somebody who has more to read than 64 MB.
+# A server ends the connection of a client that has more than 64 MB to read.
 _BYTES = 12_000_000
 _ANSWER = rb'MSG %b(\d+) 1 \d+\r\n\{"stream":"\w+", *"seq":\d+[^}]*\}\r\n'
-# The end of a pull, which nobody waits for here.
+# The end of a pull, which this program does not wait for.
 _STATUS = re.compile(rb"HMSG \S+ 1 \d+ \d+\r\n(?:[^\r]+\r\n)*\r\n\r\n")
 _PING = re.compile(rb"PING\r\n")
 _LONGEST_ANSWER = 500
@@ -29,7 +29,7 @@ _HEAD = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n\r\n")
 
 
 class Bulk:
-    """Messages on their way, by number."""
+    """Messages in flight, by number."""
 
     def __init__(self, wire: Wire, stream: str, out: str, publishes: bool) -> None:
         self._wire = wire
@@ -38,7 +38,7 @@ class Bulk:
         stored = wire.inbox(b"stored.")
         to = b"HPUB %b %b" % (out.encode(), stored)
         self._write = to + b"%b %d %d\r\nNATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n%b\r\n"
-        # The number in the stream names a message: it is the same when that is delivered again.
+        # The number in the stream identifies a message: it stays the same when it is redelivered.
         acks = rb"\$JS\.ACK\.%b\.%b\.\d+\.(\d+)\.[^ ]+" % (stream.encode(), CONSUMER.encode())
         self._message = re.compile(rb"MSG [^ ]+ 1 (%b) (\d+)\r\n" % acks)
         self._confirmation = re.compile(_ANSWER % re.escape(stored))
@@ -66,7 +66,7 @@ class Bulk:
         return pull(self._stream, CONSUMER, self._pull, self._wire.inbox(b"delivered")) * pulls
 
     def _handle(self, data: bytes) -> bytes:
-        """Writes what follows from all that has come; returns what has not come as a whole."""
+        """Writes the replies to all that has arrived; returns the incomplete rest."""
         written: list[bytes] = []
         at, end, replies, match = 0, len(data), self._replies, self._message.match
         while True:

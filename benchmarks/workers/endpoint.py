@@ -38,7 +38,7 @@ class BareHost:
     connections: set[HttpConnection] = field(default_factory=set)
 
     def open(self, head: HttpRequest, exchange: Exchange) -> BareReceiver:
-        """Takes every request."""
+        """Accepts every request."""
         return BareReceiver(exchange)
 
 
@@ -58,7 +58,7 @@ class BareReceiver:
         self.exchange.respond(200, _ANSWER)
 
     def abandon(self) -> None:
-        """Nobody waits for an answer."""
+        """No client waits for an answer."""
 
 
 async def serve(port: int) -> None:
@@ -70,7 +70,7 @@ async def serve(port: int) -> None:
 
 
 async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """Answers a request when all of it has come."""
+    """Answers a request when it is complete."""
     while (await receive()).get("more_body"):
         pass
     await send(_HEAD)

@@ -2,7 +2,7 @@
 
 python -m benchmarks.workers.floor STREAM SUBJECT OUT passed|columnar|unary
 
-No Spark, no positions, no outcomes, no redelivery: killed in the middle it loses or doubles what
+No Spark, no positions, no outcomes, no redelivery: if it is killed it loses or doubles what
 it had in flight. ``passed`` does not even look into the frames.
 """
 

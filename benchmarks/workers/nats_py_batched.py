@@ -1,4 +1,4 @@
-"""A nats-py worker that does all it can in batches: one fetch, many publishes on their way.
+"""A nats-py worker that does all it can in batches: one fetch, many publishes in flight.
 
 python -m benchmarks.workers.nats_py_batched STREAM OUT publish|read
 

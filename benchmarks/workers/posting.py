@@ -36,7 +36,7 @@ class Posting(asyncio.Protocol):
         self._send()
 
     def data_received(self, data: bytes) -> None:
-        """Sends the next post when the answer is there as a whole."""
+        """Sends the next post when the answer is complete."""
         self._answer += data
         head, found, body = self._answer.partition(b"\r\n\r\n")
         length = _LENGTH.search(head) if found else None
@@ -59,7 +59,7 @@ class Posting(asyncio.Protocol):
 
 
 class _Count:
-    """Tells when that many connections have ended."""
+    """Signals when that many connections have ended."""
 
     def __init__(self, connections: int) -> None:
         self._left = connections
@@ -91,13 +91,13 @@ async def post(host: str, port: int, connections: int, written: list[bytes]) -> 
         await loop.create_connection(lambda: Posting(waiting, took, done), host, port)
     await done.event.wait()
     took.sort()
-    told = {
+    report = {
         "seconds": time.perf_counter() - began,
         "cpu": time.process_time() - used,
         "p50": 1000 * took[len(took) // 2],
         "p99": 1000 * took[len(took) * 99 // 100],
     }
-    print(json.dumps(told))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Publishes numbered texts to whoever listens, as fast as the server takes them.
+"""Publishes numbered texts to any subscriber, as fast as the server accepts them.
 
 python -m benchmarks.workers.publishing SUBJECT MESSAGES SIZE SEED
 """
@@ -18,5 +18,5 @@ if __name__ == "__main__":
     texts = [publication(to, text) for text in numbered(*map(int, numbers))]
     wire = Wire(server())
     wire.send(b"".join(texts))
-    # Whoever has started it ends it: the server has not read all of it yet.
+    # The parent process ends it: the server has not read all of it yet.
     time.sleep(3600)

@@ -1,4 +1,4 @@
-"""A function on pynumaflow that passes on whatever comes: as a server, and its handler in process.
+"""A function on pynumaflow that passes messages on unchanged: as a server, and in process.
 
 python -m benchmarks.workers.pynumaflow_cat sync|async|batch
 """

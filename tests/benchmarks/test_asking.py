@@ -1,4 +1,4 @@
-"""The program that asks: when it is due, with an eye on answers that are another request's."""
+"""The program that sends requests: on schedule, and checking each answer against its request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.workers.asking import Crowd, Steady
 
 @asynccontextmanager
 async def answering(answer):
-    """A port where ``answer`` makes the whole response to the text of a request."""
+    """Yields a port where ``answer`` makes the whole response to the text of a request."""
 
     async def serve(reader, writer):
         try:
@@ -31,13 +31,13 @@ def response(body, status=200):
     return b"HTTP/1.1 %d Some\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
-def asked(kind, answer, *numbers):
+def report_of(kind, answer, *numbers):
     async def ask():
         async with answering(answer) as port:
             clients = kind(port, "/", numbered(10_000, 20, seed=1))
-            told = await clients.ask(*numbers)
+            report = await clients.ask(*numbers)
             clients.close()
-            return told
+            return report
 
     return asyncio.run(ask())
 
@@ -46,14 +46,14 @@ async def right(text):
     return response(work(text))
 
 
-def test_a_crowd_gets_the_answers_of_its_requests():
-    told = asked(Crowd, right, 50, 500)
+def test_a_crowd_gets_the_answers_to_its_requests():
+    report = report_of(Crowd, right, 50, 500)
 
-    assert (told["requests"], told["troubles"]) == (500, {})
-    assert 0 < told["p50"] <= told["p99"] <= told["max"]
+    assert (report["requests"], report["troubles"]) == (500, {})
+    assert 0 < report["p50"] <= report["p99"] <= report["max"]
 
 
-def test_answers_of_other_requests_and_refusals_are_noticed():
+def test_answers_to_other_requests_and_refusals_are_counted():
     before = [b"none"]
 
     async def wrong(text):
@@ -63,22 +63,22 @@ def test_answers_of_other_requests_and_refusals_are_noticed():
             return response(work(before[-2]))
         return response(b"", 503) if number == 9 else response(work(text))
 
-    told = asked(Crowd, wrong, 1, 20)
+    report = report_of(Crowd, wrong, 1, 20)
 
-    assert told["troubles"] == {"answer of another request": 1, "status 503": 1}
+    assert report["troubles"] == {"answer of another request": 1, "status 503": 1}
 
 
-def test_a_connection_that_breaks_is_a_trouble_and_the_others_go_on():
+def test_a_lost_connection_is_counted_and_the_others_continue():
     async def breaking(text):
         if int(text[:8]) == 3:
             raise asyncio.IncompleteReadError(b"", None)
         return response(work(text))
 
-    assert asked(Crowd, breaking, 5, 50)["troubles"] == {"connection lost": 1}
-    assert asked(Steady, breaking, 500, 0.2, 0)["troubles"] == {"connection lost": 1}
+    assert report_of(Crowd, breaking, 5, 50)["troubles"] == {"connection lost": 1}
+    assert report_of(Steady, breaking, 500, 0.2, 0)["troubles"] == {"connection lost": 1}
 
 
-def test_a_request_counts_from_the_moment_at_which_it_was_due():
+def test_the_latency_of_a_request_counts_from_the_time_it_was_due():
     gate = asyncio.Event()
 
     async def halting(text):
@@ -87,16 +87,16 @@ def test_a_request_counts_from_the_moment_at_which_it_was_due():
         await gate.wait()
         return response(work(text))
 
-    told = asked(Steady, halting, 200, 0.5, 0)
+    report = report_of(Steady, halting, 200, 0.5, 0)
 
-    # All that came due in the pause waited for its end: the first for all of it.
-    assert told["requests"] == 100
-    assert told["troubles"] == {}
-    assert told["max"] >= 300
-    assert told["p50"] > 50
+    # All requests that became due in the pause waited for its end, the first for all of it.
+    assert report["requests"] == 100
+    assert report["troubles"] == {}
+    assert report["max"] >= 300
+    assert report["p50"] > 50
 
 
-def test_the_highest_rate_is_found_between_one_that_is_held_and_one_that_is_not():
+def test_the_highest_sustained_rate_is_found_by_bisection():
     tried = []
 
     class Fake:

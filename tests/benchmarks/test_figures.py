@@ -1,4 +1,4 @@
-"""Figures are kept and read again, part by part, and documents show those of the last run."""
+"""Figures are stored and read back, part by part, and documents show those of the last run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from benchmarks.pages import NOT_YET, PAGES, RESULTS, ROOT, fill
 from tests.benchmarks.test_goals import FIGURES, case
 
 
-def test_what_is_kept_is_read_again_as_it_was(tmp_path):
+def test_stored_figures_are_read_back_unchanged(tmp_path):
     keep(FIGURES, tmp_path / "kept.json", machine={"cores": 2}, seed=7)
 
     assert read(tmp_path / "kept.json") == FIGURES
     assert read(tmp_path / "nothing.json") == Figures()
 
 
-def test_a_part_that_is_measured_again_replaces_its_own_figures_only():
+def test_measuring_a_part_again_replaces_only_its_own_figures():
     earlier = Figures(
         cases=[case("a", "", 1, job="sources"), case("b", "", 2, job="sinks")],
         starts=[5.0],
@@ -40,7 +40,7 @@ def test_documents_show_the_figures_of_the_last_run(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_table_of_a_document_is_one_that_a_run_makes(page):
+def test_every_table_of_a_document_can_be_filled_by_a_run(page):
     text = (ROOT / page).read_text(encoding="utf-8")
 
     assert NOT_YET not in fill(text, FIGURES)

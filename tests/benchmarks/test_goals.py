@@ -1,4 +1,4 @@
-"""Goals are ratios of one run; those that nothing was measured for are left out."""
+"""Goals are ratios within one run; goals without measurements are left out."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ FIGURES = Figures(
 )
 
 
-def test_goals_compare_within_the_run_and_with_the_smallest_payload():
+def test_goals_compare_figures_of_one_run_with_the_smallest_payload():
     found = {goal.what: (round(goal.found, 3), goal.reached) for goal in goals(FIGURES)}
 
     assert found == {
@@ -146,7 +146,7 @@ def test_goals_compare_within_the_run_and_with_the_smallest_payload():
     }
 
 
-def test_what_was_not_measured_has_no_goals_and_no_tables():
+def test_parts_that_were_not_measured_have_no_goals_and_no_tables():
     only = Figures(latencies=FIGURES.latencies)
 
     assert {goal.what.partition(",")[0] for goal in goals(only)} == {"a hop at 1"}
@@ -171,7 +171,7 @@ def test_tables_for_documents_have_a_line_for_each_row():
     assert "| hop, FastStream workers a core | ≥ 10 x | 6 x | missed |" in lines
 
 
-def test_the_same_figures_make_the_same_plot(tmp_path):
+def test_equal_figures_give_equal_plots(tmp_path):
     for name in ("one", "two"):
         write(replace(FIGURES), tmp_path / name, seed=7)
 

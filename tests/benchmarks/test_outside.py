@@ -1,4 +1,4 @@
-"""The job on single messages: what fills its streams, the floor, and who is caught losing some."""
+"""The job on single messages: filling its streams, the floor, and detecting lost messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_stream_is_filled_and_read_in_bulk(server):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         (lambda texts: texts[1:], "99 stored for 100 messages: 1 are missing, 0 "),
         (lambda texts: [*texts, texts[0]], "101 stored for 100 messages: 0 are missing, 0 "),
@@ -36,12 +36,12 @@ def test_a_stream_is_filled_and_read_in_bulk(server):
     ],
     ids=["lost", "doubled", "changed"],
 )
-def test_who_loses_doubles_or_changes_a_message_is_caught(server, change, told):
+def test_lost_doubled_and_changed_messages_are_detected(server, change, expected):
     server.load(100, 50)
     texts = [text.upper() for text in numbered(100, 50, seed=1)]
     Wire(server.link.server).store(OUT_SUBJECT, change(texts))
 
-    with pytest.raises(NotOnce, match=told):
+    with pytest.raises(NotOnce, match=expected):
         server.check(100, 50)
 
 
@@ -57,14 +57,14 @@ def test_the_bulk_process_does_the_whole_job(server, size):
     server.check(1_500, size)
 
 
-def test_a_refused_publish_is_not_taken_for_a_stored_one(server):
+def test_a_refused_publish_is_not_counted_as_stored(server):
     server.fresh({"name": IN, "subjects": [IN_SUBJECT], "max_msg_size": 10})
 
     with pytest.raises(RuntimeError, match="not stored"):
         Wire(server.link.server).store(IN_SUBJECT, [b"x" * 100])
 
 
-def test_without_bento_the_others_run_and_it_is_said_why(monkeypatch):
+def test_without_bento_the_others_run_and_the_reason_is_reported(monkeypatch):
     monkeypatch.setenv("EBBFLOW_BENCH_BENTO", "/nowhere/bento")
     left_out = []
 

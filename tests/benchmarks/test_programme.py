@@ -1,4 +1,4 @@
-"""A whole benchmark, though a tiny one: every contestant does its work on real parts."""
+"""A whole benchmark in miniature: every contestant does its work on real parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.programme import SHORT, Programme, measured
 from benchmarks.serving import Demand
 
 every_part = pytest.mark.long
-"""One part is measured in every run of the tests: that of all contestants between buffers."""
+"""Every run of the tests measures one part: all contestants between buffers."""
 
 TINY = Programme(
     sizes=(100,),
@@ -40,17 +40,19 @@ TINY = Programme(
     cores=(),
     demand=Demand(50, 1.0, 0.2, 20, 200),
 )
-# Spark's own streaming takes as long to be measured in small as all the others together.
+# Even a small measurement of Spark's own streaming takes as long as all the others together.
 QUICK = (EBBFLOW, peers.FLOOR, peers.NATS_PY, peers.FASTSTREAM)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_all_but_sparks_own_streaming_are_measured_in_one_run(spark, tmp_path):
-    said = []
+    lines_printed = []
     quick = replace(TINY, who=QUICK)
 
-    figures = measured(quick, ["rates", "calls", "latency", "growth"], seed=1, say=said.append)
+    figures = measured(
+        quick, ["rates", "calls", "latency", "growth"], seed=1, say=lines_printed.append
+    )
 
     assert {(case.job, case.name) for case in figures.cases} == {
         *((contest.HOP, name) for name in (*QUICK, peers.NATS_PY_64)),
@@ -67,19 +69,19 @@ def test_all_but_sparks_own_streaming_are_measured_in_one_run(spark, tmp_path):
     assert figures.left_out == []
     assert [(one.milliseconds, one.rate > 0) for one in figures.calls] == [(50, True)]
     lines = (figures.cases, figures.calls, figures.latencies, figures.points)
-    assert len(said) == sum(map(len, lines))
+    assert len(lines_printed) == sum(map(len, lines))
 
     written = files.write(figures, tmp_path, seed=1)
 
     assert [file.name for file in written] == ["bench.json", "bench.md", "bench.svg", "bench.png"]
-    told = json.loads(written[0].read_text())
-    assert told["machine"]["cores"] > 0
-    assert (told["seed"], len(told["cases"])) == (1, len(figures.cases))
+    stored = json.loads(written[0].read_text())
+    assert stored["machine"]["cores"] > 0
+    assert (stored["seed"], len(stored["cases"])) == (1, len(figures.cases))
 
 
 @every_part
 @pytest.mark.slow
-def test_sparks_own_streaming_is_measured_beside_the_others(spark):
+def test_sparks_own_streaming_is_measured_next_to_the_others(spark):
     some = replace(TINY, who=(peers.STRUCTURED,))
 
     figures = measured(some, ["rates"], seed=1, say=lambda _: None)
@@ -90,7 +92,7 @@ def test_sparks_own_streaming_is_measured_beside_the_others(spark):
 
 @every_part
 @pytest.mark.slow
-def test_every_edge_is_measured(spark, monkeypatch):
+def test_every_source_and_sink_is_measured(spark, monkeypatch):
     monkeypatch.setenv("EBBFLOW_BENCH_BENTO", "/nowhere/bento")
 
     figures = measured(TINY, ["end-to-end", "sources", "sinks"], seed=1, say=lambda _: None)
@@ -113,7 +115,7 @@ def test_every_edge_is_measured(spark, monkeypatch):
 
 @every_part
 @pytest.mark.slow
-def test_kafka_is_measured_beside_a_bare_loop(spark, kafka, monkeypatch):
+def test_kafka_is_measured_next_to_a_bare_loop(spark, kafka, monkeypatch):
     monkeypatch.setenv("EBBFLOW_BENCH_BENTO", "/nowhere/bento")
 
     figures = measured(TINY, ["kafka"], seed=1, say=lambda _: None)
@@ -174,7 +176,7 @@ def test_functions_are_measured_over_the_wire_and_in_process(spark, function_in,
 
 @every_part
 @pytest.mark.slow
-def test_a_trickle_is_measured_with_all_processes(tmp_path, monkeypatch):
+def test_a_low_rate_is_measured_with_all_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(low_rates, "_SETTLED", 0.5)
 
     found = low_rates.at(tmp_path, 50, seconds=2.0)
@@ -189,7 +191,7 @@ def test_a_trickle_is_measured_with_all_processes(tmp_path, monkeypatch):
 
 @every_part
 @pytest.mark.slow
-def test_requests_are_answered_by_everybody(tmp_path):
+def test_every_serving_contestant_answers_requests(tmp_path):
     figures = measured(TINY, ["serving"], seed=1, say=lambda _: None)
 
     assert [one.name for one in figures.served] == [*serving.CONTESTANTS]
@@ -197,7 +199,7 @@ def test_requests_are_answered_by_everybody(tmp_path):
     assert all(one.cores > 0 and one.crowd_rate > 0 for one in figures.served)
 
 
-def test_a_part_that_there_is_not_is_refused_before_anything_is_started():
+def test_an_unknown_part_is_rejected_before_anything_is_started():
     result = CliRunner().invoke(app, ["--only", "rates,speed"])
 
     assert result.exit_code == 2

@@ -91,7 +91,7 @@ def test_a_map_may_be_left_out() -> None:
     assert started().sink(Log()).spec.udf is None
 
 
-def test_functions_are_kept_as_they_are() -> None:
+def test_functions_are_kept_unchanged() -> None:
     spec = started().map(enrich).sink(enrich, fallback=enrich).spec
     assert spec.udf is not None
     assert spec.sink.fallback is not None
@@ -136,7 +136,7 @@ def test_a_part_given_twice_is_refused(build: Any, expected: str) -> None:
     assert str(caught.value) == expected
 
 
-def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_passes_on_the_checked_spec_and_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     def execute(run: PipelineRun) -> SimpleNamespace:
         return SimpleNamespace(run=run, had_nothing_to_do=False, dead_letters=0, ended="drained")
 

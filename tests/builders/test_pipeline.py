@@ -147,7 +147,7 @@ def test_after_names_the_steps_to_read_from() -> None:
     ]
 
 
-def test_an_edge_may_be_given_by_itself() -> None:
+def test_an_edge_may_be_added_explicitly() -> None:
     pipeline = started().sink("out", Log(), after=()).edge("in", "out", tags="new")
     (edge,) = pipeline.spec.edges
     assert edge.conditions is not None
@@ -155,7 +155,7 @@ def test_an_edge_may_be_given_by_itself() -> None:
     assert (edge.conditions.tags.operator, edge.conditions.tags.values) == ("or", ("new",))
 
 
-def test_a_back_off_is_kept_as_it_was_given() -> None:
+def test_a_backoff_is_kept_unchanged() -> None:
     policy = Backoff("2s", 0, 2.0, "60s")
     spec = started().sink("out", Log(), on_error=policy, retry=Backoff("3s", 2)).spec
     vertex = spec.vertex("out")
@@ -169,11 +169,11 @@ RETRIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "written"), RETRIES)
-def test_a_retry_strategy_is_there_only_when_something_is_said_about_it(
-    given: dict[str, Any], written: dict[str, Any]
+@pytest.mark.parametrize(("options", "written"), RETRIES)
+def test_a_retry_strategy_is_written_only_when_one_of_its_options_is_set(
+    options: dict[str, Any], written: dict[str, Any]
 ) -> None:
-    spec = started().sink("out", Log(), **given).spec
+    spec = started().sink("out", Log(), **options).spec
     assert spec.vertex("out").sink == SinkSpec.model_validate({"log": {}, **written})
 
 
@@ -202,12 +202,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "problem"), MISTAKES)
-def test_what_is_said_about_a_sink_is_checked(options: dict[str, Any], problem: str) -> None:
+def test_the_options_of_a_sink_are_checked(options: dict[str, Any], problem: str) -> None:
     pipeline = started().sink("out", Log(), **options)
     assert problems(pipeline) == [f"pipeline orders, vertex out: {problem}"]
 
 
-def test_retries_of_a_transformer_need_one() -> None:
+def test_retries_of_a_transformer_require_a_transformer() -> None:
     pipeline = Pipeline("orders").source("in", Generator(), retry=Backoff("1ms", steps=3))
     assert problems(pipeline.sink("out", Log())) == [
         "pipeline orders, vertex in: EB208 'transformer' has no code: "
@@ -215,7 +215,7 @@ def test_retries_of_a_transformer_need_one() -> None:
     ]
 
 
-def test_functions_and_classes_travel_with_the_spec() -> None:
+def test_functions_are_pickled_with_the_spec() -> None:
     spec = started().map("enrich", lambda datum: 42).sink("out", enrich).spec
     copy: PipelineSpec = pickle.loads(cloudpickle.dumps(spec))
     udf = copy.vertex("enrich").udf
@@ -244,14 +244,14 @@ def test_problems_name_the_vertex_or_edge_in_place_of_a_line() -> None:
     ]
 
 
-def test_user_code_must_be_callable_or_named() -> None:
+def test_user_code_must_be_callable_or_a_name() -> None:
     pipeline = started().map("enrich", 5).sink("out", Log())  # type: ignore[arg-type]
     assert problems(pipeline) == [
         "pipeline orders, vertex enrich: EB401 'python': 5 is not of the form module:attribute"
     ]
 
 
-def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_passes_on_the_checked_spec_and_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     def execute(run: PipelineRun) -> SimpleNamespace:
         return SimpleNamespace(run=run, had_nothing_to_do=False, dead_letters=0, ended="drained")
 
@@ -288,7 +288,7 @@ def test_a_run_during_the_import_of_its_code_is_refused_and_does_not_hang(
     )
 
 
-def test_a_builder_that_was_not_kept_is_explained() -> None:
+def test_a_builder_whose_result_was_discarded_is_explained() -> None:
     begun = Pipeline("p")
     begun.source("in", Generator()).sink("out", Log())
     assert problems(begun) == [
@@ -304,7 +304,7 @@ def test_a_builder_never_changes_so_a_cell_can_run_twice() -> None:
     assert problems(begun) == problems(started())
 
 
-def test_a_notebook_shows_the_graph_or_what_is_wrong() -> None:
+def test_a_notebook_shows_the_graph_or_the_problems() -> None:
     drawn = started().sink("out", Log())._repr_html_()
     assert drawn.startswith("<svg")
     assert ">out<" in drawn
@@ -321,7 +321,7 @@ def test_a_notebook_shows_the_graph_or_what_is_wrong() -> None:
         ({"conf": "a=b"}, "run() takes a mapping of Spark's settings for conf, not 'a=b'"),
     ],
 )
-def test_an_option_of_a_run_with_a_wrong_kind_of_value_is_an_error_at_the_call(
+def test_a_run_option_of_the_wrong_type_is_an_error_at_the_call(
     options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(TypeError, match=re.escape(text)):

@@ -1,4 +1,4 @@
-"""A real NATS server for the folder, and pipelines on it whose letters are written by hand."""
+"""A real NATS server for the folder, and pipelines on it whose dead letters are written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline that is set up and does not run: its streams, its spec, and nobody at work."""
+"""A pipeline that is set up and does not run: its streams and its spec, without any task."""
 
 import itertools
 
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 class Standing:
-    """Vertices in, sorted (ordered, two partitions), table (SQL) and out, one behind the other."""
+    """Vertices in, sorted (ordered, two partitions), table (SQL) and out, one after the other."""
 
     def __init__(self, link: Link, name: str) -> None:
         self.link = link
@@ -49,7 +49,7 @@ class Standing:
         self.link.run(api.call(self.link.client, f"STREAM.UPDATE.{stream}", config))
 
     def stored(self, vertex: str, partition: int = 0) -> list[dict]:
-        """The rows in a buffer, or, of a source, those that it is to get again."""
+        """The rows in a buffer, or, for a source, those that are due for redelivery."""
         if vertex == "in":
             stream = self.names.redelivery(vertex, partition)
             subject = self.names.due_subject(vertex, partition)

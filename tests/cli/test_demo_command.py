@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, smaller: it adds up, and what it says to try next works."""
+"""The demo as a newcomer runs it, but smaller: it adds up, and its suggested next steps work."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shell(command: str) -> str:
 
 
 def invoke(command: str) -> str:
-    """A command that needs no process of its own."""
+    """Runs a command that needs no separate process."""
     program, *words = shlex.split(command)
     assert Path(program).name == "ebbflow"
     result = CliRunner().invoke(app, words)
@@ -62,10 +62,10 @@ def test_the_demo_adds_up_and_its_next_commands_work(
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("EBBFLOW_NATS_URL", raising=False)
     state = tmp_path / "demo"
-    told = shell(f"{sys.executable} -m ebbflow demo --orders {ORDERS} --state {state}")
+    output = shell(f"{sys.executable} -m ebbflow demo --orders {ORDERS} --state {state}")
     numbers = {
         what.strip(): int(number.replace(",", ""))
-        for what, number in re.findall(r"^│ ([a-z ]+?) +│ +([\d,]+) │$", told, re.MULTILINE)
+        for what, number in re.findall(r"^│ ([a-z ]+?) +│ +([\d,]+) │$", output, re.MULTILINE)
     }
     dead = BAD + WITHOUT_CUSTOMER
     assert numbers == {
@@ -74,9 +74,9 @@ def test_the_demo_adds_up_and_its_next_commands_work(
         "dead letters": dead,
         "missing": 0,
     }
-    assert "Every order is in the store or among the dead letters." in told
+    assert "Every order is in the store or among the dead letters." in output
 
-    commands = re.findall(r"^(?:[A-Z_]+=\S+ )*\S*ebbflow (?:dlq|run) .*$", told, re.MULTILINE)
+    commands = re.findall(r"^(?:[A-Z_]+=\S+ )*\S*ebbflow (?:dlq|run) .*$", output, re.MULTILINE)
     *about_letters, again = commands
     listed, shown, replayed = map(invoke, about_letters)
     through = shell(again)
@@ -88,7 +88,7 @@ def test_the_demo_adds_up_and_its_next_commands_work(
         assert database.execute("SELECT count(*) FROM orders").fetchone() == (ORDERS - BAD,)
 
 
-def test_a_demo_that_is_stopped_early_says_so_and_counts_nothing(
+def test_a_demo_stopped_early_says_so_and_counts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORDERS_DB", "")
@@ -114,7 +114,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[steps.Ord
     store.close()
 
 
-def test_the_store_answers_for_each_order(store: steps.OrderStore) -> None:
+def test_the_store_responds_to_each_order_separately(store: steps.OrderStore) -> None:
     bad = Datum(b'{"number": 4, "amount": -1, "name": "x"}', id="in-4")
     responses = store([order(1), bad, order(650), order(1)])
     rows = store.database.execute("SELECT number FROM orders ORDER BY number").fetchall()
@@ -123,7 +123,7 @@ def test_the_store_answers_for_each_order(store: steps.OrderStore) -> None:
     assert rows == [(1,), (650,)]
 
 
-def test_the_store_is_unavailable_for_a_while_and_then_takes_every_order(
+def test_the_store_is_unavailable_for_a_while_and_then_accepts_every_order(
     store: steps.OrderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (400, 401):

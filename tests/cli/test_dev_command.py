@@ -1,4 +1,4 @@
-"""``ebbflow dev``: what is saved runs, problems are shown until the next save, and Spark stays."""
+"""``ebbflow dev``: saved changes run, problems are shown until the next save, Spark stays up."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_what_is_saved_runs_on_the_same_spark_session(folder: Path) -> None:
+def test_saved_changes_run_on_the_same_spark_session(folder: Path) -> None:
     dev = Dev(folder, "--plain")
     try:
         assert dev.shows("payload=one"), dev.text

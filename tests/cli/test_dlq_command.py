@@ -20,17 +20,17 @@ def dlq(state: Path, pipeline: Written) -> Dlq:
     """``ebbflow dlq COMMAND`` on the test's own pipeline."""
 
     def invoke(command: str, *args: str, input: str | None = None) -> Result:
-        given = ["dlq", command, pipeline.name, *args, "--state", str(state)]
-        return CliRunner().invoke(app, given, input=input)
+        words = ["dlq", command, pipeline.name, *args, "--state", str(state)]
+        return CliRunner().invoke(app, words, input=input)
 
     return invoke
 
 
-def left(pipeline: Written) -> list[int]:
+def remaining(pipeline: Written) -> list[int]:
     return [stored.number for stored in pipeline.letters.list()]
 
 
-def test_list_keeps_to_the_width_of_the_terminal(
+def test_list_fits_the_width_of_the_terminal(
     pipeline: Written, dlq: Dlq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline.bury(error="ValueError: " + "x" * 80)
@@ -65,7 +65,9 @@ def test_list_says_how_to_see_more(pipeline: Written, dlq: Dlq) -> None:
     }
 
 
-def test_what_fails_most_is_counted_in_few_lines_that_add_up(pipeline: Written, dlq: Dlq) -> None:
+def test_the_most_frequent_causes_are_counted_in_few_lines_that_add_up(
+    pipeline: Written, dlq: Dlq
+) -> None:
     for number in range(8):
         pipeline.bury(reason=f"customer x{number} is not known", error="nacked on delivery 4")
     for number in range(22):
@@ -82,7 +84,7 @@ def test_what_fails_most_is_counted_in_few_lines_that_add_up(pipeline: Written, 
     assert dlq("list", "--count").stdout.splitlines()[-1] == "22 dead letters"
 
 
-def test_list_of_nothing_is_one_line(pipeline: Written, dlq: Dlq) -> None:
+def test_an_empty_list_is_one_line(pipeline: Written, dlq: Dlq) -> None:
     assert dlq("list").stdout == "0 dead letters\n"
     pipeline.bury()
     assert dlq("list", "--vertex", "enrihc").stdout == (
@@ -120,17 +122,17 @@ def test_list_export_replay_and_purge_take_the_same_filters(
     stayed = sum(len(group["numbers"]) for group in would["stayed"])
     assert would["sent"] + stayed == len(numbers)
     assert dlq("purge", option, value, "--yes").exit_code == 0
-    assert left(pipeline) == [number for number in (1, 2, 3) if number not in numbers]
+    assert remaining(pipeline) == [number for number in (1, 2, 3) if number not in numbers]
 
 
-def test_a_time_or_rate_that_is_none_is_explained(dlq: Dlq) -> None:
+def test_an_invalid_time_or_rate_is_explained(dlq: Dlq) -> None:
     result = dlq("list", "--since", "yesterday")
     assert (result.exit_code, "'yesterday' is not a time; write" in result.stderr) == (2, True)
     result = dlq("replay", "--all", "--rate", "fast")
     assert (result.exit_code, "'fast' is not a rate; write" in result.stderr) == (2, True)
 
 
-def test_list_as_json_is_one_object_a_line(pipeline: Written, dlq: Dlq) -> None:
+def test_list_as_json_prints_one_object_per_line(pipeline: Written, dlq: Dlq) -> None:
     pipeline.bury()
     pipeline.bury(id="in-8", event_time=None)
     first, second = map(json.loads, dlq("list", "--json").stdout.splitlines())
@@ -153,7 +155,7 @@ def test_list_as_json_is_one_object_a_line(pipeline: Written, dlq: Dlq) -> None:
     assert (second["number"], second["event_time"]) == (2, None)
 
 
-def test_show_tells_everything(pipeline: Written, dlq: Dlq) -> None:
+def test_show_prints_every_field_of_a_dead_letter(pipeline: Written, dlq: Dlq) -> None:
     pipeline.bury()
     assert dlq("show", "1").stdout == (
         "number:      1\n"
@@ -178,7 +180,7 @@ def test_show_tells_everything(pipeline: Written, dlq: Dlq) -> None:
     )
 
 
-def test_show_writes_bytes_that_are_no_text_in_hex(pipeline: Written, dlq: Dlq) -> None:
+def test_show_prints_bytes_that_are_not_text_in_hex(pipeline: Written, dlq: Dlq) -> None:
     pipeline.bury(value=bytes(range(200, 220)), size=5_000, traceback=None)
     assert dlq("show", "in-7").stdout.endswith(
         "value (20 bytes, cut from 5,000):\n"
@@ -196,7 +198,9 @@ def test_show_as_json_has_the_whole_value(pipeline: Written, dlq: Dlq) -> None:
     assert json.loads(dlq("show", "2", "--json").stdout)["value"] == {"base64": "/w=="}
 
 
-def test_nothing_in_a_letter_reaches_the_terminal_as_a_command(pipeline: Written, dlq: Dlq) -> None:
+def test_control_sequences_in_a_dead_letter_never_reach_the_terminal(
+    pipeline: Written, dlq: Dlq
+) -> None:
     evil = "\x1b[2J[bold]"
     pipeline.bury(id=evil, error=evil, value=evil.encode(), headers={evil: evil}, keys=[evil])
     for result in (dlq("list"), dlq("show", "1")):
@@ -204,31 +208,33 @@ def test_nothing_in_a_letter_reaches_the_terminal_as_a_command(pipeline: Written
         assert r"\x1b[2J[bold]" in result.stdout
 
 
-def test_replay_sends_back_what_is_named(pipeline: Written, dlq: Dlq) -> None:
+def test_replay_sends_back_the_named_dead_letters(pipeline: Written, dlq: Dlq) -> None:
     for n in range(3):
         pipeline.bury(id=f"in-{n}")
     assert dlq("replay", "1", "in-2").stdout == "2 dead letters sent back\n"
-    assert left(pipeline) == [2]
+    assert remaining(pipeline) == [2]
     assert dlq("replay", "--all", "--dry-run").stdout == "1 dead letter would be sent back\n"
     assert dlq("replay", "--vertex", "enrich").stdout == "1 dead letter sent back\n"
-    assert len(pipeline.due()) == 2, "letters that go together share a frame"
+    assert len(pipeline.due()) == 2, "dead letters sent back together share a frame"
 
 
 @pytest.mark.parametrize("command", ["replay", "purge"])
 @pytest.mark.parametrize("args", [(), ("1", "--all"), ("1", "--vertex", "enrich")])
-def test_letters_are_named_in_exactly_one_way(dlq: Dlq, command: str, args: tuple[str]) -> None:
+def test_dead_letters_must_be_named_in_exactly_one_way(
+    dlq: Dlq, command: str, args: tuple[str]
+) -> None:
     result = dlq(command, *args)
     assert result.exit_code == 2
     assert "name dead letters by number or id, or say --all or a filter" in result.stderr
 
 
-def test_a_replay_that_is_refused_exits_with_3(pipeline: Written, dlq: Dlq) -> None:
+def test_a_refused_replay_exits_with_3(pipeline: Written, dlq: Dlq) -> None:
     pipeline.bury(size=9_000_000)
     result = dlq("replay", "1")
     assert result.exit_code == 3
     assert result.stdout == "0 dead letters sent back\n"
     assert result.stderr.startswith("1 dead letter stayed:\n  1: the value was cut")
-    assert left(pipeline) == [1]
+    assert remaining(pipeline) == [1]
 
 
 MAPS = """
@@ -248,7 +254,7 @@ def fix(letter: Letter):
 """
 
 
-def test_a_function_decides_what_goes_back(
+def test_a_function_decides_what_is_sent_back(
     pipeline: Written, dlq: Dlq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mending_of_letters.py").write_text(MAPS)
@@ -264,7 +270,7 @@ def test_a_function_decides_what_goes_back(
         "\n2 dead letters would be sent back\n"
         "1 dead letter would be deleted, as the function says\n"
     )
-    assert left(pipeline) == [1, 2, 3, 4, 5]
+    assert remaining(pipeline) == [1, 2, 3, 4, 5]
     assert pipeline.due() == []
     result = dlq(*args)
     assert result.exit_code == 3
@@ -277,7 +283,7 @@ def test_a_function_decides_what_goes_back(
         "  3: the transform returned nothing; return the message to send back, or "
         "Message.to_drop() to delete the dead letter\n"
     )
-    assert left(pipeline) == [2, 3]
+    assert remaining(pipeline) == [2, 3]
     (sent,) = pipeline.due()
     rows = Rows(frames.decode(sent.payload))
     assert rows.column("id") == ["in-0", "in-4"]
@@ -285,7 +291,7 @@ def test_a_function_decides_what_goes_back(
     assert [headers["fixed"] for headers in rows.column("headers")] == ["yes"] * 2
 
 
-def test_a_letter_is_edited_and_sent_back(
+def test_a_dead_letter_is_edited_and_sent_back(
     pipeline: Written, dlq: Dlq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = pipeline.bury()
@@ -305,7 +311,7 @@ def test_a_letter_is_edited_and_sent_back(
     assert rows.column("headers")[0]["trace"] == "abc"
 
 
-def test_an_edit_that_cannot_be_read_is_kept_and_nothing_is_sent(
+def test_an_edit_that_cannot_be_parsed_is_kept_and_nothing_is_sent(
     pipeline: Written, dlq: Dlq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline.bury()
@@ -316,7 +322,7 @@ def test_an_edit_that_cannot_be_read_is_kept_and_nothing_is_sent(
     monkeypatch.setenv("VISUAL", str(editor))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = dlq("replay", "1", "--edit")
-    assert (result.exit_code, left(pipeline)) == (3, [1, 2])
+    assert (result.exit_code, remaining(pipeline)) == (3, [1, 2])
     assert "Line 4, keys, is not JSON" in result.stderr
     (kept,) = tmp_path.glob("ebbflow-*.letter")
     assert str(kept) in result.stderr
@@ -325,7 +331,7 @@ def test_an_edit_that_cannot_be_read_is_kept_and_nothing_is_sent(
     assert dlq("replay", "--all", "--edit").exit_code == 2
 
 
-def test_a_letter_shows_how_its_message_died_before(pipeline: Written, dlq: Dlq) -> None:
+def test_a_dead_letter_shows_how_its_message_died_before(pipeline: Written, dlq: Dlq) -> None:
     first = pipeline.bury()
     dlq("replay", str(first))
     (sent,) = pipeline.due()
@@ -357,26 +363,26 @@ def test_an_export_has_everything_and_can_go_to_a_file(
     assert facts["headers"] == {"trace": "abc"}
 
 
-def test_purge_asks_first(pipeline: Written, dlq: Dlq) -> None:
+def test_purge_asks_for_confirmation(pipeline: Written, dlq: Dlq) -> None:
     pipeline.bury()
     question = f"Delete 1 dead letter of {pipeline.name} for good? [y/N]: "
     refused = dlq("purge", "--all", input="n\n")
     assert refused.stdout == f"{question}n\nNothing was deleted.\n"
-    assert left(pipeline) == [1]
+    assert remaining(pipeline) == [1]
     agreed = dlq("purge", "1", input="y\n")
     assert agreed.stdout == f"{question}y\n1 dead letter deleted\n"
-    assert left(pipeline) == []
+    assert remaining(pipeline) == []
 
 
-def test_purge_without_anybody_to_ask_needs_yes(pipeline: Written, dlq: Dlq) -> None:
+def test_purge_without_input_to_confirm_needs_yes(pipeline: Written, dlq: Dlq) -> None:
     pipeline.bury()
     assert dlq("purge", "--all", input="").exit_code == 2
-    assert left(pipeline) == [1]
+    assert remaining(pipeline) == [1]
     assert dlq("purge", "--vertex", "enrich", "--yes").stdout == "1 dead letter deleted\n"
-    assert left(pipeline) == []
+    assert remaining(pipeline) == []
 
 
-def test_an_unknown_letter_or_pipeline_exits_with_3(pipeline: Written, state: Path) -> None:
+def test_an_unknown_dead_letter_or_pipeline_exits_with_3(pipeline: Written, state: Path) -> None:
     for args in (["show", pipeline.name, "7"], ["list", "nothing"], ["purge", "no", "--all"]):
         result = CliRunner().invoke(app, ["dlq", *args, "--state", str(state)])
         assert result.exit_code == 3
@@ -395,7 +401,7 @@ def test_a_folder_where_nothing_ran_is_not_created(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_letters_are_there_when_the_pipeline_does_not_run(tmp_path: Path) -> None:
+def test_dead_letters_are_readable_while_the_pipeline_does_not_run(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with start_embedded(folder), open_link_to_pipeline(folder, None) as link:
         Written(link, "orders").bury()

@@ -1,6 +1,6 @@
 """The help of every command, as it is in ``help.txt``: it fits 100 columns and reads as commands.
 
-``python -m tests.cli.test_help`` writes the file anew; read the difference before you commit it.
+``python -m tests.cli.test_help`` rewrites the file; read the diff before you commit it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUBJECTS = ("The command ", "The run ", "It ")
 
 
 def list_commands(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
-    """Yields every command and group of commands by the words that are typed for it."""
+    """Yields every command and command group as the words that a user types for it."""
     yield words
     for name, inside in getattr(command, "commands", {}).items():
         yield from list_commands(inside, *words, name)
@@ -50,8 +50,8 @@ def test_help_fits_100_columns() -> None:
 
 
 @pytest.mark.parametrize(("columns", "widest"), [(80, 80), (200, 100)])
-def test_no_terminal_cuts_what_a_command_does(columns: int, widest: int) -> None:
-    """In a process of its own, because the runner of tests always says 80 columns."""
+def test_no_terminal_width_cuts_the_description_of_a_command(columns: int, widest: int) -> None:
+    """In a separate process, because the test runner always reports 80 columns."""
     done = subprocess.run(
         [sys.executable, "-m", "ebbflow", "--help"],
         capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": str(columns)},
@@ -62,13 +62,13 @@ def test_no_terminal_cuts_what_a_command_does(columns: int, widest: int) -> None
     assert widest - 10 < max(map(len, listed.splitlines())) <= widest
 
 
-def test_help_reads_as_commands() -> None:
+def test_help_texts_start_with_what_the_command_does() -> None:
     parts = [text for words in list_commands(get_command(app)) for text in texts_of(words)]
     assert [text for text in parts if text.startswith(SUBJECTS)] == []
 
 
 def test_placeholders_are_words_in_capitals() -> None:
-    """Not the types of Python: ``--limit NUMBER``, and not ``--limit <int range>``."""
+    """Not Python types: ``--limit NUMBER``, and not ``--limit <int range>``."""
     help = FILE.read_text(encoding="utf-8")
     assert re.findall(r"^ +-.*<(?:int|float|str|path|list)\b.*", help, re.M) == []
     arguments = re.findall(r"^Usage: .*?[{\[](?!OPTIONS)(.*)[}\]]", help, re.M)

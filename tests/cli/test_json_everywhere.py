@@ -15,9 +15,9 @@ WITHOUT = {
     "run": "runs a pipeline; its lines are JSON with --log json",
     "serve-udf": "serves a function",
     "schema": "prints nothing but JSON",
-    "ui": "serves a page",
+    "ui": "serves the web UI",
     "dlq export": "prints nothing but JSON",
-    "dlq purge": "says how many letters it has deleted",
+    "dlq purge": "prints how many dead letters it has deleted",
 }
 
 SPEC = """\
@@ -72,7 +72,7 @@ def test_permissions_are_json(tmp_path: Path) -> None:
     assert "ebb.orders.control" in permitted["subscribe"]["control messages, and reports of tasks"]
 
 
-def test_what_a_doctor_finds_is_json(tmp_path: Path) -> None:
+def test_findings_of_the_doctor_are_json(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", "--json", "--state", str(tmp_path / "state")])
     findings = [json.loads(line) for line in result.stdout.splitlines()]
     assert all(finding["ok"] for finding in findings)

@@ -1,4 +1,4 @@
-"""Logins as the command sees them: what is wrong is one line that names the variable."""
+"""Logins as the command sees them: an error is one line that names the variable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET = "s3cr3t-that-nobody-sees"
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "expected"),
     [
         (
             {"USER": "me"},
@@ -35,19 +35,19 @@ SECRET = "s3cr3t-that-nobody-sees"
     ],
 )
 @pytest.mark.parametrize("command", [["dlq", "list", "orders"], ["doctor"]])
-def test_a_login_that_makes_no_sense_is_one_line(
-    environment: dict[str, str], told: str, command: list[str]
+def test_an_invalid_login_is_reported_in_one_line(
+    environment: dict[str, str], expected: str, command: list[str]
 ) -> None:
-    given = {"URL": "nats://127.0.0.1:1"} | environment
-    variables = {f"EBBFLOW_NATS_{name}": value for name, value in given.items()}
+    settings = {"URL": "nats://127.0.0.1:1"} | environment
+    variables = {f"EBBFLOW_NATS_{name}": value for name, value in settings.items()}
     result = CliRunner().invoke(app, command, env=variables)
     assert result.exit_code == 3
-    assert told in " ".join(result.output.replace("→", "").split())
+    assert expected in " ".join(result.output.replace("→", "").split())
     assert "Traceback" not in result.output
     assert SECRET not in result.output
 
 
-def test_the_environments_login_opens_the_users_own_server(
+def test_the_login_in_the_environment_opens_the_users_own_server(
     pipeline: Written, link: Link, tmp_path: Path
 ) -> None:
     pipeline.bury()
@@ -68,7 +68,7 @@ def test_the_environments_login_opens_the_users_own_server(
     assert SECRET not in result.output
 
 
-def test_the_embedded_server_takes_no_login_from_the_environment(
+def test_the_embedded_server_ignores_a_login_in_the_environment(
     pipeline: Written, state: Path
 ) -> None:
     pipeline.bury()

@@ -1,4 +1,4 @@
-"""``ebbflow new``: every template is linted, typed and tested as its author would do it."""
+"""``ebbflow new``: every template is linted, type-checked and tested as its author would do it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_code_of_a_template_is_formatted_and_typed(created: Path, template: 
     folder = created / f"my-{template}"
     check(folder, "ruff", "check", "--select", "E,F,I,B,UP", ".")
     check(folder, "ruff", "format", "--check", ".")
-    # What the templates import has been checked before: by make types, or by the first of them.
+    # What the templates import was checked before: by make types, or by the first template.
     check(folder, "mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache"), ".")
 
 
@@ -75,7 +75,7 @@ def test_the_tests_of_a_new_pipeline_pass(created: Path, template: Template) -> 
     check(created / f"my-{template}", "pytest", "-q", "-p", "no:cacheprovider")
 
 
-def test_a_new_connector_is_a_package_that_lint_knows_by_its_name(created: Path) -> None:
+def test_a_new_connector_is_a_package_registered_under_its_name(created: Path) -> None:
     folder = created / "my-connector"
     assert {*render("my-connector", Template.CONNECTOR)} == {
         *(".github/workflows/ci.yaml", ".gitignore", "README.md", "pyproject.toml"),
@@ -95,7 +95,7 @@ def test_a_new_connector_is_a_package_that_lint_knows_by_its_name(created: Path)
         ("connector", "pip install -e . pytest && python -m pytest"),
     ],
 )
-def test_the_next_steps_install_what_is_not_there_yet(
+def test_the_next_steps_install_missing_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, steps: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -103,7 +103,7 @@ def test_the_next_steps_install_what_is_not_there_yet(
     assert result.output.splitlines()[-1] == f"Next: cd first && {steps}"
 
 
-def test_a_connector_cannot_have_the_name_of_one_that_is_there(
+def test_a_new_connector_cannot_have_the_name_of_an_existing_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -112,7 +112,7 @@ def test_a_connector_cannot_have_the_name_of_one_that_is_there(
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_folder_with_files_in_it_is_left_alone(created: Path, monkeypatch) -> None:
+def test_a_folder_with_files_is_left_unchanged(created: Path, monkeypatch) -> None:
     monkeypatch.chdir(created)
     before = (created / "my-orders" / "steps.py").read_bytes()
     result = CliRunner().invoke(app, ["new", "my-orders", "--template", "mono"])

@@ -18,9 +18,9 @@ from ebbflow.cli.options import complete_addresses, read_listening
         ("--ui ./a:b.yaml", "--ui= ./a:b.yaml"),
     ],
 )
-def test_only_an_address_is_taken_for_one(typed, read):
+def test_only_an_address_is_read_as_the_value_of_an_option(typed, read):
     assert [*complete_addresses(typed.split())] == read.split()
 
 
-def test_what_the_option_means():
+def test_a_listening_option_is_off_at_the_default_or_at_an_address():
     assert [read_listening(text) for text in (None, "", "9000")] == [False, True, "9000"]

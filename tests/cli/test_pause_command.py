@@ -50,7 +50,7 @@ def test_mistakes_are_explained(command, state):
     assert "No pipeline 'nobody' has run here." in unknown.output
 
 
-def test_whoever_pauses_at_the_same_time_has_their_way(link, standing):
+def test_pauses_made_at_the_same_time_all_take_effect(link, standing):
     def pause(vertex):
         change = change_pauses(link.client, standing.names, lambda p: p.pausing(vertex, NOON))
         return link.run(change)
@@ -61,23 +61,23 @@ def test_whoever_pauses_at_the_same_time_has_their_way(link, standing):
     assert set(link.run(read_pauses(link.client, standing.names)).vertices) == set(vertices)
 
 
-def test_a_task_follows_the_newest_record_whichever_way_it_comes(link, standing):
-    heard = []
-    watch = PauseWatch(standing.names, "out", heard.append)
-    words = {"pauses": watch.hear}
+def test_a_task_follows_the_newest_record_however_it_arrives(link, standing):
+    pauses_seen = []
+    watch = PauseWatch(standing.names, "out", pauses_seen.append)
+    commands = {"pauses": watch.hear}
     watch.read(link)
     old = link.run(change_pauses(link.client, standing.names, lambda p: p.pausing("out", NOON)))
-    obey(pauses_command(old), words)
+    obey(pauses_command(old), commands)
     link.run(change_pauses(link.client, standing.names, lambda p: p.resuming("out")))
     watch.read(link)
-    obey(pauses_command(old), words)  # late
-    obey(STOP, words)
-    obey(b"of another version", words)
-    assert heard == [False, True, False]
+    obey(pauses_command(old), commands)  # late
+    obey(STOP, commands)
+    obey(b"of another version", commands)
+    assert pauses_seen == [False, True, False]
 
 
 def complete(state, *words, last=""):
-    """What a shell would offer behind the words."""
+    """Returns what a shell would offer after the words."""
     line = " ".join(["ebbflow", *words, last])
     environment = {
         "_EBBFLOW_COMPLETE": "complete_bash",

@@ -71,7 +71,7 @@ def test_problems_of_a_pipeline_are_printed_as_by_lint(spec: Path) -> None:
         (["tap", "orders", "in", "--sample", "half"], "must be a number"),
     ],
 )
-def test_a_wrong_value_is_told_in_plain_words(words: list[str], said: str) -> None:
+def test_a_wrong_value_is_explained_in_plain_words(words: list[str], said: str) -> None:
     result = invoke(*words)
     assert result.exit_code == 2
     assert re.search(rf"Error: Invalid value for '{words[-2]}'.*: {said}", result.output)
@@ -91,7 +91,7 @@ spec:
 """
 
 
-def test_a_secret_that_is_missing_ends_the_run_of_the_pipeline_that_was_named(spec: Path) -> None:
+def test_a_missing_secret_ends_the_run_of_the_named_pipeline(spec: Path) -> None:
     spec.write_text(SPEC + GUARDED)
     folder = spec.parent
     options = ("--state", folder / "state", "--secrets", folder)
@@ -109,7 +109,7 @@ def test_a_secret_that_is_missing_ends_the_run_of_the_pipeline_that_was_named(sp
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "expected"),
     [
         (["--timeout", "5"], "--timeout: '5' is not a duration; write for example 700ms, 5s"),
         (["--timeout", "0s"], "--timeout: must be longer than 0."),
@@ -123,10 +123,12 @@ def test_a_secret_that_is_missing_ends_the_run_of_the_pipeline_that_was_named(sp
         (["--drian"], "No such option: --drian"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_starts(spec: Path, args: list[str], told: str) -> None:
+def test_wrong_usage_is_rejected_before_anything_starts(
+    spec: Path, args: list[str], expected: str
+) -> None:
     result = invoke("run", spec, *args)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert expected in result.stderr
 
 
 def test_a_state_folder_in_use_exits_with_3_and_names_its_owner(spec: Path, state: Path) -> None:
@@ -139,7 +141,7 @@ def test_a_state_folder_in_use_exits_with_3_and_names_its_owner(spec: Path, stat
     )
 
 
-def test_help_tells_every_exit_code() -> None:
+def test_help_lists_every_exit_code() -> None:
     result = invoke("run", "--help")
     for code, meaning in EXIT_CODES.items():
         assert f"  {code:5}  {meaning}\n" in result.stdout
@@ -149,14 +151,14 @@ def test_the_version_is_printed() -> None:
     assert invoke("--version").stdout == f"ebbflow {__version__}\n"
 
 
-def test_the_command_starts_without_importing_what_it_may_not_need() -> None:
+def test_the_command_starts_without_importing_heavy_packages() -> None:
     heavy = ("pyspark", "nats", "pyarrow", "pydantic", "rich")
     code = f"import sys, ebbflow.cli.main; print([m for m in {heavy} if m in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stdout == "[]\n"
 
 
-def test_a_bug_shows_a_plain_traceback_and_is_not_taken_for_a_problem_of_the_spec() -> None:
+def test_a_bug_shows_a_plain_traceback_and_is_not_reported_as_a_spec_problem() -> None:
     code = (
         "from ebbflow.cli import main\n"
         "@main.app.command()\n"
@@ -165,11 +167,11 @@ def test_a_bug_shows_a_plain_traceback_and_is_not_taken_for_a_problem_of_the_spe
         "    raise RuntimeError('oh')\n"
         "main.main()\n"
     )
-    told = subprocess.run([sys.executable, "-c", code, "broken"], capture_output=True, text=True)
-    assert told.returncode == 3
-    assert told.stderr.startswith("Traceback (most recent call last):\n")
-    assert told.stderr.endswith("RuntimeError: oh\n")
-    assert "password" not in told.stderr
+    process = subprocess.run([sys.executable, "-c", code, "broken"], capture_output=True, text=True)
+    assert process.returncode == 3
+    assert process.stderr.startswith("Traceback (most recent call last):\n")
+    assert process.stderr.endswith("RuntimeError: oh\n")
+    assert "password" not in process.stderr
 
 
 def ebbflow(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -183,7 +185,7 @@ DRAIN = ("run", "tiny.yaml", "--drain", "--timeout", "240s", "--summary", "s.jso
 def test_a_run_prints_messages_counts_and_what_to_do_next(
     spec: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first run is a process, the others have the session of the tests."""
+    """The first run is a separate process, the others use the session of the tests."""
     folder = spec.parent
     monkeypatch.chdir(folder)
     first = ebbflow(folder, *DRAIN)

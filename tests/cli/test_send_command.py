@@ -53,7 +53,7 @@ def test_messages_of_an_ordered_vertex_keep_the_order_of_their_keys(send, standi
     assert sum(map(len, partitions)) == 30
 
 
-def test_json_lines_say_everything_of_a_message(send, standing):
+def test_json_lines_set_every_field_of_a_message(send, standing):
     message = {
         "id": "a-1",
         "value": {"base64": "/wA="},
@@ -68,7 +68,7 @@ def test_json_lines_say_everything_of_a_message(send, standing):
     assert row["event_time"].isoformat() == "2026-01-02T03:04:05+00:00"
 
 
-def test_an_id_is_stored_once_also_among_others(send, standing):
+def test_an_id_is_stored_once_even_in_a_batch_of_others(send, standing):
     send("out", "x", "--id", "a")
     lines = "\n".join(json.dumps({"id": name, "value": name}) for name in "bac")
     result = send("out", "--json-lines", input=lines)
@@ -76,7 +76,7 @@ def test_an_id_is_stored_once_also_among_others(send, standing):
     assert sorted(row["id"] for row in standing.stored("out")) == ["a", "b", "c"]
 
 
-def test_a_source_without_a_buffer_gets_it_as_if_its_source_had_given_it(send, standing):
+def test_a_source_without_a_buffer_receives_the_message_as_if_it_had_read_it(send, standing):
     assert send("in", "x", "--id", "mine").exit_code == 0
     assert [(row["id"], row["deliveries"]) for row in standing.stored("in")] == [("mine", 1)]
 
@@ -99,7 +99,7 @@ def test_mistakes_are_explained_and_nothing_is_stored(send, standing, args, line
     assert standing.stored("out") == []
 
 
-def test_a_full_buffer_is_waited_for_no_longer_than_the_timeout(send, standing):
+def test_send_waits_for_a_full_buffer_no_longer_than_its_timeout(send, standing):
     buffer = standing.names.buffer("out", 0)
     standing.limit(buffer, messages=1)
     assert send("out", "fits").exit_code == 0
@@ -107,5 +107,5 @@ def test_a_full_buffer_is_waited_for_no_longer_than_the_timeout(send, standing):
     result = send("out", "too much", "--timeout", "1s")
     assert result.exit_code != 0
     assert "found it full" in result.output
-    assert time.monotonic() - began < 30, "it would wait for ever"
+    assert time.monotonic() - began < 30, "it waited forever"
     assert [row["value"] for row in standing.stored("out")] == [b"fits"]

@@ -42,7 +42,7 @@ class Store:
 
 @contextmanager
 def process(folder: Path, *arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """The command, from when its server-info file is there."""
+    """Runs the command; the context begins once its server-info file exists."""
     (folder / "functions.py").write_text(FUNCTIONS)
     command = [sys.executable, "-m", "ebbflow", "serve-udf", *arguments, "--folder", str(folder)]
     started = subprocess.Popen(
@@ -62,7 +62,7 @@ def stream(folder: Path, socket: str, method: str, requests: Any) -> list[bytes]
         return list(channel.stream_stream(method)(requests, timeout=120))
 
 
-def test_a_container_is_served_as_what_numaflow_says_it_is(tmp_path: Path) -> None:
+def test_a_container_is_served_as_the_type_that_numaflow_sets(tmp_path: Path) -> None:
     env = {"NUMAFLOW_UD_CONTAINER_TYPE": "fb-udsink"}
     with process(tmp_path, "functions:Store", **env) as started:
         method = "/sink.v1.Sink/SinkFn"
@@ -75,7 +75,7 @@ def test_a_container_is_served_as_what_numaflow_says_it_is(tmp_path: Path) -> No
     assert not (tmp_path / "fb-sink.sock").exists()
 
 
-def test_open_streams_go_on_after_sigterm(tmp_path: Path) -> None:
+def test_open_streams_continue_after_sigterm(tmp_path: Path) -> None:
     refused = threading.Event()
 
     def slowly() -> Iterator[bytes]:
@@ -97,13 +97,13 @@ def test_open_streams_go_on_after_sigterm(tmp_path: Path) -> None:
 
 
 def wait_until_refused(channel: grpc.Channel) -> None:
-    """Returns when the server takes no more calls."""
+    """Returns when the server accepts no more calls."""
     is_ready = channel.unary_unary("/map.v1.Map/IsReady")
     with pytest.raises(grpc.RpcError):
         collections.deque((is_ready(b"", timeout=5) for _ in itertools.count()), maxlen=0)
 
 
-def test_an_error_of_the_function_is_told_and_ends_the_command(tmp_path: Path) -> None:
+def test_an_error_in_the_function_is_reported_and_ends_the_command(tmp_path: Path) -> None:
     with process(tmp_path, "functions:upper", "--kind", "map") as started:
         with pytest.raises(grpc.RpcError, match=r"UDF_EXECUTION_ERROR\(udf\): ValueError: boom"):
             stream(tmp_path, "map.sock", "/map.v1.Map/MapFn", map_requests(*values("raise")))
@@ -118,7 +118,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.replace("│", " ").split())
 
 
-def test_mistakes_are_told_with_the_next_step(tmp_path: Path, monkeypatch: Any) -> None:
+def test_mistakes_are_explained_with_the_next_step(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "functions_here.py").write_text(FUNCTIONS)
     monkeypatch.chdir(tmp_path)
     code, text = run("functions_here:nothing")

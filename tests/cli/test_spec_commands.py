@@ -1,4 +1,4 @@
-"""What commands say of a spec: lint, echo, graph, schema and permissions."""
+"""What commands print about a spec: lint, echo, graph, schema and permissions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_clean_files_are_counted(tmp_path: Path) -> None:
     assert (two.exit_code, two.stdout) == (0, "2 files ok\n")
 
 
-def test_problems_are_printed_one_a_line_and_the_exit_code_is_1(tmp_path: Path) -> None:
+def test_problems_are_printed_one_per_line_and_the_exit_code_is_1(tmp_path: Path) -> None:
     bad, missing = tmp_path / "bad.yaml", tmp_path / "missing.yaml"
     bad.write_text(GOOD.replace("to: out", "to: ot"))
     result = CliRunner().invoke(lint_app, [str(bad), str(missing)])
@@ -71,7 +71,7 @@ def test_an_interrupt_while_user_code_is_imported_says_where(tmp_path: Path) -> 
     )
 
 
-def test_what_has_no_effect_is_named_once_on_standard_error(tmp_path: Path) -> None:
+def test_a_field_without_effect_is_named_once_on_standard_error(tmp_path: Path) -> None:
     file = tmp_path / "orders.yaml"
     file.write_text(
         GOOD.replace("name: in,", "name: in, scale: {}, ").replace(
@@ -144,7 +144,7 @@ def test_a_file_is_echoed(file):
     assert whole["spec"]["vertices"][0]["partitions"] == 1
 
 
-def test_problems_of_a_file_are_told_as_by_lint(file):
+def test_problems_of_a_file_are_printed_as_by_lint(file):
     file.write_text(SPEC.replace("messages", "mesages"))
     for command in ("graph", "echo"):
         result = invoke(command, file)
@@ -195,7 +195,7 @@ def spec(tmp_path: Path) -> Path:
     return file
 
 
-def taken_by_a_server(config: Path, **environment: str) -> bool:
+def is_accepted_by_a_server(config: Path, **environment: str) -> bool:
     command = [find_binary(), "-t", "-c", str(config)]
     result = subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, check=False
@@ -204,7 +204,7 @@ def taken_by_a_server(config: Path, **environment: str) -> bool:
     return result.returncode == 0
 
 
-def test_it_says_what_it_is_for_and_lists_streams_and_subjects(spec: Path) -> None:
+def test_permissions_say_what_they_are_for_and_list_streams_and_subjects(spec: Path) -> None:
     result = permissions(spec)
     assert result.exit_code == 0
     lines = [line.strip() for line in result.stdout.splitlines()]
@@ -227,7 +227,7 @@ def test_it_says_what_it_is_for_and_lists_streams_and_subjects(spec: Path) -> No
         assert f'"{subject}"' in lines
 
 
-def test_a_monovertex_has_no_buffer(tmp_path: Path) -> None:
+def test_permissions_of_a_monovertex_name_no_buffer(tmp_path: Path) -> None:
     file = tmp_path / "one.yaml"
     file.write_text(MONO)
     result = permissions(file)
@@ -236,26 +236,26 @@ def test_a_monovertex_has_no_buffer(tmp_path: Path) -> None:
     assert "ebb_one_one_0.*" not in result.stdout
 
 
-def test_it_can_be_included_in_a_servers_configuration(spec: Path, tmp_path: Path) -> None:
+def test_permissions_can_be_included_in_a_servers_configuration(spec: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.conf").write_text(permissions(spec).stdout)
     config = tmp_path / "nats.conf"
     config.write_text(
         'authorization { users: [ { user: a, password: b, include "tiny.conf" } ] }\n'
     )
-    assert taken_by_a_server(config)
+    assert is_accepted_by_a_server(config)
     config.write_text(config.read_text().replace("tiny.conf", "other.conf"))
-    assert not taken_by_a_server(config)
+    assert not is_accepted_by_a_server(config)
 
 
-def test_a_whole_user_is_taken_as_it_is(spec: Path, tmp_path: Path) -> None:
+def test_a_server_accepts_a_complete_user_unchanged(spec: Path, tmp_path: Path) -> None:
     config = tmp_path / "nats.conf"
     config.write_text(permissions(spec, "--user", "tiny-1").stdout)
     assert 'user: "tiny-1"' in config.read_text()
-    assert taken_by_a_server(config, TINY_1_PASSWORD="secret")
-    assert not taken_by_a_server(config)
+    assert is_accepted_by_a_server(config, TINY_1_PASSWORD="secret")
+    assert not is_accepted_by_a_server(config)
 
 
-def test_a_pipeline_with_problems_gets_none(spec: Path) -> None:
+def test_a_pipeline_with_problems_gets_no_permissions(spec: Path) -> None:
     spec.write_text(PIPELINE.replace("to: out", "to: nowhere"))
     result = permissions(spec)
     assert result.exit_code == 1
@@ -277,7 +277,7 @@ SOURCES = {
     "spark": {"format": "rate", "value": "CAST(value AS STRING)"},
     "serving": {},
 }
-"""A source of each kind that there is."""
+"""A source of each kind."""
 
 BATCHES = {
     "sql": {"udf": {"sql": "SELECT * FROM messages"}},
@@ -288,7 +288,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("vertex", [*SOURCES, *BATCHES])
-def test_what_a_run_will_make_is_known_from_the_spec_alone(vertex: str, tmp_path: Path) -> None:
+def test_what_a_run_will_create_is_known_from_the_spec_alone(vertex: str, tmp_path: Path) -> None:
     vertices = [
         {"name": "in", "source": {vertex: SOURCES[vertex]} if vertex in SOURCES else GENERATOR},
         {"name": "step", **BATCHES.get(vertex, {"sink": {"serve": {}}})},
@@ -315,5 +315,5 @@ def test_what_a_run_will_make_is_known_from_the_spec_alone(vertex: str, tmp_path
         assert streams.batched == (vertex in BATCHES and plan.vertex == "step")
 
 
-def test_every_kind_of_source_is_known() -> None:
+def test_every_kind_of_source_is_covered() -> None:
     assert SOURCES.keys() == KNOWN.keys()

@@ -48,8 +48,8 @@ def sql(audited: Audited, state: Path) -> Sql:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The queries that Spark would have been started for."""
+def spark_queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The queries for which Spark would have been started."""
     queries: list[str] = []
 
     @contextmanager
@@ -63,7 +63,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 QUERY = "SELECT vertex, id, ended, day, error FROM audit ORDER BY ended"
 
 
-def test_rows_are_printed_as_a_table_as_csv_and_as_json(sql: Sql, asked: list[str]) -> None:
+def test_rows_are_printed_as_a_table_as_csv_and_as_json(sql: Sql, spark_queries: list[str]) -> None:
     assert "│ work   │ in-7 │ 2027-01-15 08:00:02.000 │ 2027-01-15 │ Bad: 1 │" in sql(QUERY).stdout
     assert sql(QUERY, "--csv").stdout.splitlines() == [
         "vertex,id,ended,day,error",
@@ -81,7 +81,7 @@ def test_rows_are_printed_as_a_table_as_csv_and_as_json(sql: Sql, asked: list[st
     limited = sql(QUERY, "--limit", "1")
     assert "work" not in limited.stdout
     assert limited.stderr == "These are the first 1 rows; --limit N prints more.\n"
-    assert asked == []
+    assert spark_queries == []
 
 
 def test_types_are_printed_as_spark_prints_them(sql: Sql) -> None:
@@ -96,23 +96,25 @@ def test_types_are_printed_as_spark_prints_them(sql: Sql) -> None:
     assert json.loads(letters.stdout).keys() == {"number", "value", "n"}
 
 
-def test_what_runs_without_spark_is_said_and_how_to_start_it(sql: Sql, asked: list[str]) -> None:
+def test_a_query_that_needs_spark_is_refused_with_how_to_start_it(
+    sql: Sql, spark_queries: list[str]
+) -> None:
     refused = sql("SELECT window(ended, '1 hour') FROM audit")
     assert refused.exit_code == 3
     assert refused.stderr.strip().endswith(
         "The query does not work: window() is not among the functions that run without Spark; "
         "--spark runs a query on Spark's own engine."
     )
-    assert asked == []
+    assert spark_queries == []
     assert sql("SELECT window(ended, '1 hour') FROM audit", "--spark", "--csv").stdout == "n\n1\n"
-    assert asked == ["SELECT window(ended, '1 hour') FROM audit"]
+    assert spark_queries == ["SELECT window(ended, '1 hour') FROM audit"]
 
 
 def test_spark_runs_queries_over_other_tables(
-    audited: Audited, state: Path, asked: list[str]
+    audited: Audited, state: Path, spark_queries: list[str]
 ) -> None:
     names = Names(f"{audited.names.pipeline}-delta")
     table = {"format": "delta", "options": {"path": "/elsewhere"}, "secretOptions": {}}
     audited.link.run(ensure(audited.link.client, audit_config(names, json.dumps(table))))
     result = CliRunner().invoke(app, ["sql", QUERY, "--csv", "--state", str(state)])
-    assert (result.stdout, asked) == ("n\n1\n", [QUERY])
+    assert (result.stdout, spark_queries) == ("n\n1\n", [QUERY])

@@ -1,4 +1,4 @@
-"""``ebbflow tap``: what waits at a vertex, what arrives at one that works on batches, formats."""
+"""``ebbflow tap``: messages that wait at a vertex, messages that arrive at one, output formats."""
 
 import json
 import threading
@@ -33,7 +33,7 @@ def waiting(link, standing):
 
 
 @pytest.mark.usefixtures("waiting")
-def test_what_waits_is_shown_by_line_by_pattern_and_as_json(run_tap):
+def test_waiting_messages_are_shown_as_lines_by_pattern_and_as_json(run_tap):
     text = run_tap("out", "--waiting").output.splitlines()
     assert sorted(line.partition(" ")[2] for line in text) == [
         f"out.0 m{n} waiting keys=k{n} value {n}" for n in range(3)
@@ -61,7 +61,7 @@ def test_mistakes_are_explained(run_tap, args, said):
     assert said in " ".join(result.output.split())
 
 
-def test_of_a_vertex_with_batches_one_sees_what_arrives(link, standing):
+def test_a_tap_on_a_vertex_with_batches_shows_arriving_messages(link, standing):
     passing = tap_vertex(link, standing.names, TapRequest("", "table"))
     assert next(passing).rows == []
     Sender(link, standing.names, "table").send_page(
@@ -82,19 +82,19 @@ def _gather(passing, count, seconds=20):
     return seen
 
 
-def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
+def test_tasks_publish_passing_messages_only_while_a_tap_is_open(link, standing):
     names = standing.names
     taps = Taps(link, names, "sorted", known={})
     asked = threading.Event()
 
-    async def hear(message):
+    async def receive(message):
         obey(message.data, {"tap": taps.take, "untap": taps.end})
         asked.set()
 
-    words = link.run(link.client.subscribe(names.control_subject, cb=hear))
+    subscription = link.run(link.client.subscribe(names.control_subject, cb=receive))
     verdict = verdict_on(some("a", "b"))
     taps.see(account_of(verdict))
-    assert taps._sending is None, "nobody has asked"
+    assert taps._sending is None, "no tap is open"
     passing = tap_vertex(link, names, TapRequest("", "sorted"))
     assert next(passing).rows == []
     assert asked.wait(20)
@@ -102,7 +102,7 @@ def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
     assert [row["id"] for row in _gather(passing, 2)] == ["a", "b"]
     link.flush()
     until(lambda: not taps._taps)
-    link.run(words.unsubscribe())
+    link.run(subscription.unsubscribe())
 
 
 class Clock:
@@ -114,7 +114,7 @@ class Clock:
         return self.at
 
 
-def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, standing):
+def test_a_tap_keeps_to_its_rate_and_ends_when_its_request_is_not_renewed(link, standing):
     clock = Clock()
     taps = Taps(link, standing.names, "v", {}, clock.monotonic)
     request = TapRequest("t", "v", seconds=5, rate=3)

@@ -1,4 +1,4 @@
-"""``ebbflow trace``: the way of a message or a request, wherever it is."""
+"""``ebbflow trace``: the path of a message or a request, wherever it is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def trace(desk: Desk, state: Path) -> Trace:
     return invoke
 
 
-def test_the_way_of_a_message_and_where_it_is_now(
+def test_trace_shows_the_path_of_a_message_and_where_it_is_now(
     link: Link, names: Names, state: Path, tmp_path: Path
 ) -> None:
     audited = Audited(link, names, str(tmp_path))
@@ -57,7 +57,7 @@ def test_the_way_of_a_message_and_where_it_is_now(
     assert facts["request"] is None
 
 
-def test_a_message_that_has_ended_is_nowhere_any_more(
+def test_a_message_that_has_ended_is_not_in_flight(
     link: Link, names: Names, state: Path, tmp_path: Path
 ) -> None:
     Audited(link, names, str(tmp_path)).settle("out", "in-8", at=at(1))
@@ -70,7 +70,7 @@ def cells(result: Result) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
-def test_the_way_of_a_request_while_it_is_open_and_when_it_has_ended(
+def test_trace_shows_the_path_of_a_request_while_it_is_open_and_after_its_end(
     desk: Desk, trace: Trace
 ) -> None:
     with desk.opened() as book:
@@ -107,7 +107,7 @@ def test_the_way_of_a_request_while_it_is_open_and_when_it_has_ended(
     assert facts["steps"][1]["due"] == at(5).isoformat()
 
 
-def test_a_request_whose_record_is_not_written_yet(desk: Desk, trace: Trace) -> None:
+def test_a_request_is_found_before_its_record_is_written(desk: Desk, trace: Trace) -> None:
     with desk.opened() as book:
         desk.submit(book, "r")
         desk.run(book._trail.close())
@@ -116,7 +116,7 @@ def test_a_request_whose_record_is_not_written_yet(desk: Desk, trace: Trace) -> 
         assert "answers:   1" in trace("r").stdout
 
 
-def test_what_nobody_knows_is_said_in_one_line(desk: Desk, trace: Trace, link: Link) -> None:
+def test_an_unknown_message_is_reported_in_one_line(desk: Desk, trace: Trace, link: Link) -> None:
     with desk.opened():
         unknown = trace("other")
     assert unknown.exit_code == 3

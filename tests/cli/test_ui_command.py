@@ -1,4 +1,4 @@
-"""``ebbflow ui``: the page of a state folder, until somebody ends it."""
+"""``ebbflow ui``: the web UI of a state folder, until the user ends it."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from ebbflow.nats.locate import open_link, start_embedded
 from tests.deadletters.written import Written
 
 
-def test_it_prints_its_address_shows_what_is_there_and_ends_with_a_signal(tmp_path):
+def test_the_web_ui_prints_its_address_lists_pipelines_and_ends_on_a_signal(tmp_path):
     with start_embedded(tmp_path) as server, open_link(server) as link:
         Written(link, "orders")
     command = [sys.executable, "-m", "ebbflow", "ui", "--state", str(tmp_path), "--listen", "0"]
@@ -25,11 +25,11 @@ def test_it_prints_its_address_shows_what_is_there_and_ends_with_a_signal(tmp_pa
             names = [entry["name"] for entry in json.load(answer)["pipelines"]]
         assert names == ["orders"]
         ui.send_signal(signal.SIGINT)
-        _, told = ui.communicate(timeout=300)
-    assert (ui.returncode, told) == (0, "Ctrl-C ends it; pipelines continue.\n")
+        _, errors = ui.communicate(timeout=300)
+    assert (ui.returncode, errors) == (0, "Ctrl-C ends it; pipelines continue.\n")
 
 
-def test_a_folder_without_pipelines_is_told(tmp_path):
+def test_a_folder_without_pipelines_is_reported(tmp_path):
     result = CliRunner().invoke(app, ["ui", "--state", str(tmp_path / "none")])
     assert result.exit_code == 3
     assert result.stderr == (

@@ -1,4 +1,4 @@
-"""A small server that answers as a serving pipeline does, and loses connections when asked to."""
+"""A small server that replies as a serving pipeline does, and drops connections on demand."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 NOW = "2026-01-02T03:04:05.600000+00:00"
-CUT_BEFORE, CUT_AFTER, BUSY = "cut before it is taken", "cut after it is taken", "429"
-STOPPING = "503 after it is taken"
+CUT_BEFORE, CUT_AFTER, BUSY = "cut before it is accepted", "cut after it is accepted", "429"
+STOPPING = "503 after it is accepted"
 DUPLICATE = {"message": "the id is in use", "code": 409, "timestamp": NOW}
 FAILED = {
     "message": "the request failed",
@@ -28,10 +28,10 @@ FAILED = {
 
 
 class ServingServer(ThreadingHTTPServer):
-    """What a request says is what becomes of it: ``words a b`` has the results ``a`` and ``b``.
+    """The text of a request decides its outcome: ``words a b`` has the results ``a`` and ``b``.
 
-    ``faults`` are what happens to the next calls. ``taken`` counts how often an id was taken in.
-    Unless it is ``open`` there are no answers, and of a stream only the first result.
+    ``faults`` are what happens to the next calls. ``taken`` counts how often an id was accepted.
+    Unless it is ``open`` there are no answers, and a stream has only its first result.
     """
 
     daemon_threads = True
@@ -42,10 +42,10 @@ class ServingServer(ThreadingHTTPServer):
         self.bodies: dict[str, bytes] = {}
         self.taken: Counter[str] = Counter()
         self.calls: list[str] = []
-        self.heard: list[dict[str, str]] = []
+        self.headers_received: list[dict[str, str]] = []
         self.open = threading.Event()
         self.open.set()
-        self.cut_stream_behind: int | None = None
+        self.cut_stream_after: int | None = None
         self.token = ""
 
     @property
@@ -57,7 +57,7 @@ class ServingServer(ThreadingHTTPServer):
         return self.faults.pop(0) if self.faults else ""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone away is no news."""
+        """Ignores clients that have disconnected."""
 
 
 @contextmanager
@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._heard()
+        self._record()
         id = parse_qs(urlsplit(self.path).query).get("id", [""])[0]
         if self.server.next_fault():
             return self._hang_up()
@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._stream(id)
 
     def do_POST(self) -> None:
-        self._heard()
+        self._record()
         body = self.rfile.read(int(self.headers["content-length"]))
         id = self.headers["x-numaflow-id"]
         if self.server.token and self.headers["authorization"] != f"Bearer {self.server.token}":
@@ -124,9 +124,11 @@ class Handler(BaseHTTPRequestHandler):
             case "/v1/process/sse":
                 self._stream(id)
 
-    def _heard(self) -> None:
+    def _record(self) -> None:
         self.server.calls.append(f"{self.command} {urlsplit(self.path).path.rpartition('/')[2]}")
-        self.server.heard.append({name.lower(): value for name, value in self.headers.items()})
+        self.server.headers_received.append(
+            {name.lower(): value for name, value in self.headers.items()}
+        )
 
     def _sync(self, id: str) -> None:
         timeout = float(parse_qs(urlsplit(self.path).query)["timeout"][0])
@@ -175,8 +177,8 @@ class Handler(BaseHTTPRequestHandler):
                 return self._hang_up()
             if place > seen and self.server.bodies[id] != b"fail":
                 self._event(place, result)
-                if place == self.server.cut_stream_behind:
-                    self.server.cut_stream_behind = None
+                if place == self.server.cut_stream_after:
+                    self.server.cut_stream_after = None
                     return self._hang_up()
         end = ("error", FAILED) if self.server.bodies[id] == b"fail" else ("done", {"id": id})
         self.wfile.write(f": a comment\nevent: {end[0]}\ndata: {json.dumps(end[1])}\n\n".encode())

@@ -1,4 +1,4 @@
-"""Both clients against a real server: answers, errors of the tree, and lost connections."""
+"""Both clients against a real server: answers, every kind of error, and lost connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Connect = Callable[..., Any]
 
 
 class Awaited:
-    """An ``AsyncClient`` whose calls are awaited at once, so that one test is for both kinds."""
+    """An ``AsyncClient`` whose calls are awaited at once, so that one test serves both kinds."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._runner = asyncio.Runner()
@@ -90,24 +90,24 @@ def client(server: ServingServer, connect: Connect) -> Any:
     ],
     ids=["bytes", "text", "json", "zero"],
 )
-def test_a_value_is_sent_as_what_it_is(
+def test_a_value_is_sent_with_its_content_type(
     server: ServingServer, client: Any, value: Any, sent: bytes, kind: str
 ) -> None:
     answered = client.ask(value, keys=["shop", "7"], headers={"x-trace": "abc"})
     assert answered.results == (sent,)
-    heard = server.heard[0]
-    assert (heard["content-type"], heard["x-numaflow-keys"]) == (kind, "shop,7")
-    assert heard["x-trace"] == "abc"
-    assert heard["x-numaflow-id"] == answered.id
+    headers = server.headers_received[0]
+    assert (headers["content-type"], headers["x-numaflow-keys"]) == (kind, "shop,7")
+    assert headers["x-trace"] == "abc"
+    assert headers["x-numaflow-id"] == answered.id
     assert UUID(answered.id).version == 7
 
 
-def test_results_are_cut_apart_and_keep_their_order(client: Any) -> None:
+def test_results_are_separated_and_keep_their_order(client: Any) -> None:
     assert client.ask("words b  a", id="r-1") == Answered("r-1", (b"b", b"", b"a"))
     assert client.ask("drop").results == ()
 
 
-def test_one_result_can_be_had_as_text_and_as_json() -> None:
+def test_a_single_result_can_be_read_as_text_and_as_json() -> None:
     answered = Answered("r-1", (b'{"price": 3}',))
     assert (answered.text, answered.json()) == ('{"price": 3}', {"price": 3})
     with pytest.raises(ValueError, match=r"request r-2 has 2 results; see \.results"):
@@ -123,7 +123,7 @@ def test_a_failed_request_says_where_and_why(client: Any) -> None:
         client.fetch("r-1")
 
 
-def test_a_request_that_takes_long_is_waited_for_beyond_the_patience_of_the_server(
+def test_a_client_waits_for_a_slow_request_beyond_the_timeout_of_the_server(
     server: ServingServer, client: Any
 ) -> None:
     server.open.clear()
@@ -137,7 +137,7 @@ def test_a_request_that_takes_long_is_waited_for_beyond_the_patience_of_the_serv
 
 
 @pytest.mark.guarantee("a-client-asks-once")
-def test_a_request_is_found_by_its_id_when_the_connection_was_cut_behind_it(
+def test_a_request_is_found_by_its_id_after_its_connection_was_lost(
     server: ServingServer, client: Any
 ) -> None:
     server.faults = [CUT_AFTER]
@@ -147,7 +147,9 @@ def test_a_request_is_found_by_its_id_when_the_connection_was_cut_behind_it(
 
 
 @pytest.mark.guarantee("a-client-asks-once")
-def test_a_server_that_stops_may_have_taken_the_request(server: ServingServer, client: Any) -> None:
+def test_a_request_to_a_stopping_server_may_have_been_accepted(
+    server: ServingServer, client: Any
+) -> None:
     server.faults = [STOPPING]
     assert client.ask("once").results == (b"once",)
     assert list(server.taken.values()) == [1]
@@ -157,24 +159,24 @@ def test_a_server_that_stops_may_have_taken_the_request(server: ServingServer, c
 
 
 @pytest.mark.guarantee("a-client-asks-once")
-def test_a_request_that_never_arrived_is_asked_again_under_its_id(
+def test_a_request_that_never_arrived_is_sent_again_with_the_same_id(
     server: ServingServer, client: Any
 ) -> None:
-    server.faults = [CUT_BEFORE, "and the look as well"]
+    server.faults = [CUT_BEFORE, "and the status query as well"]
     assert client.ask("once").results == (b"once",)
     assert list(server.taken.values()) == [1]
     assert server.calls == ["POST sync", "GET status", "GET status", "POST sync"]
 
 
 @pytest.mark.guarantee("a-client-asks-once")
-def test_a_copy_of_its_own_is_no_duplicate(server: ServingServer, client: Any) -> None:
-    """The look came before the server had taken the request, the second post after."""
+def test_a_clients_own_copy_is_not_a_duplicate(server: ServingServer, client: Any) -> None:
+    """The status query came before the server had accepted the request, the second post after."""
     server.faults = [CUT_BEFORE]
     look = server.RequestHandlerClass.do_GET
 
     def take_late(handler: Any) -> None:
         server.RequestHandlerClass.do_GET = look
-        handler._heard()
+        handler._record()
         handler._say(404, {"message": "no such request", "code": 404})
         server.bodies["r-1"] = b"once"
 
@@ -187,7 +189,7 @@ def test_a_copy_of_its_own_is_no_duplicate(server: ServingServer, client: Any) -
 
 
 @pytest.mark.guarantee("a-client-asks-once")
-def test_a_submitted_request_is_handed_in_once_too(server: ServingServer, client: Any) -> None:
+def test_a_submitted_request_is_accepted_once_too(server: ServingServer, client: Any) -> None:
     server.faults = [CUT_AFTER]
     id = client.submit("once")
     assert server.taken == {id: 1}
@@ -210,7 +212,7 @@ def test_a_connection_that_stays_lost_leaves_the_request_in_doubt(
     assert server.taken == {"r-1": 1}
 
 
-def test_nobody_there_is_said_at_once(connect: Connect) -> None:
+def test_a_missing_server_is_reported_at_once(connect: Connect) -> None:
     with serving() as server:
         url = server.url
     began = time.monotonic()
@@ -219,10 +221,10 @@ def test_nobody_there_is_said_at_once(connect: Connect) -> None:
     assert refused.value.status == 0
     with pytest.raises(RequestInDoubt):
         connect(url).fetch("r-1")
-    assert time.monotonic() - began < 30, "it waited for its time to be over"
+    assert time.monotonic() - began < 30, "it waited for its timeout"
 
 
-def test_a_busy_server_is_asked_again_until_the_time_is_over(
+def test_a_request_to_a_busy_server_is_repeated_until_the_timeout(
     server: ServingServer, client: Any
 ) -> None:
     server.faults = [BUSY, BUSY]
@@ -233,19 +235,19 @@ def test_a_busy_server_is_asked_again_until_the_time_is_over(
     assert list(server.taken.values()) == [1]
 
 
-def test_an_id_of_somebody_else_is_a_duplicate(server: ServingServer, client: Any) -> None:
+def test_an_id_that_is_already_in_use_is_a_duplicate(server: ServingServer, client: Any) -> None:
     client.ask("x", id="r-1")
     with pytest.raises(RequestRefused, match="request r-1 was refused with 409: the id is in use"):
         client.ask("y", id="r-1")
 
 
-def test_unknown_ids_are_told_from_pending_ones(client: Any) -> None:
+def test_unknown_ids_are_distinguished_from_pending_ones(client: Any) -> None:
     for look in (client.fetch, client.wait, client.status, lambda id: list(client.stream(id=id))):
         with pytest.raises(UnknownRequest, match="the server knows no request r-0"):
             look("r-0")
 
 
-def test_the_status_is_the_way_of_the_request(client: Any) -> None:
+def test_the_status_shows_the_path_of_the_request(client: Any) -> None:
     client.submit("fail", id="r-1")
     status = client.status("r-1")
     at = datetime(2026, 1, 2, 3, 4, 5, 600_000, UTC)
@@ -263,7 +265,7 @@ def test_the_status_is_the_way_of_the_request(client: Any) -> None:
     assert status.steps == (step,)
 
 
-def test_a_look_is_repeated_after_a_lost_connection(server: ServingServer, client: Any) -> None:
+def test_a_fetch_is_repeated_after_a_lost_connection(server: ServingServer, client: Any) -> None:
     client.submit("x", id="r-1")
     server.faults = ["gone"]
     assert client.fetch("r-1").results == (b"x",)
@@ -279,26 +281,28 @@ def test_results_are_streamed(client: Any) -> None:
     assert list(client.stream("drop")) == []
 
 
-def test_a_request_is_followed_by_its_id(client: Any) -> None:
+def test_a_submitted_request_is_streamed_by_its_id(client: Any) -> None:
     client.submit("words b a", id="r-1")
     assert list(client.stream(id="r-1")) == [b"b", b"a"]
     with pytest.raises(ValueError, match="give a value to ask with, or the id of a request"):
         list(client.stream())
 
 
-@pytest.mark.parametrize("behind", [1, 2, 3])
-def test_a_stream_goes_on_behind_the_last_result(
-    server: ServingServer, client: Any, behind: int
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_stream_continues_after_the_last_result_received(
+    server: ServingServer, client: Any, after: int
 ) -> None:
-    server.cut_stream_behind = behind
+    server.cut_stream_after = after
     assert list(client.stream("words b a c")) == [b"b", b"a", b"c"]
     assert server.calls == ["POST sse", "GET sse"]
-    assert server.heard[1]["last-event-id"] == str(behind)
+    assert server.headers_received[1]["last-event-id"] == str(after)
     assert list(server.taken.values()) == [1]
 
 
 @pytest.mark.guarantee("a-client-asks-once")
-def test_a_stream_that_never_began_is_asked_for_once(server: ServingServer, client: Any) -> None:
+def test_a_stream_that_never_began_submits_its_request_once(
+    server: ServingServer, client: Any
+) -> None:
     server.faults = [CUT_BEFORE]
     assert list(client.stream("words b a")) == [b"b", b"a"]
     server.faults = [CUT_AFTER]
@@ -314,7 +318,7 @@ def test_a_stream_ends_with_the_error_of_its_request(server: ServingServer, clie
         list(client.stream("x", id="r-1"))
 
 
-def test_each_result_is_handed_over_as_it_comes(server: ServingServer) -> None:
+def test_each_result_is_returned_as_it_arrives(server: ServingServer) -> None:
     server.open.clear()
     with Client(server.url) as client:
         results = client.stream("words b a")
@@ -323,7 +327,7 @@ def test_each_result_is_handed_over_as_it_comes(server: ServingServer) -> None:
         assert list(results) == [b"a"]
 
 
-def test_a_stream_that_says_nothing_for_too_long_is_pending(
+def test_a_stream_that_is_silent_for_too_long_is_pending(
     server: ServingServer, client: Any
 ) -> None:
     server.open.clear()
@@ -336,7 +340,7 @@ async def first_result(url: str) -> bytes:
         return await anext(client.stream("words b a"))
 
 
-def test_an_async_stream_may_be_left_before_its_end(server: ServingServer) -> None:
+def test_an_async_stream_may_be_closed_before_its_end(server: ServingServer) -> None:
     server.open.clear()
     assert asyncio.run(first_result(server.url)) == b"b"
 
@@ -344,7 +348,7 @@ def test_an_async_stream_may_be_left_before_its_end(server: ServingServer) -> No
 # --- logins, TLS and the extra ----------------------------------------------------------------
 
 
-def test_the_token_goes_with_every_call(server: ServingServer, connect: Connect) -> None:
+def test_the_token_is_sent_with_every_call(server: ServingServer, connect: Connect) -> None:
     server.token = "s3cret"
     assert connect(server.url, "s3cret").ask("x").results == (b"x",)
     with pytest.raises(RequestRefused, match="was refused with 401: the token is wrong"):
@@ -366,7 +370,7 @@ def test_a_certificate_is_checked(connect: Connect, tmp_path: Path) -> None:
         connect(server.url, ca=tmp_path / "none.pem")
 
 
-def test_a_url_has_to_be_one(connect: Connect) -> None:
+def test_an_invalid_url_is_rejected(connect: Connect) -> None:
     with pytest.raises(ValueError, match="'localhost:8080' is not a server URL; write for exam"):
         connect("localhost:8080")
 

@@ -1,7 +1,7 @@
 """Conversations of a client with a server in memory, whatever is lost and whenever.
 
-The server takes an id once. Each call meets a fault or none; the clock moves only while somebody
-waits. So these tests see every order of losses without a network and without waiting.
+The server accepts an id once. Each call meets a fault or none; the clock moves only while the
+client waits. So these tests see every order of losses without a network and without waiting.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ PATHS = ServerPaths("X-Numaflow-Id")
 
 class Fault(Enum):
     NONE = "no fault"
-    NO_CONNECTION = "nobody is there"
-    BEFORE = "lost before the server heard of it"
-    AFTER = "lost after the server took it"
-    LATE = "lost, and taken when the client has looked for it"
+    NO_CONNECTION = "no server is there"
+    BEFORE = "lost before the server received it"
+    AFTER = "lost after the server accepted it"
+    LATE = "lost, and accepted after the client has looked for it"
     BUSY = "429"
-    STARTING = "503 before the server took it"
-    STOPPING = "503 after the server took it"
-    GATEWAY = "502 after the server took it"
+    STARTING = "503 before the server accepted it"
+    STOPPING = "503 after the server accepted it"
+    GATEWAY = "502 after the server accepted it"
     SLOW = "408, or still in progress"
 
 
 @dataclass
 class MemoryServer:
-    """Takes one request, and refuses it when it is redelivered: ``copies`` counts how often.
+    """Accepts one request, and refuses further copies of it: ``copies`` counts them.
 
     ``late`` is 1 while the request is still in flight on a connection that was lost.
     """
@@ -142,11 +142,11 @@ class MemoryServer:
 
 
 def outcome(server: MemoryServer, conversation: Conversation[object]) -> object:
-    """Carries out a conversation; returns what came of it, or the error that it raised."""
-    came: StepResult = None
+    """Carries out a conversation; returns its result, or the error that it raised."""
+    received: StepResult = None
     try:
         while True:
-            came = server.carry_out(conversation.send(came))
+            received = server.carry_out(conversation.send(received))
     except StopIteration as end:
         return end.value
     except RequestError as error:
@@ -168,42 +168,44 @@ GOOD = {"ask": Answered("r-1", RESULTS), "submit": "r-1", "stream": None}
 @pytest.mark.guarantee("a-client-asks-once")
 @pytest.mark.parametrize("way", WAYS)
 @given(faults=FAULTS, seconds=SECONDS)
-def test_whatever_is_lost_a_request_is_sent_once_and_its_results_are_right(
+def test_a_request_is_accepted_once_and_its_results_are_right_whatever_is_lost(
     way: str, faults: list[Fault], seconds: float
 ) -> None:
     server = MemoryServer(list(faults))
-    came = outcome(server, WAYS[way](TimeLimit.of(seconds, lambda: server.now)))
-    # Only of one that was still in flight when the client looked, a copy may come.
+    result = outcome(server, WAYS[way](TimeLimit.of(seconds, lambda: server.now)))
+    # A copy may arrive only of a request that was still in flight when the client looked for it.
     assert server.copies <= faults.count(Fault.LATE)
     assert tuple(server.emitted) == RESULTS[: len(server.emitted)]
-    if not isinstance(came, RequestError):
-        assert came == GOOD[way]
+    if not isinstance(result, RequestError):
+        assert result == GOOD[way]
         assert server.taken == 1
         assert way != "stream" or tuple(server.emitted) == RESULTS
     else:
-        assert came.id == "r-1"
-    if isinstance(came, RequestRefused):
-        assert server.taken + server.late == 0, "refused is refused"
-    if isinstance(came, AnswerPending):
+        assert result.id == "r-1"
+    if isinstance(result, RequestRefused):
+        assert server.taken + server.late == 0, "a refused request is not accepted"
+    if isinstance(result, AnswerPending):
         assert server.taken == 1
 
 
 @pytest.mark.parametrize("way", WAYS)
 @given(faults=FAULTS)
-def test_with_time_enough_there_is_an_answer_unless_nobody_was_there_at_first(
+def test_with_enough_time_there_is_an_answer_unless_no_server_was_there_at_first(
     way: str, faults: list[Fault]
 ) -> None:
     server = MemoryServer(list(faults))
-    came = outcome(server, WAYS[way](TimeLimit.of(10_000, lambda: server.now)))
+    result = outcome(server, WAYS[way](TimeLimit.of(10_000, lambda: server.now)))
     first = next((f for f in faults if f is not Fault.BUSY), None)
     if first is Fault.NO_CONNECTION:
-        assert isinstance(came, RequestRefused)
+        assert isinstance(result, RequestRefused)
     else:
-        assert came == GOOD[way]
+        assert result == GOOD[way]
 
 
 @given(faults=FAULTS, seconds=SECONDS)
-def test_no_conversation_takes_much_longer_than_it_may(faults: list[Fault], seconds: float) -> None:
+def test_no_conversation_takes_much_longer_than_its_limit(
+    faults: list[Fault], seconds: float
+) -> None:
     for way in ("ask", "submit"):
         server = MemoryServer(list(faults) * 50)
         outcome(server, WAYS[way](TimeLimit.of(seconds, lambda server=server: server.now)))

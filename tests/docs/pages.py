@@ -86,7 +86,7 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
 
 
 def pattern(expected: list[str]) -> str:
-    """Three dots stand for anything, also for several lines."""
+    """Returns a pattern in which three dots match anything, including several lines."""
     text = "\n".join(expected).replace("\n...\n", "...").removeprefix("...\n")
     pieces = [re.escape(piece) for piece in text.split("...")]
     start = ".*" if expected[0] == "..." else ""

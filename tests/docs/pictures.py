@@ -1,4 +1,4 @@
-"""Pictures of the docs that tests make: with EBBFLOW_PICTURES=1 they write them to docs/images."""
+"""Pictures of the docs that tests draw: with EBBFLOW_PICTURES=1 they write them to docs/images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.docs.pages import ROOT
 IMAGES = ROOT / "docs" / "images"
 WANTED = bool(os.environ.get("EBBFLOW_PICTURES"))
 _COLUMNS = 100
-# A viewer would fetch the font from elsewhere.
+# A viewer would download the font.
 _FONT_FACES = re.compile(r"@font-face\s*{.*?}\s*", re.DOTALL)
 _COMMENT = re.compile(r" *<!--.*?-->\n?")
 _LINE = re.compile(r'(<text class="\S+-r\d+")( [^>]*-line-(\d+)\)")')
@@ -25,9 +25,9 @@ _APPEAR = """    @keyframes appear { from { opacity: 0 } }
 
 
 def draw_recording(title: str, text: str, pauses: dict[str, float]) -> str:
-    """Return what a terminal showed as an SVG in which one line appears after the other.
+    """Returns what a terminal showed as an SVG in which the lines appear one after another.
 
-    A line comes a moment after the one before; a line that holds a text of ``pauses``, after that.
+    A line appears a moment after the one before, or after its pause if it has a text of ``pauses``.
     """
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(text))
@@ -48,7 +48,7 @@ def draw_recording(title: str, text: str, pauses: dict[str, float]) -> str:
 
 
 def keep(name: str, drawing: str) -> None:
-    """Write a picture of the docs, if it was asked for."""
+    """Writes a picture of the docs, if pictures are wanted."""
     if WANTED:
         lines = [line.rstrip() for line in drawing.rstrip().splitlines()]
         (IMAGES / name).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The connector that CONTRIBUTING.md shows is built as a package of its own, linted and run."""
+"""The connector that CONTRIBUTING.md shows is built as a separate package, linted and run."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ GUIDE = Page(ROOT / "docs/guides/connectors/shipping.md")
 PLAIN = PIPELINE.replace("sqlite: {path: kept.db}", "blackhole: {}")
 
 
-# The command, once for each line that it reads: it imports everything only once.
+# Runs the command once for each line that it reads, so everything is imported only once.
 COMMANDS = """
 import contextlib, io, json, sys
 from ebbflow.cli.main import main
 
 for line in sys.stdin:
     sys.argv = ["ebbflow", *json.loads(line)]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         with contextlib.suppress(SystemExit):
             main()
-    print(json.dumps(said.getvalue()), flush=True)
+    print(json.dumps(output.getvalue()), flush=True)
 """
 
 
 class Environment:
-    """A folder of installed packages, used by processes of its own."""
+    """A folder of installed packages, used by separate processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,7 +80,7 @@ class Environment:
         return done.stdout + done.stderr
 
     def command(self, *words: str) -> str:
-        """What the command says to these words, in the one process for all of them."""
+        """Returns what the command prints for these arguments, in one process for all of them."""
         if self._commands is None:
             self._commands = subprocess.Popen(
                 [sys.executable, "-c", COMMANDS],
@@ -93,9 +93,9 @@ class Environment:
         assert self._commands.stdin is not None
         assert self._commands.stdout is not None
         print(json.dumps(words), file=self._commands.stdin, flush=True)
-        said = json.loads(self._commands.stdout.readline())
-        assert isinstance(said, str)
-        return said
+        output = json.loads(self._commands.stdout.readline())
+        assert isinstance(output, str)
+        return output
 
     def lint(self, pipeline: str) -> str:
         (self.folder / "pipeline.yaml").write_text(pipeline)
@@ -127,12 +127,12 @@ def another(tmp_path: Path) -> Iterator[Environment]:
         yield environment
 
 
-def test_it_is_one_short_file() -> None:
+def test_the_example_connector_is_one_short_file() -> None:
     assert len(MODULE.text.splitlines()) < 60
     assert MODULE.name == "ebbflow_sqlite.py"
 
 
-def test_lint_knows_it_by_its_entry_point(environment: Environment) -> None:
+def test_lint_finds_the_connector_by_its_entry_point(environment: Environment) -> None:
     assert environment.lint(PIPELINE) == "1 file ok"
     misspelt = environment.lint(PIPELINE.replace("path:", "pth:"))
     assert "unknown field 'pth'; did you mean 'path'?" in misspelt
@@ -141,12 +141,12 @@ def test_lint_knows_it_by_its_entry_point(environment: Environment) -> None:
     assert "'path' must be text, not 7; put it in quotes" in wrong
 
 
-def test_it_may_be_a_fallback_sink(environment: Environment) -> None:
+def test_the_connector_can_be_a_fallback_sink(environment: Environment) -> None:
     sink = "{blackhole: {}, fallback: {sqlite: {path: kept.db}}}"
     assert environment.lint(PIPELINE.replace("{sqlite: {path: kept.db}}", sink)) == "1 file ok"
 
 
-def test_a_message_about_another_name_offers_it_where_it_can_be_used(
+def test_a_problem_suggests_the_connector_only_where_it_can_be_used(
     environment: Environment,
 ) -> None:
     sink = environment.lint(PIPELINE.replace("sqlite:", "sqllite:"))
@@ -156,18 +156,18 @@ def test_a_message_about_another_name_offers_it_where_it_can_be_used(
     assert "sqlite" not in source
 
 
-def test_what_is_only_a_sink_cannot_be_a_source(environment: Environment) -> None:
-    said = environment.lint(PIPELINE.replace("generator: {messages: 100}", "sqlite: {}"))
+def test_a_connector_that_is_only_a_sink_cannot_be_a_source(environment: Environment) -> None:
+    output = environment.lint(PIPELINE.replace("generator: {messages: 100}", "sqlite: {}"))
     assert (
         "EB212 'sqlite': The connector sqlite of the package ebbflow-sqlite is not a source. "
-        "Use it as a sink." in said
+        "Use it as a sink." in output
     )
 
 
-def test_the_reference_has_its_fields(environment: Environment) -> None:
+def test_the_reference_lists_the_fields_of_the_connector(environment: Environment) -> None:
     pages = f"import runpy; print(runpy.run_path({str(ROOT / 'docs/generate.py')!r})['spec']())"
-    told = [line for line in environment.run("-c", pages).splitlines() if "sqlite" in line]
-    assert told == [
+    output = [line for line in environment.run("-c", pages).splitlines() if "sqlite" in line]
+    assert output == [
         "| `spec.vertices[].sink.sqlite.path` | text | required | "
         "the file, made if it is missing |",
         "| `spec.vertices[].sink.sqlite.table` | text | `messages` | "
@@ -175,7 +175,7 @@ def test_the_reference_has_its_fields(environment: Environment) -> None:
     ]
 
 
-def test_the_json_schema_has_its_fields(environment: Environment) -> None:
+def test_the_json_schema_has_the_fields_of_the_connector(environment: Environment) -> None:
     definitions = json.loads(environment.command("schema"))["$defs"]
     section, nothing = definitions["SinkSpec"]["properties"]["sqlite"]["anyOf"]
     assert (section["title"], section["required"]) == ("SqliteSinkSpec", ["path"])
@@ -183,7 +183,7 @@ def test_the_json_schema_has_its_fields(environment: Environment) -> None:
     assert definitions["SourceSpec"]["properties"]["sqlite"]["type"] == nothing["type"] == "null"
 
 
-def test_the_python_builders_take_it(environment: Environment) -> None:
+def test_the_python_builders_accept_the_connector(environment: Environment) -> None:
     code = (
         "from ebbflow import Pipeline\n"
         "from ebbflow.connectors import Generator, Sqlite\n"
@@ -192,12 +192,14 @@ def test_the_python_builders_take_it(environment: Environment) -> None:
         "print(spec.spec.vertices[1].sink.section.table)\n"
         "Sqlite(pth='kept.db')\n"
     )
-    said = environment.run("-c", code)
-    assert said.startswith("messages\n"), said
-    assert "Sqlite() has no option 'pth'; did you mean 'path'?" in said
+    output = environment.run("-c", code)
+    assert output.startswith("messages\n"), output
+    assert "Sqlite() has no option 'pth'; did you mean 'path'?" in output
 
 
-def test_the_command_lists_it_with_its_package_and_its_fields(environment: Environment) -> None:
+def test_the_command_lists_the_connector_with_its_package_and_fields(
+    environment: Environment,
+) -> None:
     listed = environment.command("connectors", "--json").splitlines()
     facts = {(each["name"], each["role"]): each for each in map(json.loads, listed)}
     sqlite = facts["sqlite", "sink"]
@@ -233,13 +235,15 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_pipeline_in_python_and_one_in_yaml_run_with_it(environment: Environment) -> None:
+def test_a_pipeline_in_python_and_one_in_yaml_run_with_the_connector(
+    environment: Environment,
+) -> None:
     (environment.folder / "pipeline.yaml").write_text(PIPELINE)
     (environment.folder / "built.py").write_text(RUNS)
-    told = environment.run("built.py")
+    output = environment.run("built.py")
     with sqlite3.connect(environment.folder / "built.db") as database:
-        assert database.execute("SELECT count(*) FROM messages").fetchall() == [(30,)], told
-    assert "drained" in told, told
+        assert database.execute("SELECT count(*) FROM messages").fetchall() == [(30,)], output
+    assert "drained" in output, output
     with sqlite3.connect(environment.folder / "kept.db") as database:
         rows = dict(database.execute("SELECT id, value FROM messages"))
     assert len(rows) == 100
@@ -254,26 +258,28 @@ def test_a_pipeline_in_python_and_one_in_yaml_run_with_it(environment: Environme
         ("x = (", "SyntaxError"),
     ],
 )
-def test_a_broken_package_harms_only_who_uses_it(another: Environment, text: str, why: str) -> None:
+def test_a_broken_package_affects_only_pipelines_that_use_it(
+    another: Environment, text: str, why: str
+) -> None:
     another.install(package("broken-sqlite", "broken"), broken=text)
     assert another.lint(PLAIN) == "1 file ok"
-    said = another.lint(PIPELINE)
-    assert "EB212 'sqlite': The connector sqlite of the package broken-sqlite cannot be" in said
-    assert why in said
+    output = another.lint(PIPELINE)
+    assert "EB212 'sqlite': The connector sqlite of the package broken-sqlite cannot be" in output
+    assert why in output
 
 
-def test_a_missing_package_is_named_with_what_to_install(another: Environment) -> None:
+def test_a_missing_dependency_is_reported_with_what_to_install(another: Environment) -> None:
     points = {"sqlite": "broken [fast]", "other": "broken"}
     text = "import nothing_of_this_name.client"
     another.install(package("broken-sqlite", "broken", **points), broken=text)
-    said = another.command("connectors")
-    assert "kafka" in said
-    assert "✗ The connector sqlite of the package broken-sqlite cannot be loaded" in said
-    assert "Install what it needs, as with: pip install 'broken-sqlite[fast]'; or update" in said
-    assert "Install what it needs, as with: pip install 'nothing_of_this_name'; or update" in said
+    output = another.command("connectors")
+    assert "kafka" in output
+    assert "✗ The connector sqlite of the package broken-sqlite cannot be loaded" in output
+    assert "Install what it needs, as with: pip install 'broken-sqlite[fast]'; or update" in output
+    assert "Install what it needs, as with: pip install 'nothing_of_this_name'; or update" in output
 
 
-def test_a_package_that_registers_nothing_is_named(another: Environment) -> None:
+def test_a_package_that_registers_no_connector_is_named(another: Environment) -> None:
     another.install(package("empty-sqlite", "empty"), empty="")
     assert (
         "The package empty-sqlite ships no connector called sqlite, though its entry point says so"
@@ -291,18 +297,18 @@ def test_two_packages_with_one_name_are_both_named(another: Environment) -> None
     )
 
 
-def test_built_in_connectors_keep_their_names_and_the_doctor_names_who_wants_them(
+def test_built_in_connectors_keep_their_names_and_packages_that_claim_one_are_reported(
     another: Environment,
 ) -> None:
     text = MODULE.text.replace('@sink("sqlite")', '@sink("blackhole")')
     another.install(package("greedy", "greedy", blackhole="greedy"), greedy=text)
     another.install(package("odd", "odd", **{"my-sink": "odd"}), odd=MODULE.text)
     assert another.lint(PLAIN) == "1 file ok"
-    said = another.run(
+    output = another.run(
         "-c",
         "from ebbflow.connectors.registry import find_problems\nprint(*find_problems(), sep='\\n')",
     )
-    assert "The connector blackhole of the package greedy cannot be loaded" in said
-    assert "greedy.SqliteSinkSpec of the package greedy" in said
-    assert "BlackholeSpec of the package ebbflow" in said
-    assert "The package odd ships a connector called my-sink, which is not a" in said
+    assert "The connector blackhole of the package greedy cannot be loaded" in output
+    assert "greedy.SqliteSinkSpec of the package greedy" in output
+    assert "BlackholeSpec of the package ebbflow" in output
+    assert "The package odd ships a connector called my-sink, which is not a" in output

@@ -1,4 +1,4 @@
-"""What the page about deploying shows: systemd takes the unit, and the Dockerfile's lines hold."""
+"""What the page about deploying shows: systemd accepts the unit, the Dockerfile is current."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def block(name: str) -> Block:
 
 
 def check_command(words: list[str]) -> None:
-    """Parse a command line of Ebbflow as the command would, and do nothing."""
+    """Parses a command line of Ebbflow as the command would, without running it."""
     assert Path(words[0]).name == "ebbflow"
     command = get_command(app)
     name, *rest = words[1:]
     command.commands[name].make_context(name, rest)  # type: ignore[attr-defined]
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is missing: the unit is NOT checked")
     ebbflow = str(Path(sys.executable).parent / "ebbflow")
@@ -61,7 +61,7 @@ def test_the_command_of_the_container_exists() -> None:
     check_command(json.loads(line))
 
 
-def test_the_container_installs_what_the_project_has() -> None:
+def test_the_container_installs_extras_and_versions_that_the_project_has() -> None:
     text = block("Dockerfile").text
     (extras,) = re.findall(r"-any\.whl\[([\w,]+)\]", text)
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])

@@ -20,7 +20,7 @@ def marked() -> dict[str, list[tuple[str, str]]]:
     return tests
 
 
-def test_every_promise_has_a_slug_of_its_own(promised) -> None:
+def test_every_promise_has_a_unique_slug(promised) -> None:
     assert len(promised) > 20
     assert len(promised) == len(set(promised))
 

@@ -27,7 +27,7 @@ def test_links_lead_to_files_and_headings_that_exist(page: Page) -> None:
 
 
 def headings(path: Path) -> set[str]:
-    """The names by which headings and anchors can be linked to."""
+    """The names by which headings and anchors can be linked."""
     text = path.read_text(encoding="utf-8")
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
@@ -43,7 +43,7 @@ def test_every_file_that_the_architecture_names_exists() -> None:
     assert [name for name in sorted(named) if not any((p / name).exists() for p in places)] == []
 
 
-def test_decisions_have_a_number_without_gaps_a_date_a_status_and_a_line_in_the_index() -> None:
+def test_decisions_are_numbered_without_gaps_dated_and_listed_in_the_index_with_a_status() -> None:
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text(encoding="utf-8")
     pages = sorted(folder.glob("0*.md"))
@@ -65,10 +65,10 @@ def test_packages_say_where_to_start_and_list_modules_that_exist() -> None:
             assert {name, f"{name}.py", name.rpartition(".")[2]} & modules, (path, name)
 
 
-def test_contributing_says_what_every_folder_of_tests_is_for() -> None:
+def test_contributing_describes_every_folder_of_tests() -> None:
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/__init__.py")}
-    told = re.findall(r"`tests/(\w+)`", Page(ROOT / "CONTRIBUTING.md").text)
-    assert folders - set(told) == set()
+    described = re.findall(r"`tests/(\w+)`", Page(ROOT / "CONTRIBUTING.md").text)
+    assert folders - set(described) == set()
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

@@ -1,4 +1,4 @@
-"""The guide for those who come from Numaflow: its pipeline runs with its bindings and its code."""
+"""The guide for users of Numaflow: its pipeline runs with its bindings and its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures that are drawn from text: whole, current, and without anything from elsewhere."""
+"""The pictures that are drawn from text: well-formed, current, and without external resources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.docs.pictures import IMAGES, draw_recording, keep
 
 
 @pytest.mark.parametrize("picture", sorted(IMAGES.glob("*.svg")), ids=lambda path: path.name)
-def test_a_drawing_is_whole_and_needs_nothing_from_elsewhere(picture: Path) -> None:
+def test_a_drawing_is_well_formed_and_loads_no_external_resource(picture: Path) -> None:
     text = picture.read_text(encoding="utf-8")
     ET.fromstring(text)
     assert [url for url in re.findall(r"https?://[^\s\"')]+", text) if "w3.org" not in url] == []
@@ -27,13 +27,13 @@ def test_the_graph_of_the_tutorial_is_what_the_command_draws(tmp_path: Path) -> 
     for block in tutorial.blocks:
         if block.name is not None:
             (tmp_path / block.name).write_text(block.text, encoding="utf-8")
-    asked = ["graph", str(tmp_path / "pipeline.yaml"), "--format", "svg"]
-    drawn = CliRunner().invoke(app, asked).stdout
+    arguments = ["graph", str(tmp_path / "pipeline.yaml"), "--format", "svg"]
+    drawn = CliRunner().invoke(app, arguments).stdout
     keep("tutorial.svg", drawn)
     assert (IMAGES / "tutorial.svg").read_text(encoding="utf-8").strip() == drawn.strip()
 
 
-def test_a_recording_shows_every_line_in_its_turn() -> None:
+def test_a_recording_shows_the_lines_one_after_another() -> None:
     drawn = draw_recording("shell", "$ first\n\nsecond", {"second": 2.0})
     shown = re.findall(r'animation-delay: ([\d.]+)s".*?>(.*?)</text>', drawn)
     shown = [(float(when), text.replace("&#160;", " ")) for when, text in shown if text.strip()]

@@ -1,4 +1,4 @@
-"""The second tutorial, followed with a real server: its files, its posts, the crash, the outage."""
+"""The second tutorial, followed with a real server: its files, posts, crash and outage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Shop:
         postgres.ask((folder / "orders.sql").read_text(encoding="utf-8"))
 
     def adapted(self, text: str) -> str:
-        """A text of the page with the ports and the database of this test."""
+        """Returns a text of the page with the ports and the database of this test."""
         text = text.replace("postgresql://shop@127.0.0.1:5432/shop", self.postgres.url)
         return text.replace("8080", str(self._port))
 
@@ -51,7 +51,7 @@ class Shop:
         return posts, [one for one in found if one.startswith("ebbflow")]
 
     def start(self) -> None:
-        """Start the run, and wait until it takes posts."""
+        """Starts the run, and waits until it accepts posts."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._run = subprocess.Popen(
             [*self.command("run").split(), "--plain"],
@@ -73,23 +73,23 @@ class Shop:
         )  # fmt: skip
 
     def command(self, words: str) -> str:
-        """The command of the page that holds these words."""
+        """The command of the page that contains these words."""
         return next(one for one in self.commands if words in one)
 
     def post(self, number: int) -> None:
-        """Send the order of the page with this number."""
+        """Sends the order of the page with this number."""
         (body,) = [one for one in self.posts if json.loads(one)["number"] == number]
         assert self._curl("-d", body) == 0
 
     def post_many(self) -> None:
-        """Send all that ``make_orders.py`` prints."""
+        """Sends all that ``make_orders.py`` prints."""
         done = printed(f"{sys.executable} make_orders.py", self.folder)
         (self.folder / "orders.jsonl").write_text(done, encoding="utf-8")
         kind = "content-type: application/x-ndjson"
         assert self._curl("--data-binary", "@orders.jsonl", "-H", kind) == 0
 
     def end(self, how: signal.Signals) -> None:
-        """End the run."""
+        """Ends the run."""
         if self._run is not None:
             self._run.send_signal(how)
             self._run.wait(120)
@@ -100,7 +100,7 @@ class Shop:
         return int(self.postgres.ask("SELECT count(*) FROM orders")[0][0])
 
     def wait(self, holds: Callable[[], object]) -> None:
-        """Wait for something that the run does."""
+        """Waits for something that the run does."""
         until(holds, 120, self._run, (self.folder / "errors").read_text, every=0.2)
 
     def dead_letters(self) -> list[dict[str, object]]:
@@ -122,7 +122,7 @@ def shop(tmp_path: Path, postgres: Postgres) -> Iterator[Shop]:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_second_tutorial_does_what_it_says(shop: Shop) -> None:
+def test_the_second_tutorial_works_as_described(shop: Shop) -> None:
     shop.start()
     shop.post(1)
     shop.wait(lambda: shop.stored() == 1)

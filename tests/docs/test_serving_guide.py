@@ -1,4 +1,4 @@
-"""The guide about serving, followed to the letter: its pipeline, its curl commands, its client."""
+"""The guide about serving, followed exactly: its pipeline, its curl commands, its client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOOKS_UP = re.compile(r"'http://[^']+\?id=|^ebbflow")
 
 @dataclass(frozen=True)
 class Shop:
-    """The guide's pipeline while it runs, on a port of its own."""
+    """The guide's pipeline while it runs, on a free port."""
 
     folder: Path
     port: int
@@ -53,19 +53,19 @@ class Shop:
         except (URLError, OSError):
             return False
 
-    def differs(self, command: str, said: list[str]) -> str:
-        """Returns what a command prints if it is not what the guide says, else nothing.
+    def differs(self, command: str, expected: list[str]) -> str:
+        """Returns what a command prints if it differs from the guide, else nothing.
 
-        What is looked up may take a moment until it is there; a post is not repeated.
+        Commands that look something up are repeated for a while; a post is not.
         """
-        wanted = re.compile(pattern(said), re.DOTALL)
+        wanted = re.compile(pattern(expected), re.DOTALL)
         end = time.monotonic() + (20 if LOOKS_UP.search(command) else 0)
-        while not wanted.fullmatch(told := self.say(command)):
+        while not wanted.fullmatch(printed := self.run_command(command)):
             if time.monotonic() > end:
-                return told
+                return printed
         return ""
 
-    def say(self, command: str) -> str:
+    def run_command(self, command: str) -> str:
         """Runs a command and returns what it prints."""
         words = shlex.split(command.replace("localhost:8080", f"localhost:{self.port}"))
         if words[0] == "ebbflow":
@@ -94,11 +94,13 @@ def shop(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 @pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
-def test_the_commands_of_the_guide_do_what_it_says(shop: Shop) -> None:
+def test_the_commands_of_the_guide_print_what_it_shows(shop: Shop) -> None:
     shown = [pair for block in BLOCKS for pair in commands(block.text)]
     assert len(shown) > 10
     wrong = [
-        f"$ {command}\n{told}" for command, said in shown if (told := shop.differs(command, said))
+        f"$ {command}\n{printed}"
+        for command, expected in shown
+        if (printed := shop.differs(command, expected))
     ]
     assert wrong == [], "\n\n".join(wrong)
 
@@ -115,7 +117,7 @@ def test_the_client_of_the_guide_gets_its_prices(shop: Shop) -> None:
     assert asyncio.run(ask["tell_a_price"](shop.url)) == "pear 3: 165\n"
 
 
-def test_the_client_sees_the_way_of_a_request(shop: Shop) -> None:
+def test_the_client_shows_the_path_of_a_request(shop: Shop) -> None:
     with Client(shop.url) as client:
         id = client.submit("plum 2, gold 1")
         with pytest.raises(RequestFailed, match="map failure: gold is not for sale"):
@@ -124,8 +126,8 @@ def test_the_client_sees_the_way_of_a_request(shop: Shop) -> None:
     assert (status.id, status.status) == (id, "failed")
     assert status.failure is not None
     assert (status.failure.vertex, status.failure.error) == ("quote", "gold is not for sale")
-    told = [(step.vertex, step.deliveries, step.outcome, step.reason) for step in status.steps]
-    assert told == [
+    steps = [(step.vertex, step.deliveries, step.outcome, step.reason) for step in status.steps]
+    assert steps == [
         ("in", 1, "done", None),
         ("quote", 1, "redelivered", "no price yet"),
         ("quote", 2, "dead_lettered", "map failure"),

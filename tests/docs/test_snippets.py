@@ -1,4 +1,4 @@
-"""Every snippet in README and docs holds: Python runs, YAML lints, commands exist."""
+"""Every snippet in README and docs works: Python runs, YAML lints, commands exist."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ebbflow.testing.examples import check_example, read_examples
 from tests.docs.pages import BLOCKS, PAGES, ROOT, Block, Page, commands
 
 LANGUAGES = {"python", "yaml", "toml", "console", "text", "sql", "ini", "dockerfile"}
-# Programs that are there anyway, beside ebbflow and make.
+# Programs that every machine has, in addition to ebbflow and make.
 OTHERS = {"mkdir", "cd", ".", "pip", "python", "python3", "curl"}
 
 
@@ -31,12 +31,12 @@ def of(*languages: str) -> list[Block]:
     return [block for block in BLOCKS if block.language in languages]
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_block_names_a_known_language() -> None:
     assert [str(block) for block in BLOCKS if block.language not in LANGUAGES] == []
 
 
 @pytest.fixture(autouse=True)
-def _connectors_of_snippets_go() -> Iterator[None]:
+def _remove_connectors_of_snippets() -> Iterator[None]:
     kinds = dict(SOURCES), dict(SINKS)
     yield
     for table, before in zip((SOURCES, SINKS), kinds, strict=True):
@@ -46,7 +46,7 @@ def _connectors_of_snippets_go() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place to run in, where no module of a snippet stays behind."""
+    """A folder to run in; modules imported from it are removed afterwards."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.chdir(tmp_path)
     yield tmp_path
@@ -62,7 +62,7 @@ def checked_run(
     watcher: Watcher | None = None,
     **options: Unpack[RunOptionNames],
 ) -> Summary:
-    """In place of run: everything is checked and nothing is started."""
+    """Replaces run: everything is checked and nothing is started."""
     names = [self.spec.name]
     if isinstance(self, Pipeline):
         names = [vertex.name for vertex in self.spec.vertices]
@@ -72,7 +72,7 @@ def checked_run(
 
 
 @pytest.mark.parametrize("block", [b for b in of("python") if b.name is None], ids=str)
-def test_python_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_snippets_run(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for builder in (Pipeline, MonoVertex):
         monkeypatch.setattr(builder, "run", checked_run)
     exec(compile(block.text, str(block), "exec"), {"__name__": "snippet"})
@@ -99,7 +99,7 @@ def test_files_of_a_page_fit_together(page: Page, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [b for b in of("yaml") if b.name is None], ids=str)
-def test_yaml_lints(block: Block, folder: Path) -> None:
+def test_yaml_snippets_lint(block: Block, folder: Path) -> None:
     (folder / "snippet.yaml").write_text(block.text, encoding="utf-8")
     assert [str(problem) for problem in lint(folder / "snippet.yaml")] == []
 
@@ -119,25 +119,25 @@ def test_commands_exist_with_their_options(block: Block) -> None:
 
 
 def parse(words: list[str]) -> None:
-    """As the command line would, without doing anything."""
+    """Parses the words as the command line would, without running anything."""
     command = get_command(app)
     while inside := getattr(command, "commands", None):
         command = inside[words.pop(0)]
     command.make_context("ebbflow", words)
 
 
-def test_what_lint_is_said_to_print_is_what_it_prints(folder: Path) -> None:
+def test_the_tutorial_shows_what_lint_prints(folder: Path) -> None:
     """The tutorial shows one problem with its line and column."""
     tutorial = next(page for page in PAGES if page.path.name == "tutorial.md")
     files = {block.name: block.text for block in tutorial.blocks if block.name}
     (folder / "steps.py").write_text(files["steps.py"], encoding="utf-8")
     broken = files["pipeline.yaml"].replace("to: greet", "to: gret")
     (folder / "pipeline.yaml").write_text(broken, encoding="utf-8")
-    told = str(lint(Path("pipeline.yaml"))[0])
-    assert f"```text\n{told}\n```" in tutorial.text
+    problem = str(lint(Path("pipeline.yaml"))[0])
+    assert f"```text\n{problem}\n```" in tutorial.text
 
 
-def test_the_example_of_the_package_is_python() -> None:
+def test_the_example_in_the_package_docstring_is_python() -> None:
     import ebbflow
 
     assert ebbflow.__doc__ is not None
@@ -146,9 +146,9 @@ def test_the_example_of_the_package_is_python() -> None:
     compile(example, "ebbflow", "exec")
 
 
-def test_the_guide_gives_the_exit_codes_of_the_command() -> None:
+def test_the_guide_lists_the_exit_codes_of_the_command() -> None:
     from ebbflow.cli.options import EXIT_CODES
 
     guide = (ROOT / "docs/guides/running.md").read_text(encoding="utf-8")
-    told = guide.partition("## Exit codes")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| (\d+) \|", told, re.MULTILINE) == [str(int(c)) for c in EXIT_CODES]
+    section = guide.partition("## Exit codes")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| (\d+) \|", section, re.MULTILINE) == [str(int(c)) for c in EXIT_CODES]

@@ -1,4 +1,4 @@
-"""The tutorial, followed to the letter: the files it shows, the commands, what they print."""
+"""The tutorial, followed exactly: the files it shows, the commands, what they print."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TUTORIAL = next(page for page in PAGES if page.path.name == "tutorial.md")
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+def test_the_tutorial_works_as_described(tmp_path: Path) -> None:
     shown: list[str] = []
     for block in TUTORIAL.blocks:
         if block.name is not None:
             (tmp_path / block.name).write_text(block.text, encoding="utf-8")
         elif "run" in block.words:
             for command, expected in commands(block.text):
-                told = printed(command, tmp_path)
-                shown += [f"$ {command}", *told.rstrip().splitlines(), ""]
-                assert re.fullmatch(pattern(expected), told, re.DOTALL), f"$ {command}\n{told}"
+                output = printed(command, tmp_path)
+                shown += [f"$ {command}", *output.rstrip().splitlines(), ""]
+                assert re.fullmatch(pattern(expected), output, re.DOTALL), f"$ {command}\n{output}"
     recording = "\n".join(shown).replace(str(tmp_path), "/home/me/hello")
     keep("tutorial-recording.svg", draw_recording("hello", recording, {"$ ": 1.5}))
 

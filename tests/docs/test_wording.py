@@ -1,4 +1,4 @@
-"""The docs keep to plain words, list every page once, and quote what the code says."""
+"""The docs use plain words, list every page once, and quote the code correctly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_README = 130
 
 
 @pytest.mark.parametrize("page", wording.pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_keeps_to_plain_words(page: Path) -> None:
+def test_a_page_uses_plain_words(page: Path) -> None:
     assert wording.found(page.read_text(encoding="utf-8")) == []
 
 
@@ -23,11 +23,11 @@ def test_a_page_keeps_to_plain_words(page: Path) -> None:
     [*wording.made_pages(), *wording.records()],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_the_reference_and_the_changes_keep_to_plain_words(page: Path) -> None:
+def test_the_reference_and_the_changelog_use_plain_words(page: Path) -> None:
     assert wording.found(page.read_text(encoding="utf-8")) == [], "change the docstring, then docs"
 
 
-def test_errors_log_lines_and_descriptions_keep_to_plain_words() -> None:
+def test_errors_log_lines_and_descriptions_use_plain_words() -> None:
     hits = [
         f"{source.relative_to(ROOT)}:{line}: {hit}"
         for source in wording.sources()
@@ -37,16 +37,16 @@ def test_errors_log_lines_and_descriptions_keep_to_plain_words() -> None:
     assert hits == []
 
 
-def test_the_web_ui_and_the_dashboard_keep_to_plain_words() -> None:
+def test_the_web_ui_and_the_dashboard_use_plain_words() -> None:
     shown = [*(ROOT / "src").rglob("*.js"), *(ROOT / "src").rglob("*.html")]
     shown += [*(ROOT / "src").rglob("*.yaml"), *(ROOT / "deploy").rglob("*.*")]
     assert len(shown) > 10
     hits = [(path.name, hit) for path in shown for hit in wording.found(path.read_text("utf-8"))]
-    # The code of the web UI calls dead letters letters, as that of Python does.
+    # The code of the web UI calls dead letters "letters", as the Python code does.
     assert [(name, hit) for name, hit in hits if not hit.startswith("letter:")] == []
 
 
-def test_helps_keep_to_plain_words() -> None:
+def test_help_texts_use_plain_words() -> None:
     assert {name: hits for name, text in wording.helps() if (hits := wording.found(text))} == {}
 
 
@@ -85,7 +85,7 @@ def test_the_readme_is_short() -> None:
     assert len(text.splitlines()) <= LONGEST_README
 
 
-def test_troubleshooting_quotes_what_the_code_says() -> None:
+def test_troubleshooting_quotes_texts_that_are_in_the_code() -> None:
     guide = (ROOT / "docs/guides/troubleshooting.md").read_text(encoding="utf-8")
     first_cells = re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE)
     quoted = [text for cell in first_cells for text in re.findall(r"`([^`…]+?) ?…?`", cell)]

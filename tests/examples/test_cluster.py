@@ -35,7 +35,7 @@ def start(folder: Path, *options: str, **environment: str) -> subprocess.Popen[s
 
 
 def free_ports() -> int:
-    """The first of those that nodes may have."""
+    """Returns the first of a range of ports that are free for the nodes."""
     while True:
         first = random.randrange(10_000, 28_000)
         try:
@@ -48,7 +48,7 @@ def free_ports() -> int:
             continue
 
 
-def test_three_nodes_run_and_come_back_until_the_program_is_stopped(tmp_path: Path) -> None:
+def test_three_nodes_run_and_are_restarted_until_the_program_is_stopped(tmp_path: Path) -> None:
     port = free_ports()
     process = start(tmp_path, "--port", str(port), "--away", "0.5", **LOGIN)
     try:
@@ -63,9 +63,9 @@ def test_three_nodes_run_and_come_back_until_the_program_is_stopped(tmp_path: Pa
             link.run(provision.ensure(link.client, config))
 
         os.kill(pids[1], signal.SIGKILL)
-        back = process.stdout.readline()
-        assert back.startswith("n2 had ended and is back, process ")
-        pids.append(int(back.split()[-1]))
+        restarted = process.stdout.readline()
+        assert restarted.startswith("n2 had ended and is back, process ")
+        pids.append(int(restarted.split()[-1]))
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0
@@ -75,9 +75,9 @@ def test_three_nodes_run_and_come_back_until_the_program_is_stopped(tmp_path: Pa
 def test_a_cluster_without_a_login_is_not_started(tmp_path: Path) -> None:
     process = start(tmp_path)
 
-    told, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 3
-    assert told == (
+    assert output == (
         "cluster: The cluster has no login. "
         "Set EBBFLOW_NATS_USER and EBBFLOW_NATS_PASSWORD to one of your choice.\n"
     )

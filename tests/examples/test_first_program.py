@@ -1,4 +1,4 @@
-"""The program that shows what Ebbflow is for works as it is written: its test, and its run."""
+"""The program that shows what Ebbflow is for works as written: its test, and its run."""
 
 from __future__ import annotations
 
@@ -52,19 +52,21 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_pytest_passes(program: str) -> None:
-    said = run(Path(program).parent, "-m", "pytest", "-q", "-p", "no:cacheprovider", program)
-    assert said.splitlines()[-1].startswith("1 passed in ")
+def test_the_programs_own_test_passes(program: str) -> None:
+    output = run(Path(program).parent, "-m", "pytest", "-q", "-p", "no:cacheprovider", program)
+    assert output.splitlines()[-1].startswith("1 passed in ")
 
 
 @pytest.mark.long
-def test_it_runs_as_a_program_of_its_own(program: str) -> None:
+def test_the_program_runs_in_a_separate_process(program: str) -> None:
     assert "orders" in run(Path(program).parent, program), "the status is printed"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark")
-def test_it_runs_on_the_real_engine(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_runs_on_the_real_engine(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     summary = runpy.run_path(program, run_name="__main__")["summary"]
     assert (summary.ended, summary.dead_letters) == ("drained", 0)
     assert summary.vertices["enrich"].redelivered == 100

@@ -1,4 +1,4 @@
-"""The examples in single files: what becomes of their messages. Most of them are simulated."""
+"""The examples in single files: the outcomes of their messages. Most of them are simulated."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from tests.spark.runs import Failures
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_example_is_typed_strictly_and_in_the_index() -> None:
-    """``make types`` checks the types; here only that it does so for the examples, and strictly."""
+def test_every_example_is_type_checked_strictly_and_listed_in_the_index() -> None:
+    """``make types`` checks the types; this checks that it includes the examples, strictly."""
     checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
     assert checked["strict"]
     assert "examples" in checked["files"]
@@ -47,7 +47,7 @@ def test_every_example_is_typed_strictly_and_in_the_index() -> None:
 # --- Kafka to Postgres ----------------------------------------------------------------------------
 
 
-def test_orders_get_names_and_an_outage_of_the_database_costs_none() -> None:
+def test_orders_get_names_and_an_outage_of_the_database_loses_none() -> None:
     orders = [{"id": n, "customer": 1 + n % 2, "total": 5} for n in range(10)]
     result = simulate(orders_to_postgres.orders, orders, incidents=[Outage("out", "30m")])
     assert result["out"].done == 10
@@ -56,7 +56,7 @@ def test_orders_get_names_and_an_outage_of_the_database_costs_none() -> None:
     assert not result.dead_letters
 
 
-def test_an_order_of_an_unknown_customer_waits_for_an_hour() -> None:
+def test_an_order_of_an_unknown_customer_waits_an_hour() -> None:
     result = simulate(orders_to_postgres.orders, [{"id": 1, "customer": 3, "total": 5}])
     assert result["enrich"].redelivered == 60
     assert result.elapsed >= timedelta(hours=1)
@@ -64,7 +64,7 @@ def test_an_order_of_an_unknown_customer_waits_for_an_hour() -> None:
     assert letter.reason == "customer 3 not known yet"
 
 
-def test_what_is_no_order_is_a_dead_letter() -> None:
+def test_an_invalid_order_is_a_dead_letter() -> None:
     result = simulate(orders_to_postgres.orders, [{"id": 1}, {"id": 2, "customer": 2, "total": 1}])
     assert (result["out"].done, len(result.dead_letters)) == (1, 1)
 
@@ -90,7 +90,7 @@ def test_a_bad_reading_is_a_dead_letter_with_its_reason() -> None:
 
 
 class Api(BaseHTTPRequestHandler):
-    """Says 429 and 503 about an amount once, 404 about what it does not know, else 200."""
+    """Replies 429 or 503 to some amounts the first time, 404 to an unknown one, else 200."""
 
     asked: ClassVar[Counter[str]] = Counter()
 
@@ -116,7 +116,9 @@ def api() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_request_over_the_limit_is_redelivered_when_the_api_says(api: str) -> None:
+def test_a_request_over_the_limit_is_redelivered_after_the_wait_that_the_api_asks_for(
+    api: str,
+) -> None:
     result = simulate(slow_api.rates(api), {"in": ["busy", "5"]})
     (again,) = result["convert"].redeliveries
     assert (again.reason, again.due) == ("over the limit of the API", timedelta(seconds=30))
@@ -130,7 +132,7 @@ def test_an_api_that_is_down_penalises_no_message(api: str) -> None:
     assert [one.deliveries for one in result["convert"].deliveries] == [1, 1]
 
 
-def test_what_the_api_does_not_know_is_a_dead_letter_at_once(api: str) -> None:
+def test_an_amount_unknown_to_the_api_is_a_dead_letter_at_once(api: str) -> None:
     result = simulate(slow_api.rates(api), {"in": ["unknown"]})
     assert [letter.error for letter in result.dead_letters] == ["the API says 404: Not Found"]
     assert (result.elapsed, Api.asked["unknown"]) == (timedelta(0), 1)
@@ -139,7 +141,7 @@ def test_what_the_api_does_not_know_is_a_dead_letter_at_once(api: str) -> None:
 # --- fraud scoring --------------------------------------------------------------------------------
 
 
-def test_suspicious_payments_go_to_people_and_the_others_to_the_ledger() -> None:
+def test_suspicious_payments_go_to_review_and_the_others_to_the_ledger() -> None:
     payments = [
         {"amount": 20, "country": "DE", "card": "1"},
         {"amount": 9_000, "country": "XX", "card": "2"},
@@ -217,7 +219,7 @@ def test_orders_are_joined_with_a_table_in_sql(spark: SparkSession, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_streaming_job_gains_outcomes_for_single_rows(
+def test_a_streaming_job_as_a_pipeline_has_an_outcome_per_row(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     write(

@@ -1,4 +1,4 @@
-"""The example of functions inside Numaflow: its files fit together."""
+"""The example of functions inside Numaflow: its files are consistent."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_every_function_of_the_pipeline_is_in_the_image() -> None:
         assert hasattr(orders, name)
 
 
-def test_the_functions_decide() -> None:
+def test_the_functions_decide_the_outcomes() -> None:
     values = [b'{"value": %d}' % number for number in (10, 7, 8)]
     dropped, nacked, done = run_map(orders.enrich, *values)
     assert isinstance(dropped.outcome, Dropped)

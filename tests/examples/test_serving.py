@@ -29,12 +29,12 @@ def test_the_pipeline_lints(name: str) -> None:
     assert [str(problem) for problem in lint(FOLDER / name)] == []
 
 
-def test_the_model_is_asked_once_about_all_that_came_together() -> None:
+def test_the_model_is_called_once_for_requests_that_arrive_together() -> None:
     good, bad = {"income": 60, "debt": 5, "years": 4}, {"income": 20, "debt": 40, "years": 0}
-    asked = [json.dumps(value).encode() for value in (good, {"income": 1}, bad, [])]
+    requests = [json.dumps(value).encode() for value in (good, {"income": 1}, bad, [])]
     scored = [
         json.loads(row.messages[0].value)
-        for row in run_map(credit.Score, *asked, b"?", mode="columnar")
+        for row in run_map(credit.Score, *requests, b"?", mode="columnar")
     ]
     assert scored[0] == {"score": 0.852, "approved": True, "together": 5}
     assert scored[1] == {"error": "debt is missing"}
@@ -43,7 +43,7 @@ def test_the_model_is_asked_once_about_all_that_came_together() -> None:
     assert scored[3:] == [wrong, wrong]
 
 
-def test_the_table_is_joined_and_read_again_when_it_changes(tmp_path: Path) -> None:
+def test_prices_come_from_the_table_which_is_read_again_when_it_changes(tmp_path: Path) -> None:
     table = tmp_path / "prices.csv"
     table.write_bytes((FOLDER / "prices.csv").read_bytes())
     quote = prices.Quote(table)
@@ -63,7 +63,7 @@ def test_the_table_is_joined_and_read_again_when_it_changes(tmp_path: Path) -> N
 
 @contextmanager
 def served(folder: Path, name: str) -> Iterator[str]:
-    """Runs an example from a copy of its folder; yields where it answers."""
+    """Runs an example from a copy of its folder; yields its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     spec = folder / name
@@ -84,11 +84,11 @@ async def ask_together(url: str, values: list[Any]) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark")
-def test_both_answer(tmp_path: Path) -> None:
+def test_both_examples_answer_requests(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER, tmp_path / "serving"))
     with served(folder, "credit.yaml") as url:
-        asked = [{"income": income, "debt": 5, "years": 4} for income in range(60)]
-        scored = asyncio.run(ask_together(url, asked))
+        requests = [{"income": income, "debt": 5, "years": 4} for income in range(60)]
+        scored = asyncio.run(ask_together(url, requests))
     assert [answer["approved"] for answer in scored] == [income >= 17 for income in range(60)]
     assert max(answer["together"] for answer in scored) > 1
     with served(folder, "prices.yaml") as url, Client(url, timeout="240s") as client:

@@ -1,4 +1,4 @@
-"""Reading answers from anywhere: those to a request, all of them, and as they are stored."""
+"""Reading answers from anywhere: to one request, to all, and as they are stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STORE_SERVER = Path(__file__).parent.parent / "numaflow" / "servers" / "odd_stor
 
 
 class Answering:
-    """A pipeline that does not run; its sink answers as the test says."""
+    """A pipeline that does not run; the test decides what its sink answers."""
 
     def __init__(self, link: Link, name: str, bucket: str) -> None:
         self._link, self._names, self._bucket = link, Names(name), bucket
@@ -46,8 +46,8 @@ class Answering:
         """Settles a chunk in which each message of these ids has answered."""
         ids = [name.replace("__", "/").replace("_", ".") for name in payloads]
         verdict = verdict_on(some(*ids))
-        for index, given in enumerate(payloads.values()):
-            verdict.decisions.answer(index, given)
+        for index, results in enumerate(payloads.values()):
+            verdict.decisions.answer(index, results)
             verdict.decisions.finish(index, Served())
         place = Place(sink, 0, [], 1_000_000, self._bucket)
         settlement = settle(Chunk("k", verdict.rows), verdict, place, NOW)
@@ -56,7 +56,7 @@ class Answering:
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A state folder whose server runs, as if a pipeline did."""
+    """A state folder whose server runs, as if a pipeline were running."""
     folder = tmp_path_factory.mktemp("answers") / "state"
     with start_embedded(folder):
         yield folder
@@ -64,7 +64,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def shop(state: Path) -> Iterator[Answering]:
-    """A pipeline with some answers in a bucket of its own choice."""
+    """A pipeline with some answers in a bucket that it names."""
     with open_link_to_pipeline(state, None) as link:
         shop = Answering(link, "shop", "chosen")
         shop.serve(r1__split_10=[b"ten"], r2=[b"\xff\x00"], r1__split=[b"zero", b"more"])
@@ -81,7 +81,7 @@ def payloads(found: Sequence[Answer]) -> list[bytes]:
 
 
 @pytest.mark.guarantee("outcomes-hold")
-def test_answers_to_a_request_come_in_the_order_of_its_results(
+def test_answers_to_a_request_are_returned_in_the_order_of_its_results(
     state: Path, shop: Answering
 ) -> None:
     with answers("shop", state=state) as stored:
@@ -100,7 +100,7 @@ def test_answers_to_a_request_come_in_the_order_of_its_results(
         assert payloads([*stored.list(limit=2)]) == [b"ten", b"\xff\x00"]
 
 
-def test_a_request_is_watched_from_its_first_answer_on(state: Path, shop: Answering) -> None:
+def test_watching_a_request_starts_with_its_first_answer(state: Path, shop: Answering) -> None:
     with answers("shop", state=state) as stored:
         watching = stored.watch("w1")
         shop.serve(w1__split_1=[b"late"], w2=[b"other"])
@@ -111,7 +111,7 @@ def test_a_request_is_watched_from_its_first_answer_on(state: Path, shop: Answer
         assert payloads([*stored.watch("w1", timeout="300ms")]) == [b"late", b"later"]
 
 
-def test_all_requests_are_watched_from_now_on(state: Path, shop: Answering) -> None:
+def test_watching_all_requests_starts_with_the_next_answer(state: Path, shop: Answering) -> None:
     seen: list[Answer] = []
     begun, ended = threading.Event(), threading.Event()
 
@@ -134,7 +134,7 @@ def test_all_requests_are_watched_from_now_on(state: Path, shop: Answering) -> N
     assert {a.payload for a in seen} == {b"first", b"end"}
 
 
-def test_what_is_not_there_is_said(state: Path, shop: Answering) -> None:
+def test_a_missing_pipeline_or_store_is_reported(state: Path, shop: Answering) -> None:
     for name, error in (
         ("shpo", r"No pipeline 'shpo' has run here\. Known here: mute, shelf, shop\."),
         ("mute", r"Pipeline 'mute' keeps no answers\. Give it servingStore"),
@@ -144,7 +144,7 @@ def test_what_is_not_there_is_said(state: Path, shop: Answering) -> None:
             pass
 
 
-# --- stores of the user's ------------------------------------------------------------------------
+# --- users' stores -------------------------------------------------------------------------------
 
 OWN = """
 import os
@@ -176,7 +176,7 @@ def spec_with(folder: Path, store: str) -> Path:
     return file
 
 
-def test_a_store_of_the_users_is_asked_for_one_request(tmp_path: Path) -> None:
+def test_a_users_store_returns_answers_by_request_only(tmp_path: Path) -> None:
     (tmp_path / "shelves.py").write_text(OWN)
     with answers(spec_with(tmp_path, '{python: "shelves:Shelf"}')) as stored:
         assert payloads(stored.get("r1")) == [b"a", b"b"]
@@ -187,7 +187,7 @@ def test_a_store_of_the_users_is_asked_for_one_request(tmp_path: Path) -> None:
             stored.watch("r1")
 
 
-def test_a_store_in_a_process_of_its_own_is_asked(tmp_path: Path) -> None:
+def test_a_store_in_a_separate_process_is_queried(tmp_path: Path) -> None:
     store = Function([sys.executable, str(STORE_SERVER)], env={"STATE": str(tmp_path / "kept")})
     mono = MonoVertex("own", serving_store=store).source(Generator()).sink(Serve())
     with answers(mono) as stored:
@@ -217,7 +217,7 @@ def facts(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_get_as_json_is_one_object_a_line(command: Command) -> None:
+def test_get_as_json_prints_one_object_per_line(command: Command) -> None:
     (binary,) = facts(command("get", "shop", "r2", "--json"))
     assert binary.pop("stored").endswith("+00:00")
     assert binary == {
@@ -229,7 +229,7 @@ def test_get_as_json_is_one_object_a_line(command: Command) -> None:
     }
 
 
-def test_get_says_what_to_do_when_there_is_nothing(command: Command) -> None:
+def test_get_says_what_to_do_when_there_is_no_answer(command: Command) -> None:
     result = command("get", "shop", "r77")
     assert result.exit_code == 3
     assert result.stderr == (
@@ -238,14 +238,14 @@ def test_get_says_what_to_do_when_there_is_nothing(command: Command) -> None:
     )
 
 
-def test_get_reads_a_store_of_the_users_from_its_file(tmp_path: Path) -> None:
+def test_get_reads_a_users_store_named_in_a_spec_file(tmp_path: Path) -> None:
     (tmp_path / "shelves2.py").write_text(OWN)
     file = spec_with(tmp_path, '{python: "shelves2:Shelf"}')
     result = CliRunner().invoke(app, ["answer", "get", str(file), "r1"])
     assert (result.exit_code, result.stdout) == (0, "a\nb\n")
 
 
-def test_list_shows_what_is_stored(command: Command) -> None:
+def test_list_shows_stored_answers(command: Command) -> None:
     result = command("list", "shop", "--limit", "2")
     rows = [line.strip("│").split("│") for line in result.stdout.splitlines() if "│" in line]
     shown = [[cell.strip() for cell in row] for row in rows]
@@ -258,7 +258,7 @@ def test_list_shows_what_is_stored(command: Command) -> None:
     assert [fact["request"] for fact in listed] == ["r1", "r2"]
 
 
-def test_watch_prints_answers_as_they_come(command: Command) -> None:
+def test_watch_prints_answers_as_they_arrive(command: Command) -> None:
     result = command("watch", "shop", "r1", "--timeout", "300ms")
     assert result.stdout == "r1 out: ten\nr1 out: zero\nr1 out: more\nr1 also: two\n"
     assert command("watch", "shop", "--timeout", "soon").exit_code == 2

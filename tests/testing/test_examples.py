@@ -1,4 +1,4 @@
-"""Examples in YAML next to a spec: what passes, what differs, and mistakes in the file itself."""
+"""Examples in YAML next to a spec: passes, differences, and mistakes in the file itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(folder: Path, examples: str, *options: str) -> Result:
     return CliRunner().invoke(app, ["test", str(folder / "orders.yaml"), *options])
 
 
-def test_examples_that_end_as_they_say_are_ok(folder: Path) -> None:
+def test_examples_that_end_as_expected_pass(folder: Path) -> None:
     result = check(
         folder,
         """\
@@ -70,7 +70,7 @@ def test_examples_that_end_as_they_say_are_ok(folder: Path) -> None:
     assert result.stdout.splitlines()[-1] == "3 examples ok"
 
 
-def test_what_ends_otherwise_is_shown_with_what_happened(folder: Path) -> None:
+def test_a_failed_example_shows_its_differences_and_what_happened(folder: Path) -> None:
     result = check(
         folder,
         """\
@@ -121,7 +121,7 @@ def test_results_are_json_for_scripts(folder: Path) -> None:
         ("name: a", "EB103 examples are a list, each with a name, not a mapping"),
     ],
 )
-def test_mistakes_in_the_file_are_named_with_their_place(
+def test_mistakes_in_the_file_are_reported_with_their_position(
     folder: Path, examples: str, problem: str
 ) -> None:
     result = check(folder, examples)
@@ -139,7 +139,7 @@ def test_a_folder_without_examples_says_what_to_write(
     assert "Write pipeline.test.yaml next to pipeline.yaml." in result.output
 
 
-def test_messages_that_are_missing_are_asked_for(folder: Path) -> None:
+def test_an_example_without_the_messages_it_needs_is_an_error(folder: Path) -> None:
     result = check(folder, "- {name: a}")
     assert result.exit_code == 3
     assert "The source in reads from http" in result.output

@@ -1,4 +1,4 @@
-"""What handlers are told in a test is what they are told in a pipeline, without Spark or NATS."""
+"""Handlers in a test have the same outcomes as in a pipeline, without Spark or NATS."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ebbflow.testing import (
 from tests.test_imports import loaded_by
 
 
-def test_testing_handlers_loads_neither_spark_nor_nats():
+def test_importing_the_testing_package_loads_neither_spark_nor_nats():
     assert not loaded_by("ebbflow.testing") & {"pyspark", "nats"}
 
 
-def test_a_map_forwards_what_it_returns_with_what_it_inherits():
+def test_a_map_forwards_what_it_returns_with_inherited_keys_and_event_time():
     def split(datum):
         return [Message(part, tags=["t"]) for part in datum.value.split()]
 
@@ -74,7 +74,7 @@ def test_every_message_of_a_map_has_its_own_outcome():
     assert [len(one.messages) for one in (early, again, never, broken, empty)] == [0, 1, 0, 0, 0]
 
 
-def test_an_exception_is_fatal_when_the_policy_says_so():
+def test_an_exception_is_a_dead_letter_at_once_when_the_policy_says_so():
     (result,) = run_map(check, b"broken", on_error=Backoff("0s", steps=0))
 
     assert isinstance(result.outcome, DeadLetter)
@@ -103,7 +103,7 @@ def test_maps_of_every_mode_can_be_run(mode):
     assert [result.messages[0].value for result in results] == [b"aa", b"bb"]
 
 
-def test_a_class_is_opened_and_closed_and_async_code_is_waited_for():
+def test_a_class_is_opened_and_closed_and_async_code_is_awaited():
     seen = []
 
     class Counting:
@@ -122,7 +122,7 @@ def test_a_class_is_opened_and_closed_and_async_code_is_waited_for():
     assert seen == ["open", b"1", b"2", "close"]
 
 
-def test_retries_come_at_once_and_end_as_they_would():
+def test_short_retries_run_without_waiting_and_end_as_in_a_pipeline():
     tries = []
 
     def fails(datum):
@@ -176,7 +176,7 @@ def test_every_message_of_a_sink_has_its_own_outcome():
     assert "no response for 1" in (silent.outcome.reason or "")
 
 
-def test_an_answer_that_needs_what_is_not_there_breaks_the_contract():
+def test_a_fallback_response_without_a_fallback_sink_breaks_the_contract():
     (result,) = run_sink(answers, b"fallback")
 
     assert isinstance(result.outcome, Redeliver)
@@ -202,12 +202,12 @@ def test_a_traceback_shows_the_frames_of_user_code_and_its_libraries_only() -> N
     assert "RuntimeError: no order" in outcome.traceback
 
 
-@pytest.mark.parametrize("given", ["text", {"a": 1}, [b"x"], Message(b"x")])
-def test_a_message_that_is_none_is_an_error_at_the_call(given: Any) -> None:
-    said = f"a message is bytes or a Datum, not {type(given).__name__}"
+@pytest.mark.parametrize("value", ["text", {"a": 1}, [b"x"], Message(b"x")])
+def test_a_value_that_is_not_a_message_is_an_error_at_the_call(value: Any) -> None:
+    said = f"a message is bytes or a Datum, not {type(value).__name__}"
     for run in (run_map, run_sink):
         with pytest.raises(TypeError, match=said):
-            run(check, given)
+            run(check, value)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_errors_about_a_datum_name_no_class_of_the_engine(code: Any, said: str) 
     assert said in result.outcome.error
 
 
-def test_an_attribute_that_a_datum_does_not_have_is_named_with_the_nearest_one() -> None:
+def test_an_unknown_attribute_of_a_datum_is_reported_with_the_nearest_one() -> None:
     (result,) = run_map(lambda datum: Message(datum.vaule), b"x", on_error=Backoff("0s", steps=0))
     assert isinstance(result.outcome, DeadLetter)
     text = "AttributeError: Datum has no attribute 'vaule'; did you mean 'value'?"

@@ -1,4 +1,4 @@
-"""The pytest plugin, in a pytest of its own: failed tests show simulations, examples are tests."""
+"""The pytest plugin, in a separate pytest: failed tests show simulations, examples are tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines in memory on a virtual clock: every outcome, and nothing waits."""
+"""Pipelines in memory on a virtual clock: every outcome, without waiting."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_a_failing_assert_shows_what_happened():
     )
 
 
-def test_messages_take_the_place_of_a_source_that_needs_a_system():
+def test_given_messages_replace_a_source_that_needs_a_system():
     pipeline = (
         Pipeline("web")
         .source("in", Http(ports=Ports(http=8080)))
         .sink("out", Kafka(brokers=["nowhere:9092"], topic="t"))
     )
-    given = [b"bytes", "text", {"a": 1}, Message(b"m", keys=["k"]), Datum(b"d", id="own")]
-    result = simulate(pipeline, given)
+    messages = [b"bytes", "text", {"a": 1}, Message(b"m", keys=["k"]), Datum(b"d", id="own")]
+    result = simulate(pipeline, messages)
     assert result["out"].values == [b"bytes", b"text", b'{"a": 1}', b"m", b"d"]
     assert list(result["out"].outputs[3].keys) == ["k"]
     with pytest.raises(SetupError, match="The source in reads from http"):
@@ -81,7 +81,7 @@ def test_messages_take_the_place_of_a_source_that_needs_a_system():
         (orders(), {"incidents": ["out"]}, "an incident is an Outage, a Pause or a Crash, not str"),
     ],
 )
-def test_what_cannot_be_meant_is_an_error_at_the_call(
+def test_an_argument_of_the_wrong_type_is_an_error_at_the_call(
     pipeline: Any, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(TypeError, match=said):
@@ -106,7 +106,7 @@ def test_a_sink_whose_system_is_down_waits_and_no_message_is_penalised():
     assert timedelta(minutes=10) <= result.elapsed < timedelta(minutes=11)
 
 
-def test_a_paused_vertex_takes_nothing_until_it_is_resumed():
+def test_a_paused_vertex_reads_nothing_until_it_is_resumed():
     result = simulate(orders(10), incidents=[Pause("in", "1m")])
     assert result["out"].done == 10
     assert result["enrich"].deliveries[0].at == timedelta(minutes=1)
@@ -121,7 +121,7 @@ def test_a_crash_at_any_step_loses_nothing_and_counts_nothing_twice(vertex, step
     assert sorted(set(result["out"].values)) == sorted(result["out"].values)
 
 
-def test_what_is_parked_for_longer_is_pending_until_time_passes():
+def test_a_parked_message_is_pending_until_time_passes():
     def tomorrow(datum: Datum) -> Message:
         if datum.deliveries == 1:
             raise Nack(delay="1h")
@@ -137,7 +137,7 @@ def test_what_is_parked_for_longer_is_pending_until_time_passes():
 
 
 def count_calls(work: Callable[[], object]) -> int:
-    """Count the calls of functions, in Python and in C, that this thread makes."""
+    """Counts the calls of functions, in Python and in C, that this thread makes."""
     calls = 0
 
     def count(frame: FrameType, event: str, arg: object) -> None:
@@ -152,7 +152,7 @@ def count_calls(work: Callable[[], object]) -> int:
     return calls
 
 
-def test_a_thousand_messages_that_wait_for_minutes_take_few_calls():
+def test_simulating_a_thousand_messages_that_wait_for_minutes_takes_few_calls():
     def wait(datum: Datum) -> Message:
         if datum.deliveries <= 3:
             raise Nack(delay=f"{1 + len(datum.id) + int(datum.id[-1])}m")
@@ -161,13 +161,13 @@ def test_a_thousand_messages_that_wait_for_minutes_take_few_calls():
     pipeline = Pipeline("p").source("in", Generator(messages=1_000)).map("wait", wait)
     pipeline = pipeline.sink("out", store)
     result = simulate(pipeline)  # which also imports what a first simulation needs
-    # 0.12 s of CPU when nothing counts them; half a second is what a test may wait.
+    # 0.12 s of CPU without the counting; the limit for a test is half a second.
     assert count_calls(partial(simulate, pipeline)) < 1_500_000
     assert (result["wait"].redelivered, result["out"].done) == (3_000, 1_000)
     assert result.elapsed > timedelta(minutes=30)
 
 
-def test_errors_of_user_code_have_the_line_and_the_traceback_of_user_code():
+def test_errors_in_user_code_have_the_line_and_the_traceback_of_user_code():
     def bug(datum: Datum) -> Message:
         return Message(json.loads(datum.value)["data"].encode())
 
@@ -180,7 +180,7 @@ def test_errors_of_user_code_have_the_line_and_the_traceback_of_user_code():
     assert f"KeyError: 'data' ({error.where}), 6 times, message in-0-1" in repr(result)
 
 
-def test_a_message_that_is_nacked_for_ever_without_a_delay_is_an_error():
+def test_nacking_a_message_forever_without_a_delay_is_an_error():
     def never(datum: Datum) -> Message:
         raise Nack
 
@@ -189,7 +189,7 @@ def test_a_message_that_is_nacked_for_ever_without_a_delay_is_an_error():
         simulate(pipeline.sink("out", store))
 
 
-def test_a_bug_that_hits_every_message_ends_the_simulation_and_is_named():
+def test_a_bug_that_affects_every_message_ends_the_simulation_and_is_named():
     def bug(datum: Datum) -> Message:
         raise KeyError("data")
 
@@ -203,7 +203,7 @@ def test_a_bug_that_hits_every_message_ends_the_simulation_and_is_named():
     assert result.pending == 50
 
 
-def test_served_answers_are_kept_by_request():
+def test_served_answers_are_grouped_by_request():
     mono = MonoVertex("ask").serve(ports=Ports(http=8080)).map(lambda d: Message(d.value.upper()))
     result = simulate(mono.sink(Serve()), [Datum(b"hi", id="q")])
     assert [*result.answers.values()] == [[b"HI"]]
@@ -211,7 +211,7 @@ def test_served_answers_are_kept_by_request():
 
 
 class _Journal:
-    """What the sinks of a case were given, as in the same table on Spark."""
+    """What the sinks of a case received, as in the same table on Spark."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -274,7 +274,7 @@ class _Journal:
 
 @pytest.mark.parametrize("form", ["pipeline", "mono"])
 @pytest.mark.parametrize("case", [*SINK_CASES, *MAP_CASES], ids=str)
-def test_every_row_of_the_table_of_outcomes_ends_as_on_spark(case, form):
+def test_every_case_of_the_outcome_table_ends_as_on_spark(case, form):
     journal = _Journal(case)
     if form == "mono":
         result, name = simulate(journal.as_monovertex()), "table"

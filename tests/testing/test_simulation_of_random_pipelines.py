@@ -1,6 +1,6 @@
-"""Random pipelines, simulated: every message ends once, however work is cut and what crashes.
+"""Random pipelines, simulated: every message ends once, whatever the chunk sizes and crashes.
 
-``tests.spark.test_nothing_is_lost`` runs the same pipelines on Spark and NATS, and finds that they
+``tests.spark.test_nothing_is_lost`` runs the same pipelines on Spark and NATS, and checks that they
 end as their simulation does.
 """
 

@@ -1,4 +1,4 @@
-"""A real browser for the tests of the page: Chromium as the machine has it, without a window."""
+"""A real browser for the tests of the web UI: the machine's Chromium, without a window."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 # Chromium refuses to run as root with a sandbox; in containers tests often are root.
 _OPTIONS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-# A machine that does much else at the same time is no fault of the page.
+# A slow, busy machine is not a fault of the web UI.
 _PATIENCE = 60_000
 expect.set_options(timeout=_PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for a file of tests; skipped where there is none."""
+    """One browser for a test file; the tests are skipped where none is installed."""
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
         pytest.skip("there is no Chromium: apt-get install chromium, or make test as root")
@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def open_page(browser: Browser, address: str = "", **options: Any) -> Iterator[Page]:
-    """Opens a page of its own, and fails if it reports an error to the console."""
+    """Opens a separate page, and fails if it reports an error to the console."""
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     context.set_default_timeout(_PATIENCE)
     page = context.new_page()
@@ -53,13 +53,13 @@ def open_page(browser: Browser, address: str = "", **options: Any) -> Iterator[P
 
 
 def _note(message: ConsoleMessage, errors: list[str]) -> None:
-    # What the network refuses is part of many tests; what the page's own code does wrong is not.
+    # Failed network requests are part of many tests; errors in the page's own code are not.
     if message.type == "error" and "Failed to load resource" not in message.text:
         errors.append(message.text)
 
 
 def serve_files(page: Page) -> None:
-    """Gives a page the files of the package without a server, at http://page/."""
+    """Serves the files of the package to a page without a server, at http://page/."""
     page.route("http://page/**", _answer)
     page.goto("http://page/blank")
 
@@ -109,7 +109,7 @@ def find_overlaps(page: Page, selector: str) -> list[list[str]]:
 
 
 def find_cut_off(page: Page, selector: str) -> list[str]:
-    """Returns the texts of the elements that are wider than their place."""
+    """Returns the texts of the elements that are wider than their box."""
     return page.evaluate(_CUT_OFF, selector)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the page share."""
+"""What the tests of the web UI share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real pipeline for the tests of the page: the command runs it, with the page next to it.
+"""A real pipeline for the tests of the web UI: the command runs it, with the web UI next to it.
 
 Orders go through two maps into a store. What goes wrong is decided by the number of the order: one
 waits ten minutes for its customer, some are nacked until they die, some make the code raise, some
@@ -26,7 +26,7 @@ from tests.processes import command_of
 from tests.waiting import until
 
 SOON = 120_000
-"""Milliseconds that a busy machine may take for what comes at once on others."""
+"""Milliseconds that a busy machine may take for what is immediate on others."""
 
 RED_WITHIN = 5_000 if are_long_tests_wanted() else SOON
 """The same for what is promised within five seconds, which long tests hold the web UI to."""
@@ -119,7 +119,7 @@ class Store:
 
 
 class Orders:
-    """The pipeline as it runs, and where its page is."""
+    """The running pipeline, and the address of its web UI."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
         self.folder = folder
@@ -144,14 +144,14 @@ class Orders:
         return [order for order in orders if order["number"] == number]
 
     def dead_letters(self, vertex: str) -> int:
-        """How many dead letters a vertex has; none while nothing answers yet."""
+        """How many dead letters a vertex has; none while the web UI does not answer yet."""
         counts = f"{self.address}/api/pipelines/orders/dead-letters/counts"
         with contextlib.suppress(OSError), urllib.request.urlopen(counts, timeout=20) as answer:
             return int(json.load(answer)["vertices"].get(vertex, 0))
         return 0
 
     def kill_worker(self, vertex: str) -> None:
-        """Ends the process in which the code of a vertex runs, if it is there at the moment."""
+        """Ends the process in which the code of a vertex runs, if it exists at the moment."""
         worker = int((self.folder / f"worker-{vertex}").read_text())
         with contextlib.suppress(psutil.NoSuchProcess):
             if "ebbflow.spark.daemon" in command_of(process := psutil.Process(worker)):
@@ -163,7 +163,7 @@ class Orders:
 
 @contextmanager
 def run_orders(folder: Path) -> Iterator[Orders]:
-    """Runs the pipeline with its page until the context ends."""
+    """Runs the pipeline with its web UI until the context ends."""
     (folder / "pipeline.yaml").write_text(SPEC)
     (folder / "steps.py").write_text(STEPS)
     command = [sys.executable, "-m", "ebbflow", "run", "pipeline.yaml", "--plain"]
@@ -188,7 +188,7 @@ def run_orders(folder: Path) -> Iterator[Orders]:
 
 
 def visit(page: Page, *parts: str) -> None:
-    """Follows a link of the page, without loading it anew."""
+    """Follows a link of the web UI, without reloading it."""
     page.evaluate("hash => { location.hash = hash }", "#/" + "/".join(["orders", *parts]))
 
 

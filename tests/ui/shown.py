@@ -1,4 +1,4 @@
-"""A pipeline that a test shows on the page: its streams are real, its states come from the test."""
+"""A pipeline that a test shows in the web UI: its streams are real, its states are the test's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Shown(Written):
         self._ensure(catalogue.status_config(self.names))
         self._ensure(catalogue.positions_config(self.names))
 
-    def tell(self, **changes: Any) -> PipelineStatus:
+    def publish_status(self, **changes: Any) -> PipelineStatus:
         """Publish a state, as a run does."""
         self.status = replace(self.status, at=datetime.now(UTC), **changes)
         self.link.run(StatusPublisher(self.link.client, self.names).publish_last(self.status))

@@ -1,4 +1,4 @@
-"""Whatever is asked, the page answers, and it is never the server's fault."""
+"""The web UI answers every request, and never with a server error."""
 
 import http.client
 import json
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ebbflow.streams.names import Names
 from tests.thorough import examples
-from tests.ui.asking import POST, Asking, asking
 from tests.ui.shown import Shown
+from tests.ui.ui_client import POST, UiClient, serve_ui
 
 WORDS = (
     *("api", "pipelines", "bad", "status", "dead-letters", "replay", "purge", "export", "trace"),
@@ -32,13 +32,13 @@ JSON = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def page(link):
+def ui(link):
     shown = Shown(link, Names("bad"))
     shown.add_vertex("enrich")
     shown.bury()
-    shown.tell()
-    with asking(link) as page:
-        yield page
+    shown.publish_status()
+    with serve_ui(link) as ui:
+        yield ui
 
 
 @settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -48,14 +48,14 @@ def page(link):
     query=st.lists(st.tuples(st.sampled_from(NAMES), st.text(max_size=8)), max_size=3),
     body=st.binary(max_size=50) | JSON.map(lambda value: json.dumps(value).encode()),
 )
-def test_no_request_is_the_servers_fault(page: Asking, method, pieces, query, body):
+def test_no_request_causes_a_server_error(ui: UiClient, method, pieces, query, body):
     names = "/".join(piece for piece in pieces if piece != "events")
     text = "&".join(f"{name}={quote(value)}" for name, value in query)
-    assert ask(page, method, f"/{names}?{text}", body) < 500
+    assert ask(ui, method, f"/{names}?{text}", body) < 500
 
 
-def ask(page: Asking, method: str, path: str, body: bytes) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
+def ask(ui: UiClient, method: str, path: str, body: bytes) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", ui.port, timeout=120)
     try:
         connection.request(method, path, body, POST)
         return connection.getresponse().status

@@ -1,4 +1,4 @@
-"""One reader for a pipeline, however many look at it."""
+"""One reader per pipeline, however many viewers it has."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from ebbflow.ui.pipelines import StatusFollower
 
 
 class Reads:
-    """A pipeline whose state changes with each look."""
+    """A pipeline whose state changes with each read."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -33,12 +33,12 @@ async def take(events, count: int) -> list[bytes]:
 
 
 @pytest.mark.guarantee("pages-hold-up-nothing")
-def test_a_hundred_pages_cost_no_more_reads_than_one():
+def test_a_hundred_viewers_cost_no_more_reads_than_one():
     async def scenario() -> None:
         reads = Reads()
         follower = follower_of(reads)
-        pages = [follower.watch() for _ in range(100)]
-        seen = await asyncio.gather(*(take(page, 5) for page in pages))
+        viewers = [follower.watch() for _ in range(100)]
+        seen = await asyncio.gather(*(take(viewer, 5) for viewer in viewers))
         assert reads.number <= 6
         assert len({tuple(events) for events in seen}) == 1
         follower.stop()
@@ -47,7 +47,7 @@ def test_a_hundred_pages_cost_no_more_reads_than_one():
 
 
 @pytest.mark.guarantee("pages-hold-up-nothing")
-def test_a_slow_page_gets_the_latest_state_and_holds_up_nobody():
+def test_a_slow_viewer_gets_the_latest_state_and_delays_no_other():
     async def scenario() -> None:
         reads = Reads()
         follower = follower_of(reads)
@@ -61,13 +61,13 @@ def test_a_slow_page_gets_the_latest_state_and_holds_up_nobody():
     asyncio.run(scenario())
 
 
-def test_it_rests_when_nobody_looks_and_reads_anew_when_somebody_does():
+def test_it_stops_reading_without_viewers_and_reads_again_for_the_next_one():
     async def scenario() -> None:
         reads = Reads()
         follower = follower_of(reads)
-        page = follower.watch()
-        await take(page, 3)
-        await page.aclose()
+        viewer = follower.watch()
+        await take(viewer, 3)
+        await viewer.aclose()
         await asyncio.wait_for(follower._reading, 5)
         before = reads.number
         status = await follower.get()
@@ -77,17 +77,17 @@ def test_it_rests_when_nobody_looks_and_reads_anew_when_somebody_does():
     asyncio.run(scenario())
 
 
-def test_what_cannot_be_read_is_told_and_ends_no_stream():
+def test_a_failed_read_is_reported_and_ends_no_stream():
     async def scenario() -> None:
         reads = Reads()
         reads.error = ValueError("away")
         follower = follower_of(reads)
-        page = follower.watch()
-        assert await anext(page) == b"event: problem\ndata: away\n\n"
+        viewer = follower.watch()
+        assert await anext(viewer) == b"event: problem\ndata: away\n\n"
         with pytest.raises(ValueError, match="away"):
             await follower.get()
         reads.error = None
-        events = await take(page, 3)
+        events = await take(viewer, 3)
         assert events[-1].startswith(b"event: status\n")
         follower.stop()
 

@@ -1,4 +1,4 @@
-"""A page on a state folder: it goes along with runs, and keeps nobody from starting one."""
+"""A web UI on a state folder: it follows runs to their server, and never blocks a new run."""
 
 import pytest
 
@@ -10,40 +10,40 @@ from ebbflow.ui.links import FolderLink
 from tests.waiting import until
 
 
-def is_connected(page: FolderLink) -> bool:
+def is_connected(ui: FolderLink) -> bool:
     try:
-        return page.get().client.is_connected
+        return ui.get().client.is_connected
     except SetupError:
         return False
 
 
-def test_a_folder_that_does_not_exist_is_told_with_what_to_do(tmp_path):
+def test_a_missing_state_folder_is_rejected_with_the_reason(tmp_path):
     with pytest.raises(SetupError, match="no pipeline has run here"):
         FolderLink(tmp_path / "state")
 
 
-def test_a_run_gets_the_folder_that_a_page_has_and_the_page_goes_along(tmp_path):
-    page = FolderLink(tmp_path)
+def test_a_run_takes_over_the_folder_of_a_web_ui_that_then_uses_the_runs_server(tmp_path):
+    ui = FolderLink(tmp_path)
     try:
-        own = page.get()
-        assert page.get() is own
+        own_link = ui.get()
+        assert ui.get() is own_link
         with start_embedded(tmp_path) as server:
-            until(lambda: is_connected(page))
-            link = page.get()
-            assert (link is not own, str(link.server)) == (True, str(server))
-        # The page notices a moment later that its server is gone.
-        until(lambda: is_connected(page) and page.get() is not link)
-        # Others use the server that the page runs, as they use that of a run.
-        beside = Link(StateFolder(tmp_path).find_running_server())
-        beside.close()
+            until(lambda: is_connected(ui))
+            link = ui.get()
+            assert (link is not own_link, str(link.server)) == (True, str(server))
+        # The web UI notices a moment later that its server is gone.
+        until(lambda: is_connected(ui) and ui.get() is not link)
+        # Other clients use the server that the web UI runs, as they use that of a run.
+        other = Link(StateFolder(tmp_path).find_running_server())
+        other.close()
     finally:
-        page.close()
+        ui.close()
     folder = StateFolder(tmp_path)
     folder.acquire()
     folder.release()
 
 
-def test_one_who_does_not_yield_is_not_waited_for(tmp_path):
+def test_an_owner_that_does_not_yield_is_not_waited_for(tmp_path):
     owner = StateFolder(tmp_path)
     owner.acquire()
     with pytest.raises(SetupError, match="belongs to a running instance"):

@@ -1,6 +1,6 @@
-"""The page in a real browser, next to a real pipeline: what a person sees, and can do.
+"""The web UI in a real browser, next to a real pipeline: what a user sees, and can do.
 
-The tests follow one another on one run, as a person would, and none ends a part of it. With
+The tests follow one another on one run, as a user would, and none ends a part of it. With
 EBBFLOW_PICTURES=1 they also write the pictures of the guides to docs/images.
 """
 
@@ -40,24 +40,24 @@ def page(browser: Browser, orders: Orders) -> Iterator[Page]:
 WANTED = bool(os.environ.get("EBBFLOW_PICTURES"))
 
 
-ELSEWHERE = """() => {
+TYPICAL_FOLDERS = """() => {
     for (const pre of document.querySelectorAll(".traceback")) {
         pre.textContent = pre.textContent
             .replaceAll(/"[^"]*\\/src\\/ebbflow\\//g, '"/opt/ebbflow/src/ebbflow/')
             .replaceAll(/"[^"]*\\/steps[.]py"/g, '"/srv/shop/steps.py"');
     }
 }"""
-"""Puts the folders of this machine in a picture's tracebacks where others would have them."""
+"""Replaces this machine's folders in the tracebacks of a picture with typical ones."""
 
 
 def take_picture(page: Page, name: str, width: int = 1280) -> None:
-    """Writes a picture for the guides, if it was asked for."""
+    """Writes a picture for the guides, if pictures are wanted."""
     if not WANTED:
         return
     expect(page.locator(".notice")).to_have_count(0, timeout=SOON)
     page.set_viewport_size({"width": width, "height": 800})
     page.wait_for_timeout(1_500)
-    page.evaluate(ELSEWHERE)
+    page.evaluate(TYPICAL_FOLDERS)
     page.screenshot(path=IMAGES / f"{name}.png")
     page.set_viewport_size({"width": 1280, "height": 800})
 
@@ -79,7 +79,7 @@ def read_number(text: str | None) -> float:
     return float(match.group().replace(",", "")) if match else 0.0
 
 
-def test_the_graph_shows_what_passes(page: Page) -> None:
+def test_the_graph_shows_the_flow_of_messages(page: Page) -> None:
     for vertex in ("in", "enrich", "price", "store", "notify"):
         expect(node(page, vertex)).to_be_visible(timeout=SOON)
     expect(page.locator(".heart")).to_have_text("live", timeout=SOON)
@@ -88,7 +88,7 @@ def test_the_graph_shows_what_passes(page: Page) -> None:
     expect(page.locator(".edge.flow").first).to_be_attached()
 
 
-def test_numbers_move_by_themselves(page: Page) -> None:
+def test_numbers_update_by_themselves(page: Page) -> None:
     visit(page, "vertices", "store")
     read = page.locator(".totals tr", has_text="read").locator("td").first
     expect(read).not_to_have_text("0", timeout=SOON)
@@ -110,7 +110,7 @@ def test_an_error_shows_with_its_traceback(page: Page) -> None:
 def test_a_parked_message_shows_its_due_time(page: Page) -> None:
     visit(page, "vertices", "enrich")
     parked = fact(page, "parked")
-    # Shortly before midnight the day is part of it.
+    # Shortly before midnight the text includes the day.
     due = re.compile(r"next due ([A-Z]\w+ \d+ )?\d\d:\d\d:\d\d, in \d+ min")
     expect(parked).to_contain_text(due, timeout=SOON)
     expect(page.get_by_label("Parked because")).to_contain_text("the customer is not known yet")
@@ -129,14 +129,14 @@ def test_problems_say_what_to_do_next(page: Page) -> None:
     problems = page.get_by_label("Problems")
     expect(problems).to_contain_text("dead letter", timeout=SOON)
     expect(problems.locator(".next").first).to_contain_text("ebbflow dlq list orders")
-    if WANTED:  # With some minutes of a past the charts have something to show.
+    if WANTED:  # With some history the charts have something to show.
         page.wait_for_timeout(45_000)
     take_picture(page, "phone", width=390)
     visit(page, "vertices", "enrich")
     take_picture(page, "page")
 
 
-def test_problems_have_the_whole_width(page: Page) -> None:
+def test_problems_use_the_full_width(page: Page) -> None:
     visit(page)
     problem = page.get_by_label("Problems").locator("li").first
     width = problem.bounding_box()["width"]
@@ -145,7 +145,7 @@ def test_problems_have_the_whole_width(page: Page) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 1000, 390])
-def test_all_numbers_of_the_overview_have_room(page: Page, width: int) -> None:
+def test_all_numbers_of_the_overview_fit(page: Page, width: int) -> None:
     visit(page)
     expect(page.locator(".vertices tbody tr").first).to_be_visible()
     with resized(page, width):
@@ -172,13 +172,13 @@ def test_an_open_vertex_leaves_the_table_readable(page: Page, width: int) -> Non
         assert find_cut_off(page, ".sums > div, .sums dd, .sums dt, .letters .tools") == []
 
 
-def test_a_vertex_says_its_condition_once(page: Page) -> None:
+def test_a_vertex_shows_its_condition_once(page: Page) -> None:
     visit(page)
     row = page.locator(".vertices tbody tr", has_text="notify")
     expect(row).to_have_text(re.compile("^notify ?running(?!.*running)", re.DOTALL))
 
 
-def test_pending_and_parked_have_scales_of_their_own(page: Page) -> None:
+def test_pending_and_parked_have_separate_charts(page: Page) -> None:
     visit(page)
     charts = page.get_by_label("Charts over time")
     titles = ["Throughput", "Pending", "Parked", "Dead letters"]
@@ -231,16 +231,16 @@ def test_the_list_shows_the_reason_of_a_nack_and_begins_with_the_newest(
     assert "order=oldest" in page.url
 
 
-def test_what_fails_most_adds_up_and_leads_to_its_dead_letters(page: Page) -> None:
+def test_the_most_frequent_causes_add_up_and_link_to_their_dead_letters(page: Page) -> None:
     visit(page, "dead-letters")
-    most = page.get_by_label("What fails most")
-    expect(most).to_contain_text("KeyError: 'c-13'", timeout=SOON)
-    counts, total = most.evaluate("""section => [
+    causes = page.get_by_label("What fails most")
+    expect(causes).to_contain_text("KeyError: 'c-13'", timeout=SOON)
+    counts, total = causes.evaluate("""section => [
         [...section.querySelectorAll("li .number")].map(count => count.innerText),
         section.querySelector(".counted").innerText,
     ]""")
     assert sum(map(read_number, counts)) == read_number(total)
-    most.get_by_role("link", name="KeyError: 'c-13'").click()
+    causes.get_by_role("link", name="KeyError: 'c-13'").click()
     expect(page.get_by_role("combobox", name="Vertex")).to_have_value("enrich")
     why = page.locator(".list td.words")
     expect(why.filter(has_not_text="KeyError: 'c-13'")).to_have_count(0)
@@ -251,7 +251,7 @@ def is_focused(row: Locator) -> bool:
     return bool(row.evaluate("row => row === document.activeElement"))
 
 
-def test_keys_lead_through_dead_letters(page: Page) -> None:
+def test_dead_letters_can_be_browsed_with_the_keyboard(page: Page) -> None:
     visit(page, "dead-letters?vertex=enrich")
     rows = page.locator(".list .row")
     expect(rows.nth(2)).to_be_visible(timeout=SOON)
@@ -331,7 +331,7 @@ def test_a_dead_letter_is_opened_edited_replayed_and_arrives(page: Page, orders:
     expect(rows).to_have_count(0, timeout=SOON)
 
 
-def test_many_letters_are_counted_before_they_are_replayed(page: Page, orders: Orders) -> None:
+def test_many_dead_letters_are_counted_before_they_are_replayed(page: Page, orders: Orders) -> None:
     visit(page, "dead-letters?vertex=enrich")
     row = page.locator(".list tbody tr").filter(has_text="KeyError").first
     expect(row).to_be_visible(timeout=SOON)

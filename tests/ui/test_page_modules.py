@@ -1,4 +1,4 @@
-"""The parts of the page that decide without drawing: layout, numbers, payloads and colours."""
+"""The modules of the web UI that compute without drawing: layout, numbers, payloads and colours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SIZES = {"node": {"width": 140, "height": 60}, "gaps": {"layer": 56, "lane": 14}
 
 
 def make_graph(seed: int) -> tuple[list[str], list[dict[str, str]]]:
-    """Thirty vertices with edges ahead over up to three layers, and some that lead back."""
+    """Thirty vertices with forward edges across up to three layers, and some backward edges."""
     chance = random.Random(seed)
     names = [f"v{number}" for number in range(30)]
     edges = [(chance.randrange(max(0, to - 6), to), to) for to in range(1, 30)]
@@ -48,7 +48,7 @@ def make_graph(seed: int) -> tuple[list[str], list[dict[str, str]]]:
 @pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize("room", [900, 1e9])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_thirty_vertices_stand_apart(page: Page, seed: int, room: float, down: bool) -> None:
+def test_thirty_vertices_do_not_overlap(page: Page, seed: int, room: float, down: bool) -> None:
     names, edges = make_graph(seed)
     sizes = {**SIZES, "room": room, "down": down}
     layout = call(page, "layout", "place", names, edges, sizes)
@@ -60,7 +60,7 @@ def test_thirty_vertices_stand_apart(page: Page, seed: int, room: float, down: b
     assert (layout["height"] if down else layout["width"]) <= max(room, 140 * 30 * 2)
 
 
-def test_an_edge_over_layers_passes_beside_vertices(page: Page) -> None:
+def test_an_edge_across_layers_passes_next_to_the_vertices_between(page: Page) -> None:
     edges = [{"frm": a, "to": b} for a, b in ("ab", "bc", "ac")]
     layout = call(page, "layout", "place", ["a", "b", "c"], edges, SIZES)
     between = layout["edges"][2]["points"][1:3]
@@ -68,7 +68,7 @@ def test_an_edge_over_layers_passes_beside_vertices(page: Page) -> None:
     assert all(not top <= y <= top + 60 for _, y in between)
 
 
-def test_a_long_chain_goes_on_in_the_next_line(page: Page) -> None:
+def test_a_long_chain_continues_in_the_next_line(page: Page) -> None:
     names = [f"v{number}" for number in range(30)]
     edges = [{"frm": a, "to": b} for a, b in itertools.pairwise(names)]
     layout = call(page, "layout", "place", names, edges, {**SIZES, "room": 900})
@@ -107,7 +107,9 @@ def test_numbers_are_short_and_right(page: Page, function: str, value: float, te
         ("2026-05-17T11:59:58Z", "due now"),
     ],
 )
-def test_what_is_due_already_is_due_now(page: Page, due: str, words: str) -> None:
+def test_a_due_time_is_shown_relative_to_now_and_a_past_one_as_due_now(
+    page: Page, due: str, words: str
+) -> None:
     noon = 1_779_019_200_000
     assert call(page, "format", "due", due, noon) == words
 
@@ -163,7 +165,7 @@ def test_bytes_are_shown_in_hex(page: Page) -> None:
     assert shown == f"000000  {'00 ff 41 42':23}  {'':23}  ..AB"
 
 
-def test_headers_are_read_as_they_were_written(page: Page) -> None:
+def test_written_headers_are_read_back_unchanged(page: Page) -> None:
     headers = {"traceparent": "00-4b-00-01", "when": "12:30"}
     text = call(page, "payload", "writeHeaders", headers)
     assert call(page, "payload", "readHeaders", text) == headers
@@ -199,7 +201,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_system_and_chosen_dark_are_the_same() -> None:
+def test_the_system_and_the_chosen_dark_scheme_are_the_same() -> None:
     css = (STATIC / "theme.css").read_text()
     blocks = [re.findall(r"--[\w-]+: [^;]+", block) for block in css.split("color-scheme: dark;")]
     assert blocks[1] == blocks[2]

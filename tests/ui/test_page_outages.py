@@ -1,4 +1,4 @@
-"""The web UI when a part of what it shows ends: a vertex, then the whole run."""
+"""The web UI when a vertex ends, and when the whole run ends."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RED_WITH_ADVICE = """() =>
 
 
 def kill_until_red(orders: Orders, page: Page) -> None:
-    """Ends the worker; again if it was back before the page could show it.
+    """Kills the worker; again if it was back before the web UI could show it.
 
-    Soon, so that the waits before a restart grow: they are short again after five good seconds.
+    Quickly, so that the waits before a restart grow: after five good seconds they are short again.
     """
     wanted = are_long_tests_wanted()
     for _ in range(1 if wanted else 20):
@@ -38,7 +38,7 @@ def kill_until_red(orders: Orders, page: Page) -> None:
     pytest.fail("the killed vertex did not turn red")
 
 
-def test_a_killed_vertex_is_red_within_five_seconds_and_a_server_that_is_gone_is_told(
+def test_a_killed_vertex_is_red_within_five_seconds_and_a_lost_server_is_reported(
     browser: Browser, tmp_path: Path
 ) -> None:
     with run_orders(tmp_path) as orders, open_page(browser, orders.address) as page:

@@ -1,4 +1,4 @@
-"""The page of a real run: what it shows comes from the run, and it ends with the run."""
+"""The web UI of a real run: what it shows comes from the run, and it ends with the run."""
 
 import re
 import socket
@@ -14,7 +14,7 @@ from ebbflow.spark.run import Run
 from ebbflow.status.run_report import Watcher
 from ebbflow.testing.background_run import until
 from ebbflow.ui.web_ui import attach_web_ui
-from tests.ui.asking import Asking
+from tests.ui.ui_client import UiClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -39,8 +39,8 @@ class Stages(Watcher):
         return urlsplit(match[1]).port if match else None
 
 
-class PageOfRun:
-    """A run in a thread, and its page."""
+class RunWithUi:
+    """A run in a thread, and its web UI."""
 
     def __init__(self, state) -> None:
         pipeline = (
@@ -56,11 +56,11 @@ class PageOfRun:
         self.thread = threading.Thread(target=self.run.execute, daemon=True)
         self.thread.start()
         assert until(lambda: self.stages.find_port() is not None, 120)
-        self.page = Asking(self.stages.find_port(), "")
+        self.ui = UiClient(self.stages.find_port(), "")
         assert until(lambda: self.vertex("out").get("counts", {}).get("done", 0) > 50, 120)
 
     def get(self, path: str):
-        return self.page.get(f"/api/pipelines/shown/{path}").json
+        return self.ui.get(f"/api/pipelines/shown/{path}").json
 
     def vertex(self, name: str) -> dict:
         vertices = self.get("status").get("vertices", [])
@@ -73,39 +73,39 @@ class PageOfRun:
 
 @pytest.fixture(scope="module")
 def shown(spark, tmp_path_factory):
-    shown = PageOfRun(tmp_path_factory.mktemp("page") / "state")
+    shown = RunWithUi(tmp_path_factory.mktemp("page") / "state")
     yield shown
     shown.stop()
 
 
-def test_the_status_is_the_runs_own(shown: PageOfRun):
+def test_the_web_ui_shows_the_status_of_the_run(shown: RunWithUi):
     status = shown.get("status")
     assert (status["phase"], status["links"]["ui"]) == (
         "running",
-        f"http://127.0.0.1:{shown.page.port}/",
+        f"http://127.0.0.1:{shown.ui.port}/",
     )
     before = shown.vertex("out")["counts"]["done"]
     assert until(lambda: shown.vertex("out")["counts"]["done"] > before, 120)
-    assert shown.page.get("/ready").status == 200
-    assert b'pipeline="shown"' in shown.page.get("/metrics").raw
+    assert shown.ui.get("/ready").status == 200
+    assert b'pipeline="shown"' in shown.ui.get("/metrics").raw
 
 
-def test_an_error_shows_with_its_traceback_and_its_letter_with_its_way(shown: PageOfRun):
+def test_an_error_shows_its_traceback_and_its_dead_letter_the_path_of_the_message(shown: RunWithUi):
     assert until(lambda: shown.vertex("check")["dead_letters"] > 0, 120)
     (error,) = [e for e in shown.vertex("check")["errors"] if e["kind"] == "ValueError"]
     assert "no customer for" in error["traceback"]
     assert re.fullmatch(r"test_run_page\.py:\d+", error["where"])
     letter = shown.get("dead-letters?vertex=check&limit=1")["letters"][0]
-    way = shown.get(f"trace/{letter['id']}")
-    assert [(place["where"], place["number"]) for place in way["now"]] == [
+    path = shown.get(f"trace/{letter['id']}")
+    assert [(place["where"], place["number"]) for place in path["now"]] == [
         ("dead letter", letter["number"])
     ]
     assert until(lambda: bool(shown.get("logs?vertex=check")["logs"]), 120)
     assert shown.get("logs?vertex=check")["logs"][0]["message"].startswith("bad in-")
 
 
-def test_spec_graph_and_history_are_there(shown: PageOfRun):
-    spec = shown.page.get("/api/pipelines/shown/spec")
+def test_spec_graph_and_history_are_served(shown: RunWithUi):
+    spec = shown.ui.get("/api/pipelines/shown/spec")
     assert spec.headers["content-type"] == "text/yaml; charset=utf-8"
     assert b"name: check" in spec.raw
     graph = shown.get("graph")
@@ -114,22 +114,22 @@ def test_spec_graph_and_history_are_there(shown: PageOfRun):
     assert {"in", "check", "out"} == set(shown.get("history")["samples"][-1]["vertices"])
 
 
-def test_a_vertex_is_paused_and_goes_on(shown: PageOfRun):
+def test_a_paused_vertex_continues_after_a_resume(shown: RunWithUi):
     path = "/api/pipelines/shown"
-    assert shown.page.post(f"{path}/pause", {"vertex": "check"}).json["runs"] is True
+    assert shown.ui.post(f"{path}/pause", {"vertex": "check"}).json["runs"] is True
     assert until(lambda: shown.vertex("check")["condition"] == "paused", 120)
     held = shown.vertex("check")["counts"]["read"]
     assert until(lambda: shown.vertex("check")["pending"] > 20, 120)
     assert shown.vertex("check")["counts"]["read"] == held
-    assert shown.page.post(f"{path}/resume").status == 200
+    assert shown.ui.post(f"{path}/resume").status == 200
     assert until(lambda: shown.vertex("check")["counts"]["read"] > held, 120)
-    unknown = shown.page.post(f"{path}/pause", {"vertex": "chick"})
+    unknown = shown.ui.post(f"{path}/pause", {"vertex": "chick"})
     assert (unknown.status, "did you mean 'check'?" in unknown.json["error"]) == (404, True)
 
 
-def test_the_page_tells_how_the_run_ended_and_ends_with_it(shown: PageOfRun):
+def test_the_web_ui_reports_how_the_run_ended_and_ends_with_it(shown: RunWithUi):
     phases = []
-    with shown.page.stream("/api/pipelines/shown/events") as events:
+    with shown.ui.stream("/api/pipelines/shown/events") as events:
         shown.run.stop()
         for _, status in events:
             phases.append((status["phase"], status["ended"]))
@@ -138,4 +138,4 @@ def test_the_page_tells_how_the_run_ended_and_ends_with_it(shown: PageOfRun):
     assert phases[-1] == ("ended", "stopped")
     shown.thread.join(120)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", shown.page.port), timeout=120)
+        socket.create_connection(("127.0.0.1", shown.ui.port), timeout=120)

@@ -1,4 +1,4 @@
-"""The page at its limits, without a run: thirty vertices and a hundred thousand dead letters."""
+"""The web UI at its limits, without a run: thirty vertices and a hundred thousand dead letters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ebbflow.nats.publish import publish
 from ebbflow.status.model import BackPressure, Concern, EdgeStatus, Parked, VertexStatus
 from ebbflow.streams.names import Names
 from tests.deadletters.written import LETTER
-from tests.ui.asking import asking
 from tests.ui.browser import open_page
 from tests.ui.shown import Shown
+from tests.ui.ui_client import serve_ui
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -69,23 +69,23 @@ def shown(link: Link) -> Iterator[Shown]:
     for number in range(3):
         shown.bury(id=f"other-{number}", vertex=name_of(7, 0))
     problem = Concern("error", name_of(1, 0), "it does not move", "Look at its errors.")
-    shown.tell(vertices=make_vertices(), edges=make_edges(), problems=(problem,))
+    shown.publish_status(vertices=make_vertices(), edges=make_edges(), problems=(problem,))
     ended = threading.Event()
-    telling = threading.Thread(target=tell_on, args=(shown, ended))
-    telling.start()
+    publisher = threading.Thread(target=keep_publishing, args=(shown, ended))
+    publisher.start()
     yield shown
     ended.set()
-    telling.join()
+    publisher.join()
 
 
-def tell_on(shown: Shown, ended: threading.Event) -> None:
-    """Tells the state again and again, as a run does: one that falls silent counts as lost."""
+def keep_publishing(shown: Shown, ended: threading.Event) -> None:
+    """Publishes the state repeatedly, as a run does: a run that stops publishing counts as lost."""
     while not ended.wait(1):
-        shown.tell()
+        shown.publish_status()
 
 
 def bury_many(shown: Shown) -> None:
-    """Stores the letters without waiting for each."""
+    """Stores the dead letters without waiting for each."""
     vertex = name_of(3, 0)
     subject = shown.names.dead_letter_subject(vertex)
     common = replace(LETTER, vertex=vertex).to_headers()
@@ -97,7 +97,7 @@ def bury_many(shown: Shown) -> None:
             value = b'{"order": %d}' % number
             if number % 2_000:
                 await client.publish(subject, value, headers=headers)
-            else:  # The server drops what it cannot keep up with, so it is waited for now and then.
+            else:  # The server drops what it cannot keep up with, so wait for it now and then.
                 await publish(client, subject, value, headers)
 
     shown.link.run(fill(), timeout=120)
@@ -105,8 +105,8 @@ def bury_many(shown: Shown) -> None:
 
 @pytest.fixture(scope="module")
 def address(link: Link, shown: Shown) -> Iterator[str]:
-    with asking(link) as page:
-        yield f"http://127.0.0.1:{page.port}/#/{shown.name}"
+    with serve_ui(link) as ui:
+        yield f"http://127.0.0.1:{ui.port}/#/{shown.name}"
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +122,11 @@ def visit(page: Page, address: str) -> None:
 @pytest.mark.parametrize("width", [1280, 1000, 390])
 def test_thirty_vertices_stay_readable(browser: Browser, address: str, width: int) -> None:
     size = {"width": width, "height": 800}
-    # Without motion: on their way to new places vertices may pass over one another.
+    # Without motion: vertices that move to new places may cross one another.
     with open_page(browser, address, viewport=size, reduced_motion="reduce") as page:
         expect(page.locator(".node")).to_have_count(30)
-        assert not overlaps(page), "vertices lie on one another"
-        assert not overflowing(page), "numbers leave their vertex"
+        assert not overlaps(page), "vertices overlap"
+        assert not overflowing(page), "numbers overflow their vertex"
         if width >= 1000:
             spill = page.evaluate(
                 "() => { const graph = document.querySelector('.graph');"
@@ -155,7 +155,7 @@ def overflowing(page: Page) -> list[str]:
         .map(node => node.innerText)""")
 
 
-def test_a_hundred_thousand_letters_come_page_by_page(page: Page, address: str) -> None:
+def test_a_hundred_thousand_dead_letters_are_listed_page_by_page(page: Page, address: str) -> None:
     visit(page, f"{address}/dead-letters")
     expect(page.locator(".total")).to_have_text("100,003 stored")
     rows = page.locator(".list tbody tr")
@@ -171,14 +171,16 @@ def test_a_hundred_thousand_letters_come_page_by_page(page: Page, address: str) 
     expect(rows.first).to_contain_text("in-51")
 
 
-def test_the_last_of_them_is_found(page: Page, address: str) -> None:
+def test_a_search_finds_the_last_of_100_000_dead_letters(page: Page, address: str) -> None:
     visit(page, f"{address}/dead-letters?text=%3A%2099999%7D")
     rows = page.locator(".list tbody tr")
     expect(rows).to_have_count(1, timeout=60_000)
     expect(rows).to_contain_text("in-99999")
 
 
-def test_keys_are_enough(page: Page, address: str) -> None:
+def test_dead_letters_can_be_opened_and_closed_with_the_keyboard_alone(
+    page: Page, address: str
+) -> None:
     visit(page, f"{address}/dead-letters?order=oldest")
     expect(page.locator(".list .row").first).to_have_text("1")
     page.locator(".list .row").first.focus()
@@ -192,7 +194,9 @@ def test_keys_are_enough(page: Page, address: str) -> None:
     expect(page.locator("#search")).to_be_focused()
 
 
-def test_a_purge_counts_first_and_asks_for_the_number(page: Page, address: str) -> None:
+def test_a_purge_counts_first_and_requires_the_count_as_confirmation(
+    page: Page, address: str
+) -> None:
     visit(page, f"{address}/dead-letters?vertex={name_of(7, 0)}")
     rows = page.locator(".list tbody tr")
     expect(rows).to_have_count(3)
@@ -211,7 +215,9 @@ def test_a_purge_counts_first_and_asks_for_the_number(page: Page, address: str) 
     expect(page.locator(".total")).to_have_text("100,000 stored")
 
 
-def test_the_scheme_follows_the_system_until_one_is_chosen(browser: Browser, address: str) -> None:
+def test_the_colour_scheme_follows_the_system_until_one_is_chosen(
+    browser: Browser, address: str
+) -> None:
     with open_page(browser, address, color_scheme="dark") as page:
         assert background(page) == "rgb(14, 19, 24)"
         switch = page.get_by_role("button", name=re.compile("Colours"))
@@ -226,6 +232,6 @@ def background(page: Page) -> str:
     return page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
 
 
-def test_a_letter_that_is_gone_says_so(page: Page, address: str) -> None:
+def test_a_missing_dead_letter_is_reported(page: Page, address: str) -> None:
     visit(page, f"{address}/dead-letters/{LETTERS + 1}")
     expect(page.get_by_role("alert")).to_contain_text("there is no dead letter 100001")

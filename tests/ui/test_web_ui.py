@@ -1,4 +1,4 @@
-"""The page's server on a real NATS server: states, events, files, probes, and bad requests."""
+"""The web UI's server on a real NATS server: states, events, files, probes, and bad requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ebbflow.ui import pipelines
 from ebbflow.ui.web_ui import UiAddress, attach_web_ui, open_socket, parse_address
 from ebbflow.web.connection import HttpConnection
 from ebbflow.web.server import make_certificate
-from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown
+from tests.ui.ui_client import Answer, UiClient, serve_ui
 from tests.waiting import until
 
 _FORM = "application/x-www-form-urlencoded"
@@ -32,23 +32,23 @@ def shown(link, names) -> Shown:
 
 
 @pytest.fixture(scope="module")
-def page(link):
-    with asking(link) as page:
-        yield page
+def ui(link):
+    with serve_ui(link) as ui:
+        yield ui
 
 
-def test_all_pipelines_are_listed_whether_they_run_or_not(page: Asking, shown: Shown):
-    shown.tell()
+def test_a_pipeline_is_listed_with_its_phase_and_readiness(ui: UiClient, shown: Shown):
+    shown.publish_status()
     path = f"/api/pipelines/{shown.name}/status"
-    assert page.get(path).json["phase"] == "running"
-    entries = {entry["name"]: entry for entry in page.get("/api/pipelines").json["pipelines"]}
+    assert ui.get(path).json["phase"] == "running"
+    entries = {entry["name"]: entry for entry in ui.get("/api/pipelines").json["pipelines"]}
     assert entries[shown.name]["phase"] == "running"
     assert entries[shown.name]["ready"] is True
 
 
-def test_the_status_is_the_one_that_the_run_has_told(page: Asking, shown: Shown):
-    status = shown.tell()
-    answer = page.get(f"/api/pipelines/{shown.name}/status")
+def test_the_status_is_the_one_that_the_run_published(ui: UiClient, shown: Shown):
+    status = shown.publish_status()
+    answer = ui.get(f"/api/pipelines/{shown.name}/status")
     assert answer.json == json.loads(status.to_bytes())
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["cache-control"] == "no-store"
@@ -58,7 +58,7 @@ def test_the_status_is_the_one_that_the_run_has_told(page: Asking, shown: Shown)
 
 
 @pytest.mark.guarantee("pages-hold-up-nothing")
-def test_events_tell_each_state_and_a_hundred_pages_are_read_for_once(
+def test_events_carry_each_state_and_a_hundred_viewers_share_one_read(
     link, shown: Shown, monkeypatch
 ):
     reads = []
@@ -67,42 +67,44 @@ def test_events_tell_each_state_and_a_hundred_pages_are_read_for_once(
     monkeypatch.setattr(
         pipelines, "read_status", lambda link, names: (reads.append(1), original(link, names))[1]
     )
-    shown.tell()
-    with asking(link) as page, ExitStack() as stack:
+    shown.publish_status()
+    with serve_ui(link) as ui, ExitStack() as stack:
         path = f"/api/pipelines/{shown.name}/events"
-        streams = [stack.enter_context(page.stream(path)) for _ in range(100)]
+        streams = [stack.enter_context(ui.stream(path)) for _ in range(100)]
         for events in streams:
-            told = next(told for kind, told in events if kind == "status")
-            assert told["phase"] == "running"
-        shown.tell(phase="stopping")
+            status = next(status for kind, status in events if kind == "status")
+            assert status["phase"] == "running"
+        shown.publish_status(phase="stopping")
         before = len(reads)
         for events in streams:
-            # A busy machine may be too slow for a state now and then, which is an event of its own.
-            assert any(kind == "status" and told["phase"] == "stopping" for kind, told in events)
+            # On a busy machine a read may fail now and then, which is an event of another kind.
+            assert any(
+                kind == "status" and status["phase"] == "stopping" for kind, status in events
+            )
         assert len(reads) - before < 20
 
 
 @pytest.mark.guarantee("pages-hold-up-nothing")
-def test_a_browser_that_stops_reading_is_let_go_and_holds_up_nobody(
+def test_a_browser_that_stops_reading_is_disconnected_and_delays_no_other(
     link, shown: Shown, monkeypatch
 ):
     monkeypatch.setattr(HttpConnection, "patience", 0.3)
     large = Concern("warning", None, "x" * 2_000_000, "y")
-    shown.tell(problems=(large,))
-    with asking(link) as page:
+    shown.publish_status(problems=(large,))
+    with serve_ui(link) as ui:
         request = f"GET /api/pipelines/{shown.name}/events HTTP/1.1\r\nhost: localhost\r\n\r\n"
-        with page.connect() as stuck:
+        with ui.connect() as stuck:
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             stuck.sendall(request.encode())
-            with page.stream(f"/api/pipelines/{shown.name}/events") as events:
-                # A busy machine may be too slow for a state of this size now and then.
+            with ui.stream(f"/api/pipelines/{shown.name}/events") as events:
+                # On a busy machine a read of a state of this size may fail now and then.
                 states = (event for event in events if event[0] == "status")
                 assert len(list(islice(states, 4))) == 4
             until(lambda: is_closed(stuck))
 
 
 def is_closed(client: socket.socket) -> bool:
-    """Whether the other side has gone, without reading what it has sent."""
+    """Whether the other side has disconnected, without reading what it has sent."""
     try:
         client.send(b" ")
     except OSError:
@@ -110,141 +112,143 @@ def is_closed(client: socket.socket) -> bool:
     return False
 
 
-def test_a_pipeline_that_does_not_exist_is_named_with_those_that_do(page: Asking, shown: Shown):
-    answer = page.get("/api/pipelines/nobody/status")
+def test_an_unknown_pipeline_is_not_found_and_the_known_ones_are_named(ui: UiClient, shown: Shown):
+    answer = ui.get("/api/pipelines/nobody/status")
     assert (answer.status, answer.json["error"]) == (404, "there is no pipeline 'nobody'")
     assert answer.json["next_step"].startswith("Known here: ")
-    wild = page.get("/api/pipelines/%3E/status")
+    wild = ui.get("/api/pipelines/%3E/status")
     assert (wild.status, wild.json["error"]) == (404, "there is no pipeline '>'")
 
 
-def test_the_page_and_its_files_are_served_and_nothing_else_is(page: Asking):
-    answer = page.get("/")
+def test_the_web_ui_and_its_files_are_served_and_nothing_else(ui: UiClient):
+    answer = ui.get("/")
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    same = page.get("/", if_none_match=answer.headers["etag"])
+    same = ui.get("/", if_none_match=answer.headers["etag"])
     assert (same.status, same.raw) == (304, b"")
-    script = page.get("/static/app.js")
+    script = ui.get("/static/app.js")
     assert script.headers["content-type"] == "text/javascript; charset=utf-8"
     for path in ("/static/", "/static/..%2fweb_ui.py", "/static/../web_ui.py", "/static/vendor",
                  "/static/%00.js", "/static/.js", "/nothing", "/api"):  # fmt: skip
-        assert page.get(path).status == 404, path
+        assert ui.get(path).status == 404, path
 
 
-def test_a_page_of_one_pipeline_shows_no_other(link, shown: Shown):
-    shown.tell()
-    with asking(link, shown.name) as page:
-        assert [p["name"] for p in page.get("/api/pipelines").json["pipelines"]] == [shown.name]
-        assert page.get("/api/pipelines/nobody/status").status == 404
+def test_a_web_ui_of_one_pipeline_shows_no_other(link, shown: Shown):
+    shown.publish_status()
+    with serve_ui(link, shown.name) as ui:
+        assert [p["name"] for p in ui.get("/api/pipelines").json["pipelines"]] == [shown.name]
+        assert ui.get("/api/pipelines/nobody/status").status == 404
 
 
-def test_probes_turn_red_with_a_vertex_and_metrics_are_there(link, shown: Shown):
-    shown.tell()
-    with asking(link, shown.name, whole=False) as page:
+def test_probes_fail_with_a_vertex_and_metrics_are_served(link, shown: Shown):
+    shown.publish_status()
+    with serve_ui(link, shown.name, whole=False) as ui:
         probes = ("/health", "/livez", "/ready", "/readyz")
-        assert [page.get(path).status for path in probes] == [200] * 4
-        metrics = page.get("/metrics")
+        assert [ui.get(path).status for path in probes] == [200] * 4
+        metrics = ui.get("/metrics")
         assert metrics.headers["content-type"].startswith("text/plain; version=")
         assert f'pipeline="{shown.name}"'.encode() in metrics.raw
-        assert page.get("/").status == 404
-        shown.tell(problems=(Concern("error", "enrich", "it is dead", "look at it"),), ready=False)
-        answer = ask_until(page, "/health", 503)
+        assert ui.get("/").status == 404
+        shown.publish_status(
+            problems=(Concern("error", "enrich", "it is dead", "look at it"),), ready=False
+        )
+        answer = ask_until(ui, "/health", 503)
         assert answer.json["status"] == "failing"
         (problem,) = answer.json["pipelines"][shown.name]["problems"]
         assert problem["what"] == "it is dead"
-        assert page.get("/livez").status == 200
+        assert ui.get("/livez").status == 200
 
 
-def ask_until(page: Asking, path: str, status: int) -> Answer:
-    """Ask until the answer has this status: states are read a moment late."""
-    until(lambda: page.get(path).status == status)
-    return page.get(path)
+def ask_until(ui: UiClient, path: str, status: int) -> Answer:
+    """Asks until the answer has this status: states are read a moment late."""
+    until(lambda: ui.get(path).status == status)
+    return ui.get(path)
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")
-def test_beyond_this_machine_the_token_is_needed_for_all_but_probes(link, shown, monkeypatch):
+def test_beyond_this_machine_everything_but_probes_requires_the_token(link, shown, monkeypatch):
     monkeypatch.setenv("EBBFLOW_UI_TOKEN", "let-me-in")
-    shown.tell()
-    with asking(link, shown.name, host="0.0.0.0") as page:
-        probe = page.get("/health")
+    shown.publish_status()
+    with serve_ui(link, shown.name, host="0.0.0.0") as ui:
+        probe = ui.get("/health")
         assert (probe.status, probe.json) == (200, {"status": "ok"})
         for path in ("/api/pipelines", "/metrics", "/static/app.js"):
-            refused = page.get(path)
+            refused = ui.get(path)
             assert refused.status == 401
             assert refused.headers["www-authenticate"] == "Bearer"
-        asked = page.get("/")
+        asked = ui.get("/")
         assert asked.status == 401
         assert b'name="token"' in asked.raw
-        assert page.get("/?token=wrong").status == 401
-        entered = page.get("/?token=let-me-in")
-        assert (entered.status, entered.headers["cache-control"]) == (200, "no-store")
-        cookie = entered.headers["set-cookie"].partition(";")[0]
-        assert page.get("/api/pipelines", cookie=cookie).status == 200
-        assert page.get("/", cookie=cookie).headers["etag"]
-        bearer = page.get("/api/pipelines", authorization="Bearer let-me-in", host="evil.com")
+        assert ui.get("/?token=wrong").status == 401
+        logged_in = ui.get("/?token=let-me-in")
+        assert (logged_in.status, logged_in.headers["cache-control"]) == (200, "no-store")
+        cookie = logged_in.headers["set-cookie"].partition(";")[0]
+        assert ui.get("/api/pipelines", cookie=cookie).status == 200
+        assert ui.get("/", cookie=cookie).headers["etag"]
+        bearer = ui.get("/api/pipelines", authorization="Bearer let-me-in", host="evil.com")
         assert bearer.status == 200
-        assert all(b"let-me-in" not in answer.raw for answer in (asked, entered, bearer))
+        assert all(b"let-me-in" not in answer.raw for answer in (asked, logged_in, bearer))
         assert b'method="post"' in asked.raw
-        assert send_form(page, b"token=wrong").status == 401
-        assert cookie in send_form(page, b"token=let-me-in").headers["set-cookie"]
-        foreign = send_form(page, b"token=let-me-in", origin="http://evil.com")
-        large = send_form(page, b"token=" + b"x" * 5_000)
+        assert send_form(ui, b"token=wrong").status == 401
+        assert cookie in send_form(ui, b"token=let-me-in").headers["set-cookie"]
+        foreign = send_form(ui, b"token=let-me-in", origin="http://evil.com")
+        large = send_form(ui, b"token=" + b"x" * 5_000)
         assert (foreign.status, large.status) == (403, 413)
 
 
-def send_form(page: Asking, body: bytes, **headers: str) -> Answer:
-    """What a browser sends when somebody has typed the token."""
-    connection = page.open()
+def send_form(ui: UiClient, body: bytes, **headers: str) -> Answer:
+    """Sends what a browser sends when a user has typed the token."""
+    connection = ui.open()
     try:
         connection.request("POST", "/", body, {"content-type": _FORM, **headers})
-        return page.read(connection)
+        return ui.read(connection)
     finally:
         connection.close()
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")
-def test_a_page_with_a_certificate_speaks_tls_only(link, shown, monkeypatch):
+def test_a_web_ui_with_a_certificate_speaks_tls_only(link, shown, monkeypatch):
     monkeypatch.setenv("EBBFLOW_UI_TOKEN", "let-me-in")
-    shown.tell()
-    with asking(link, shown.name, secured=True) as page:
-        answer = page.get("/?token=let-me-in")
+    shown.publish_status()
+    with serve_ui(link, shown.name, secured=True) as ui:
+        answer = ui.get("/?token=let-me-in")
         assert (answer.status, answer.headers["set-cookie"][-8:]) == (200, "; Secure")
         with pytest.raises((OSError, http.client.HTTPException)):
-            Asking(page.port).get("/health")
+            UiClient(ui.port).get("/health")
 
 
 @pytest.mark.guarantee("guessing-is-slow")
-def test_a_browser_that_guesses_tokens_has_to_wait(link, shown, monkeypatch):
+def test_a_browser_that_guesses_tokens_must_wait(link, shown, monkeypatch):
     monkeypatch.setenv("EBBFLOW_UI_TOKEN", "let-me-in")
-    with asking(link, shown.name) as page:
-        statuses = [page.get(f"/?token=guess{n}").status for n in range(12)]
+    with serve_ui(link, shown.name) as ui:
+        statuses = [ui.get(f"/?token=guess{n}").status for n in range(12)]
         assert statuses == [401] * 10 + [429] * 2
-        assert page.get("/api/pipelines", authorization="Bearer let-me-in").status == 429
+        assert ui.get("/api/pipelines", authorization="Bearer let-me-in").status == 429
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")
-def test_a_foreign_page_in_the_same_browser_is_kept_out(page: Asking, shown: Shown):
-    assert page.get("/api/pipelines", host="evil.com:80").status == 403
-    assert page.get("/api/pipelines", sec_fetch_site="cross-site").status == 403
-    assert page.ask("POST", f"/api/pipelines/{shown.name}/pause", {}).status == 403
-    preflight = page.ask("OPTIONS", "/api/pipelines", headers={"Origin": "http://evil.com"})
+def test_a_foreign_page_in_the_same_browser_is_refused(ui: UiClient, shown: Shown):
+    assert ui.get("/api/pipelines", host="evil.com:80").status == 403
+    assert ui.get("/api/pipelines", sec_fetch_site="cross-site").status == 403
+    assert ui.ask("POST", f"/api/pipelines/{shown.name}/pause", {}).status == 403
+    preflight = ui.ask("OPTIONS", "/api/pipelines", headers={"Origin": "http://evil.com"})
     assert preflight.status in (403, 405)
     assert "access-control-allow-origin" not in preflight.headers
 
 
 @pytest.mark.guarantee("pages-hold-up-nothing")
 def test_clients_that_come_and_go_leave_nothing_behind(link, shown: Shown):
-    shown.tell()
-    with asking(link) as page:
+    shown.publish_status()
+    with serve_ui(link) as ui:
         request = f"GET /api/pipelines/{shown.name}/events HTTP/1.1\r\nhost: localhost\r\n\r\n"
         for _ in range(30):
-            with page.connect() as client:
+            with ui.connect() as client:
                 client.sendall(request.encode())
         before = threading.active_count()
         for _ in range(30):
-            with page.connect() as client:
+            with ui.connect() as client:
                 client.sendall(request.encode())
                 client.recv(100)
-        assert page.get(f"/api/pipelines/{shown.name}/status").status == 200
+        assert ui.get(f"/api/pipelines/{shown.name}/status").status == 200
         assert threading.active_count() <= before + 12
 
 
@@ -270,7 +274,7 @@ def test_an_address_is_a_host_a_port_or_both(text, address):
 
 
 @pytest.mark.parametrize("text", ["a:b", "host:99999", "::1", "a:1:2", "ftp://a:1", "a/b:1"])
-def test_what_is_no_address_is_told_with_an_example(text):
+def test_an_invalid_address_is_rejected_with_an_example(text):
     with pytest.raises(SetupError) as raised:
         parse_address(text, 8321)
     assert str(raised.value) == (
@@ -279,7 +283,7 @@ def test_what_is_no_address_is_told_with_an_example(text):
     )
 
 
-def test_the_usual_port_gives_way_and_one_that_was_named_does_not():
+def test_a_taken_default_port_is_replaced_and_a_taken_named_port_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         entrance = open_socket(UiAddress("127.0.0.1", port, usual=True))
@@ -306,7 +310,7 @@ def test_an_error_names_the_option_whose_port_is_taken():
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")
-def test_beyond_this_machine_a_token_is_needed(monkeypatch):
+def test_listening_beyond_this_machine_requires_a_token(monkeypatch):
     with pytest.raises(SetupError) as raised:
         open_socket(UiAddress("0.0.0.0", 0))
     assert str(raised.value) == (
@@ -338,7 +342,7 @@ class Stream(io.StringIO):
 
 @pytest.mark.guarantee("secrets-are-in-no-text")
 @pytest.mark.parametrize("terminal", ["stdout", "stderr"])
-def test_a_token_that_was_made_up_is_written_to_a_terminal_and_nowhere_else(monkeypatch, terminal):
+def test_a_generated_token_is_written_to_a_terminal_and_nowhere_else(monkeypatch, terminal):
     streams = {name: Stream(name == terminal) for name in ("stdout", "stderr")}
     for name, stream in streams.items():
         monkeypatch.setattr(f"sys.{name}", stream)
@@ -365,13 +369,17 @@ def certificate(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("secured", "scheme"), [(None, "https"), (True, "https"), (False, "http")])
-def test_with_a_certificate_the_page_speaks_tls_unless_told_otherwise(certificate, secured, scheme):
+def test_with_a_certificate_the_web_ui_speaks_tls_unless_it_is_switched_off(
+    certificate, secured, scheme
+):
     entrance = open_socket(UiAddress("127.0.0.1", 0, secured=secured))
     with entrance.bound:
         assert entrance.url.startswith(f"{scheme}://127.0.0.1:")
 
 
-def test_a_certificate_that_cannot_be_read_is_named_without_its_content(certificate, monkeypatch):
+def test_a_certificate_without_a_key_is_rejected_with_the_missing_variable(
+    certificate, monkeypatch
+):
     monkeypatch.delenv("EBBFLOW_UI_KEY_FILE")
     with pytest.raises(SetupError) as raised:
         open_socket(UiAddress("127.0.0.1", 0))

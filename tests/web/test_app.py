@@ -1,4 +1,4 @@
-"""The web kit: who takes a request, what requests may hold, and what probes are told."""
+"""The web package: which route takes a request, limits of requests, and replies to probes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ask(router: Router, target: bytes, method: bytes = b"GET") -> tuple[str, dic
 
 
 @pytest.mark.parametrize("target", [b"/a/b", b"/a/b?c=d", b"/%61/b", b"/a%2Fb"])
-def test_an_exact_path_is_found_however_it_is_written(target):
+def test_an_exact_path_is_found_however_it_is_encoded(target):
     assert ask(router(Route(GET, "/a/b", answering("here"))), target) == ("here", {})
 
 
@@ -94,7 +94,7 @@ def test_templates_name_parts_of_a_path(target, answer, names):
     assert ask(routes, target) == (answer, names)
 
 
-def test_of_several_templates_the_first_that_takes_the_method_counts():
+def test_the_first_matching_template_that_accepts_the_method_wins():
     routes = router(
         Route(POST, "/p/replay", answering("exact")),
         Route(POST, "/{any}/{other}", answering("posted")),
@@ -106,13 +106,13 @@ def test_of_several_templates_the_first_that_takes_the_method_counts():
     assert ask(routes, b"/p/x", b"PUT") == ("405 Method Not AllowedPOST, GET", {})
 
 
-def test_head_is_get_for_those_who_say_so():
+def test_head_is_answered_like_get_only_by_a_router_that_allows_it():
     route = Route(GET, "/a", answering("here"))
     assert ask(router(route), b"/a", b"HEAD")[0] == "405 Method Not AllowedGET"
     assert ask(router(route, heads=True), b"/a", b"HEAD")[0] == "here"
 
 
-def test_routes_come_and_go():
+def test_routes_can_be_added_and_removed():
     routes = router(Route(GET, "/a", answering("got")))
     routes.add([Route(POST, "/a", answering("posted"))])
     assert ("/a" in routes, ask(routes, b"/a"), ask(routes, b"/a", b"POST")) == (
@@ -124,7 +124,7 @@ def test_routes_come_and_go():
     assert ("/a" in routes, ask(routes, b"/a")) == (False, ("404 no /a", {}))
 
 
-def test_a_refused_method_is_described_in_the_words_of_its_route():
+def test_a_route_describes_a_refused_method_in_its_own_format():
     route = Route(GET, "/a", answering("here"), lambda refusal: b"in other words")
     client = Client()
     with pytest.raises(Refusal) as raised:
@@ -136,13 +136,13 @@ def test_a_refused_method_is_described_in_the_words_of_its_route():
 # --- requests -----------------------------------------------------------------------------------
 
 
-def test_a_parameter_that_is_there_twice_is_refused():
+def test_a_repeated_query_parameter_is_refused():
     assert HttpRequest(b"GET", b"/?a=1&b=", []).query == {"a": "1", "b": ""}
     with pytest.raises(Refusal, match="duplicate query parameter"):
         _ = HttpRequest(b"GET", b"/?a=1&a=1", []).query
 
 
-def test_of_headers_with_the_same_name_the_first_counts():
+def test_the_first_of_several_headers_with_the_same_name_is_used():
     request = HttpRequest(b"GET", b"/", [(b"a", b"1"), (b"a", b"2")])
     assert (request.header(b"a"), request.header(b"b")) == (b"1", b"")
 
@@ -158,7 +158,7 @@ def test_a_body_that_is_not_json_is_refused(body):
 # --- limits -------------------------------------------------------------------------------------
 
 
-def test_requests_are_bounded_in_number_and_bytes_and_each_in_its_own():
+def test_requests_are_limited_in_number_in_total_bytes_and_in_bytes_each():
     admission = Admission(2, 10)
     first = admission.reserve(4, largest=8)
     body = Body(first)
@@ -187,7 +187,7 @@ def run(work: Callable[[RequestTasks, Admission, Client], Coroutine[Any, Any, No
     return asyncio.run(main())
 
 
-def test_work_that_fails_is_answered_and_gives_its_room_back():
+def test_a_failing_request_gets_a_reply_and_releases_its_reservation():
     async def fail(body: bytes) -> None:
         raise ValueError(body)
 
@@ -200,7 +200,7 @@ def test_work_that_fails_is_answered_and_gives_its_room_back():
     assert run(work).status == 500
 
 
-def test_work_ends_when_its_client_disconnects():
+def test_a_request_is_cancelled_when_its_client_disconnects():
     async def wait() -> None:
         await asyncio.Event().wait()
 
@@ -224,7 +224,9 @@ def test_work_ends_when_its_client_disconnects():
         (False, {"status": "w"}, True, (503, {"status": "w"})),
     ],
 )
-def test_only_those_who_may_know_are_told_what_is_wrong(is_well, private, may_know, expected):
+def test_a_health_reply_shows_details_to_permitted_clients_only(
+    is_well, private, may_know, expected
+):
     reply = reply_health(is_well, {"status": "s"}, private, lambda: may_know)
     assert (reply.status, json.loads(reply.body)) == expected
 

@@ -40,7 +40,7 @@ class Wire(asyncio.Transport):
 
 
 class Desk:
-    """A server that answers each request with its body."""
+    """A server that replies to each request with its body."""
 
     read_timeout = 10.0
     most_connections = 10
@@ -108,14 +108,14 @@ ENDLESS = {
 @pytest.mark.guarantee("requests-are-bounded")
 @pytest.mark.parametrize("size", [1_000, 262_144])
 @pytest.mark.parametrize("request_", ENDLESS.values(), ids=list(ENDLESS))
-def test_whatever_does_not_end_is_refused_before_it_has_100_kb(request_, size):
+def test_an_endless_part_of_a_request_is_refused_before_it_reaches_100_kb(request_, size):
     wire = answers_to(*pieces(request_, size))
 
     assert wire.written.startswith(b"HTTP/1.1 400 "), wire.written[:100]
     assert b"connection: close" in wire.written
 
 
-def test_trailers_and_extensions_of_chunks_are_read_and_forgotten():
+def test_trailers_and_chunk_extensions_are_read_and_ignored():
     def talk(desk: Desk, connection: HttpConnection, _: Wire) -> None:
         body = b"2;a=b\r\nhe\r\n3\r\nllo\r\n0;c\r\nHost: evil\r\nX-Late: 1\r\n\r\n"
         connection.data_received(CHUNKED + body + PLAIN)
@@ -135,7 +135,7 @@ def test_a_body_may_have_many_small_chunks():
 
 
 @pytest.mark.parametrize("count", [1, 64, 3_000])
-def test_however_many_requests_ask_for_another_protocol_each_is_answered(count):
+def test_each_request_to_upgrade_the_protocol_is_answered_however_many_there_are(count):
     wire = answers_to(*pieces((UPGRADE + PLAIN) * count, 262_144))
 
     assert wire.written.count(b"HTTP/1.1 200 OK") == 2 * count
@@ -145,7 +145,7 @@ def test_however_many_requests_ask_for_another_protocol_each_is_answered(count):
 @pytest.mark.parametrize(
     "request_", [PLAIN, UPGRADE, CHUNKED, CHUNKED + b"1\r\nx\r\n0\r\na: b\r\n", b"?"]
 )
-def test_a_connection_that_has_ended_keeps_no_memory_until_garbage_is_collected(request_):
+def test_an_ended_connection_is_freed_without_garbage_collection(request_):
     kept: list[weakref.ref[object]] = []
 
     def talk(desk: Desk, connection: HttpConnection, _: Wire) -> None:

@@ -1,4 +1,4 @@
-"""Whose requests a web server takes: names, sites and tokens."""
+"""Which requests a web server accepts: by host name, site and token."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def status_of(guard: SiteGuard, **headers: str) -> int:
         b"My-Host:8080",
     ],
 )
-def test_a_server_answers_to_names_of_this_machine_and_the_host_it_listens_on(host):
+def test_a_server_accepts_names_of_this_machine_and_of_the_host_it_listens_on(host):
     assert is_local_name(host) or b"host" in host.lower()
     assert status_of(LOCAL, host=host.decode()) == 200
 
@@ -59,7 +59,7 @@ def test_a_server_answers_to_names_of_this_machine_and_the_host_it_listens_on(ho
     "host", [b"", b"evil.com", b"evil.com:8321", b"localhost.evil.com", b"127.0.0.1.evil.com",
              b"10.0.0.1", b"[::2]:80", b"\xff", b"[", b"localhost@evil.com", b"evil.com#localhost"]
 )  # fmt: skip
-def test_a_foreign_name_that_leads_here_is_refused(host):
+def test_a_foreign_host_name_is_refused(host):
     assert not is_local_name(host)
     with pytest.raises(Refusal) as raised:
         LOCAL.check(HttpRequest(b"POST", b"/", [(b"host", host)]))
@@ -89,16 +89,16 @@ def test_a_foreign_name_that_leads_here_is_refused(host):
         ({"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors", "method": b"GET"}, 403),
     ],
 )
-def test_only_pages_of_this_server_and_of_named_origins_may_ask(headers, status):
+def test_only_pages_of_this_server_and_of_named_origins_may_send_requests(headers, status):
     assert status_of(LOCAL, host="localhost:80", **headers) == status
 
 
-def test_a_program_that_names_no_host_is_taken_in():
+def test_a_request_without_a_host_is_accepted_unless_its_origin_is_foreign():
     assert status_of(LOCAL) == 200
     assert status_of(LOCAL, origin="https://evil.example") == 403
 
 
-def test_a_server_that_every_page_may_ask_refuses_none():
+def test_a_server_that_allows_every_origin_refuses_none():
     public = SiteGuard({"127.0.0.1"}, "", "", ["*"])
     assert status_of(public, host="any.example", origin="https://evil.example") == 200
 
@@ -132,7 +132,7 @@ def answer(guard: TokenGuard, token: str, client: str = "10.0.0.1") -> int:
 
 
 @pytest.mark.guarantee("guessing-is-slow")
-def test_an_address_that_guesses_has_to_wait_and_others_do_not(guard, clock):
+def test_an_address_that_guesses_tokens_must_wait_and_others_do_not(guard, clock):
     guesses = [answer(guard, f"guess {n}") for n in range(1_000)]
 
     assert guesses == [401] * MOST_GUESSES + [429] * (1_000 - MOST_GUESSES)
@@ -147,13 +147,13 @@ def test_an_address_that_guesses_has_to_wait_and_others_do_not(guard, clock):
 
 
 @pytest.mark.guarantee("guessing-is-slow")
-def test_a_program_with_the_wrong_token_keeps_nobody_out(guard):
+def test_a_program_that_repeats_a_wrong_token_locks_no_client_out(guard):
     assert {answer(guard, "stale") for _ in range(1_000)} == {401}
     assert {answer(guard, "") for _ in range(1_000)} == {401}
     assert answer(guard, "right") == 200
 
 
-def test_whoever_has_many_addresses_guesses_as_one(guard):
+def test_addresses_of_one_ipv6_network_count_as_one_guesser(guard):
     guesses = [answer(guard, f"guess {n}", f"2001:db8::{n:x}") for n in range(100)]
 
     assert guesses.count(401) == MOST_GUESSES
@@ -161,7 +161,7 @@ def test_whoever_has_many_addresses_guesses_as_one(guard):
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.integers(0, 40)), max_size=300))
-def test_no_address_has_more_than_its_guesses_in_a_minute(requests):
+def test_no_address_gets_more_than_its_guesses_in_a_minute(requests):
     clock = Clock()
     guard = TokenGuard(Secret("right"), clock)
     checked: dict[int, dict[int, float]] = {}
@@ -175,7 +175,7 @@ def test_no_address_has_more_than_its_guesses_in_a_minute(requests):
         assert len(recent) <= MOST_GUESSES
 
 
-def test_what_is_known_about_guesses_is_bounded(clock):
+def test_the_memory_for_guesses_is_bounded(clock):
     guesses = Guesses(clock)
     for n in range(5_000):
         guesses.add(b"%d" % n, f"10.0.{n // 256}.{n % 256}")
@@ -196,7 +196,7 @@ def ui_request(*headers: tuple[bytes, bytes], method: bytes = b"GET") -> HttpReq
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")
-def test_on_this_machine_a_foreign_name_is_refused_and_beyond_it_the_token_counts():
+def test_a_local_web_ui_refuses_foreign_names_and_a_public_one_relies_on_its_token():
     foreign = (b"host", b"evil.com:8321")
     with pytest.raises(Refusal) as raised:
         OPEN.check_site(ui_request(foreign))
@@ -208,7 +208,7 @@ def test_on_this_machine_a_foreign_name_is_refused_and_beyond_it_the_token_count
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")
-def test_a_page_of_another_site_may_link_here_and_nothing_else():
+def test_a_page_of_another_site_may_link_to_the_web_ui_and_nothing_else():
     site = (b"sec-fetch-site", b"cross-site")
     OPEN.check_site(ui_request(LOCAL_HOST, site, (b"sec-fetch-mode", b"navigate")))
     with pytest.raises(Refusal):
@@ -226,7 +226,7 @@ def test_a_page_of_another_site_may_link_here_and_nothing_else():
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")
-def test_whoever_changes_something_sends_a_header_that_forms_cannot_send():
+def test_a_change_requires_a_header_that_forms_cannot_send():
     OPEN.check_mark(ui_request(LOCAL_HOST, (b"x-ebbflow", b"1"), method=b"POST"))
     with pytest.raises(Refusal) as raised:
         OPEN.check_mark(ui_request(LOCAL_HOST, (b"content-type", b"text/plain"), method=b"POST"))
@@ -234,7 +234,7 @@ def test_whoever_changes_something_sends_a_header_that_forms_cannot_send():
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")
-def test_the_token_is_asked_for_as_bearer_or_cookie():
+def test_the_token_is_accepted_as_a_bearer_token_or_a_cookie():
     OPEN.check_token(ui_request())
     CLOSED.check_token(ui_request((b"authorization", b"Bearer let me in")))
     cookie = CLOSED.make_cookie("let me in", ui_request())
@@ -273,13 +273,13 @@ def test_a_wrong_token_gets_no_cookie(token):
         (False, [], False),
     ],
 )
-def test_over_tls_the_cookie_is_sent_over_tls_only(secured, headers, is_secure):
+def test_a_cookie_set_over_tls_is_sent_over_tls_only(secured, headers, is_secure):
     guard = WebUiGuard(Secret("let me in"), False, 8321, secured)
     assert guard.make_cookie("let me in", ui_request(*headers)).endswith("; Secure") == is_secure
 
 
 @pytest.mark.guarantee("guessing-is-slow")
-def test_whoever_has_the_cookie_does_not_wait_for_guessers():
+def test_a_client_with_the_cookie_is_not_delayed_by_guessers():
     guard = WebUiGuard(Secret("let me in"), False, 8321)
     cookie = guard.make_cookie("let me in", ui_request()).partition(";")[0].encode()
     for n in range(10):

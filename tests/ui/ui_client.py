@@ -1,4 +1,4 @@
-"""A page on a real server and a real NATS server, asked as a browser would."""
+"""The web UI on a real server and a real NATS server, and a client that asks as a browser would."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Answer:
         return json.loads(self.raw)
 
 
-class Asking:
-    """A page, seen from outside."""
+class UiClient:
+    """A web UI, seen from outside."""
 
     def __init__(self, port: int, secured: bool = False) -> None:
         self.port = port
@@ -73,7 +73,7 @@ class Asking:
 
     @contextmanager
     def stream(self, path: str) -> Iterator[Iterator[tuple[str, Any]]]:
-        """The events of a stream, as pairs of their kind and what they say."""
+        """The events of a stream, as pairs of their kind and their data."""
         connection = self.open()
         try:
             connection.request("GET", path)
@@ -93,10 +93,10 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def asking(
+def serve_ui(
     link: Link, *only: str, host: str = "127.0.0.1", whole: bool = True, secured: bool | None = None
-) -> Iterator[Asking]:
-    """A page of all pipelines on the server of a link, or of some."""
+) -> Iterator[UiClient]:
+    """Serves a web UI of all pipelines on the server of a link, or of some."""
     address = UiAddress(host, 0, secured=secured)
     with open_web_ui(address, ServerLink(link.server), only, whole) as listening:
-        yield Asking(listening.bound.getsockname()[1], bool(secured))
+        yield UiClient(listening.bound.getsockname()[1], bool(secured))
