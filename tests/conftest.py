@@ -157,7 +157,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         environments,
         functions,
     ):
-        part.tell_what_is_missing(terminalreporter)
+        part.report_what_is_missing(terminalreporter)
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     disk.remove()
 
 
-def tell_what_is_missing(reporter: Any) -> None:
+def report_what_is_missing(reporter: Any) -> None:
     """Reports in the summary that no full disk was tested."""
     if _missing:
         reporter.section("A full disk was NOT tested", sep="!", yellow=True, bold=True)

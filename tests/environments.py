@@ -104,7 +104,7 @@ def _skip(reason: str) -> Any:
     pytest.skip(reason)
 
 
-def tell_what_is_missing(reporter: Any) -> None:
+def report_what_is_missing(reporter: Any) -> None:
     """Reports in the summary which versions were not tested."""
     if _missing:
         reporter.section("Some versions were NOT tested", sep="!", yellow=True, bold=True)

@@ -69,7 +69,7 @@ class FunctionKills:
     def run(self, kills: int) -> Tally:
         """Kill at most that many times, spread over the messages, let the rest come, and count."""
         done = 0
-        run = BackgroundRun(self._pipeline, self._folder / "state", heard=print)
+        run = BackgroundRun(self._pipeline, self._folder / "state", on_line=print)
         try:
             for number in range(kills):
                 moment = (number + self._random.random()) / (kills + 1)

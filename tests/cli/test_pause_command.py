@@ -64,7 +64,7 @@ def test_pauses_made_at_the_same_time_all_take_effect(link, standing):
 def test_a_task_follows_the_newest_record_however_it_arrives(link, standing):
     pauses_seen = []
     watch = PauseWatch(standing.names, "out", pauses_seen.append)
-    commands = {"pauses": watch.hear}
+    commands = {"pauses": watch.receive}
     watch.read(link)
     old = link.run(change_pauses(link.client, standing.names, lambda p: p.pausing("out", NOON)))
     obey(pauses_command(old), commands)

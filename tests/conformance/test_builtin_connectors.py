@@ -99,7 +99,7 @@ class LogUnderTest(SinkUnderTest):
     def sink(self):
         return Log()
 
-    def heard(self, line):
+    def on_line(self, line):
         self._lines.append(line)
 
     def landed(self):

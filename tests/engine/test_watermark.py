@@ -30,7 +30,7 @@ def test_the_watermark_only_rises_and_is_never_ahead_of_what_any_feeder_reported
     reported: dict[str, datetime] = {}
     before = start
     for chunk in chunks:
-        watermark.hear(chunk)
+        watermark.follow(chunk)
         first: dict[str, datetime] = {}
         for feeder, time in chunk:
             if feeder in FEEDERS and time is not None:
@@ -46,32 +46,32 @@ def test_the_watermark_only_rises_and_is_never_ahead_of_what_any_feeder_reported
 
 def test_the_watermark_is_unknown_until_every_feeder_has_reported():
     watermark = Watermark(VERTICES, None)
-    watermark.hear([("a.0", T[5]), ("a.1", T[3])])
+    watermark.follow([("a.0", T[5]), ("a.1", T[3])])
     assert watermark.current is None
-    watermark.hear([("b.0", None), ("other", T[1]), (None, T[1])])
+    watermark.follow([("b.0", None), ("other", T[1]), (None, T[1])])
     assert watermark.current is None
-    watermark.hear([("b.0", T[7])])
+    watermark.follow([("b.0", T[7])])
     assert watermark.current == T[3], "the lowest"
 
 
 def test_the_watermark_follows_the_slowest_feeder():
     watermark = Watermark((Feeder(("a", "b")),), None)
     for a, b, expected in [(1, 2, 1), (5, 3, 3), (6, 3, 3), (7, 9, 7)]:
-        watermark.hear([("a", T[a]), ("b", T[b])])
+        watermark.follow([("a", T[a]), ("b", T[b])])
         assert watermark.current == T[expected]
 
 
 def test_only_the_first_of_several_frames_of_a_feeder_counts():
     watermark = Watermark((Feeder(("a",)),), None)
-    watermark.hear([("a", T[2]), ("a", T[8])])
+    watermark.follow([("a", T[2]), ("a", T[8])])
     assert watermark.current == T[2]
-    watermark.hear([])
+    watermark.follow([])
     assert watermark.current == T[2]
 
 
 def test_a_late_frame_does_not_move_the_watermark_back():
     watermark = Watermark((Feeder(("a",)),), T[4])
-    watermark.hear([("a", T[2])])
+    watermark.follow([("a", T[2])])
     assert watermark.current == T[4]
 
 
@@ -82,7 +82,7 @@ def test_the_watermark_from_before_a_restart_is_known_at_once():
 
 def test_frames_do_not_move_the_watermark_of_a_vertex_without_feeders():
     watermark = Watermark((), None)
-    watermark.hear([("a", T[2])])
+    watermark.follow([("a", T[2])])
     assert watermark.current is None
 
 
@@ -90,7 +90,7 @@ def test_frames_do_not_move_the_watermark_of_a_vertex_without_feeders():
 def test_the_watermark_of_a_source_is_the_highest_of_each_chunks_earliest_time(chunks):
     watermark = Watermark((), None)
     for times in chunks:
-        watermark.made(times)
+        watermark.follow_times(times)
     assert watermark.current == max((min(times) for times in chunks if times), default=None)
 
 
@@ -122,18 +122,18 @@ def test_event_times_of_nacked_dropped_and_forwarded_messages_count():
     assert verdict.decisions.event_times == [T[1], T[2], T[3]]
     assert verdict.outputs.event_times == [T[5], T[6]]
     watermark = Watermark((), None)
-    watermark.made([*verdict.decisions.event_times, *verdict.outputs.event_times])
+    watermark.follow_times([*verdict.decisions.event_times, *verdict.outputs.event_times])
     assert watermark.current == T[1]
 
 
 def test_a_vertex_that_runs_inline_has_the_watermark_of_the_tasks_that_run_it():
     """Its own task receives nothing then, and would hold the watermark back forever."""
     watermark = Watermark((Feeder(("b.0",), (Feeder(("a.0", "a.1")),)),), None)
-    watermark.hear([("a.0", T[3])])
+    watermark.follow([("a.0", T[3])])
     assert watermark.current is None, "the other task may be further back"
-    watermark.hear([("a.1", T[2])])
+    watermark.follow([("a.1", T[2])])
     assert watermark.current == T[2]
-    watermark.hear([("b.0", T[1])])
+    watermark.follow([("b.0", T[1])])
     assert watermark.current == T[2]
-    watermark.hear([("b.0", T[5])])
+    watermark.follow([("b.0", T[5])])
     assert watermark.current == T[5], "the frames that a wrote to the buffer of b have been read"

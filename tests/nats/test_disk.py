@@ -33,7 +33,7 @@ def test_what_a_full_disk_did_not_take_is_stored_once_when_there_is_room(small_d
         sent = (publish(client, subject, data, msg_id=str(n), retry=BUFFER) for n in range(40))
         return await asyncio.gather(*sent)
 
-    with start_embedded(small_disk.folder, tell=told.put) as server, open_link(server) as link:
+    with start_embedded(small_disk.folder, show=told.put) as server, open_link(server) as link:
         link.run(provision.ensure(link.client, catalogue.buffer_config(NAMES, "v", 0, 1_000)))
         sending = link.submit(publish_all(link.client))
         text = told.get(timeout=120)

@@ -373,7 +373,7 @@ def test_a_source_is_told_of_acks_and_nacks_with_their_options(side: Side) -> No
         assert Queue.nacked == [NackOffset(b"1", NackOptions(250, 0, "busy"))]
         again = given_by(reading, 1)
         assert again.column("offset").to_pylist() == [nack[0]], "the same message"
-        told = reading.tell()
+        told = reading.report()
         assert told is not None
         assert told.pending == 7
     finally:

@@ -106,7 +106,7 @@ class Functions:
 
     def run(self, flow: Pipeline | MonoVertex, **ends: int) -> Story:
         """Run until that many messages have come to an end at each of these vertices."""
-        run = BackgroundRun(flow, self._folder / "state", heard=print)
+        run = BackgroundRun(flow, self._folder / "state", on_line=print)
 
         def ended(vertex: str) -> int:
             counts = run.status[vertex].counts

@@ -230,7 +230,7 @@ class Watermark:
         tasks = (task for feeder in self._feeders for task in feeder.every_task())
         self._latest: dict[str, datetime | None] = dict.fromkeys(tasks)
 
-    def hear(self, origins: Iterable[tuple[str | None, datetime | None]]) -> None:
+    def follow(self, origins: Iterable[tuple[str | None, datetime | None]]) -> None:
         """Follows the frames of a chunk: the writer of each, and its watermark then.
 
         Of several frames of one writer the first counts for this chunk, because its rows may be
@@ -246,7 +246,7 @@ class Watermark:
         if earliest := _earliest([feeder.watermark(self._latest) for feeder in self._feeders]):
             self._rise(earliest)
 
-    def made(self, event_times: Iterable[datetime]) -> None:
+    def follow_times(self, event_times: Iterable[datetime]) -> None:
         """Follows the event times of messages that a source has made."""
         earliest = min(event_times, default=None)
         if earliest is not None:

@@ -36,7 +36,7 @@ _RECENT = 120.0
 _COMPLAINTS = (b"no space left on device", b"disk quota exceeded")
 _MOST_READ = 1 * _MIB
 
-Tell = Callable[[str], None]
+ShowLine = Callable[[str], None]
 
 
 class Restartable(Protocol):
@@ -56,13 +56,13 @@ class DiskWatch:
         self,
         folder: Path,
         server: Restartable,
-        tell: Tell,
+        show: ShowLine,
         left: Callable[[Path], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._server = server
-        self._tell = tell
+        self._show = show
         self._left = left or bytes_left
         self._clock = clock
         self._log = _Log(folder / "server.log")
@@ -114,14 +114,14 @@ class DiskWatch:
     def _tell_change(self, state: str, what: str) -> None:
         if state != self._state:
             self._state = state
-            self._tell(f"the disk of {self._folder.parent} {what}")
+            self._show(f"the disk of {self._folder.parent} {what}")
 
 
 @contextmanager
-def watch_disk(folder: Path, server: Restartable, tell: Tell) -> Iterator[None]:
+def watch_disk(folder: Path, server: Restartable, show: ShowLine) -> Iterator[None]:
     """Watches the disk of a server's folder, on its own thread, while the context lasts."""
     ended = threading.Event()
-    watch = DiskWatch(folder, server, tell)
+    watch = DiskWatch(folder, server, show)
 
     def keep_looking() -> None:
         while not ended.wait(_EVERY):
@@ -185,16 +185,16 @@ _PATIENCE = 5.0
 
 
 class Unconfirmed:
-    """Notices vertices that have had no write confirmed for a while. ``tell`` shows a line."""
+    """Notices vertices that have had no write confirmed for a while. ``show`` shows a line."""
 
     def __init__(
         self,
         server: str,
-        tell: Callable[[str], None],
+        show: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server = server
-        self._tell = tell
+        self._show = show
         self._clock = clock
         self._last: dict[str, tuple[float, Tally]] = {}
         self._reported: set[str] = set()
@@ -209,7 +209,7 @@ class Unconfirmed:
             elif vertex not in self._reported and self._clock() - since >= _PATIENCE:
                 self._reported.add(vertex)
                 waited = f"for {self._clock() - since:.0f} s: {_problem(before, tally)}"
-                self._tell(
+                self._show(
                     f"NATS at {self._server} has confirmed nothing that {vertex} wrote {waited}; "
                     "nothing is lost, and the vertex retries until it works"
                 )
@@ -217,7 +217,7 @@ class Unconfirmed:
     def _resume(self, vertex: str) -> None:
         if vertex in self._reported:
             self._reported.discard(vertex)
-            self._tell(f"NATS at {self._server} confirms again what {vertex} writes")
+            self._show(f"NATS at {self._server} confirms again what {vertex} writes")
 
 
 def _problem(before: Tally, now: Tally) -> str:

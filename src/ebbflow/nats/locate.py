@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ebbflow.domain.errors import SetupError
-from ebbflow.nats.disk import Tell, watch_disk
+from ebbflow.nats.disk import ShowLine, watch_disk
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.link import Link, check_version
 from ebbflow.nats.login import INBOX, Addresses, Login
@@ -66,11 +66,11 @@ def start_embedded(
     port: int = 0,
     sync_always: bool = False,
     yields: bool = False,
-    tell: Tell = _ignore,
+    show: ShowLine = _ignore,
 ) -> Iterator[Addresses]:
     """Runs the embedded server in a state folder for as long as the context lasts.
 
-    ``tell`` gets a line when the disk is full, and when there is room again. A caller with
+    ``show`` gets a line when the disk is full, and when there is room again. A caller with
     ``yields`` has to end the context when the folder ``is_wanted``.
     """
     folder = StateFolder(state)
@@ -81,7 +81,7 @@ def start_embedded(
         try:
             with _explain_write_errors(folder):
                 address = server.start()
-            with watch_disk(folder.nats, server, tell):
+            with watch_disk(folder.nats, server, show):
                 yield address
         finally:
             server.stop()
@@ -109,11 +109,11 @@ def open_link_for_run(
     inbox: str = INBOX,
     port: int = 0,
     sync_always: bool = False,
-    tell: Tell = _ignore,
+    show: ShowLine = _ignore,
 ) -> Iterator[Link]:
     """Opens a link to the user's server, or to an embedded one that is started for it.
 
-    ``tell`` gets lines about the disk of the embedded server.
+    ``show`` gets lines about the disk of the embedded server.
     """
     own = find_own_server(nats, login)
     if own is not None:
@@ -123,7 +123,7 @@ def open_link_for_run(
     if login is not None:
         raise SetupError("There is a login for NATS, but no server to log in to.", "Name its URL.")
     with (
-        start_embedded(state, port=port, sync_always=sync_always, tell=tell) as server,
+        start_embedded(state, port=port, sync_always=sync_always, show=show) as server,
         open_link(replace(server, inbox=inbox)) as link,
     ):
         yield link

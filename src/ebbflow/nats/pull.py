@@ -308,7 +308,7 @@ class PullConsumer:
     ) -> None:
         self.name = name
         self.subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
-        self.heard = 0
+        self.received = 0
         """The number of messages and statuses that have arrived so far."""
         self.next_delivery = 1
         """The number that the next delivery must have."""
@@ -359,16 +359,16 @@ class PullConsumer:
         self, answer: asyncio.Future[PullStatus], silence: float, deadline: float
     ) -> PullStatus:
         while True:
-            before = self.heard
+            before = self.received
             timeout = min(silence, deadline - time.monotonic())
             await asyncio.wait([answer], timeout=None if timeout == math.inf else max(0.0, timeout))
             if answer.done():
                 return answer.result()
-            if before == self.heard or time.monotonic() >= deadline:
+            if before == self.received or time.monotonic() >= deadline:
                 return PullStatus(PullState.SILENCE)
 
     def _receive(self, parcel: Parcel) -> None:
-        self.heard += len(parcel)
+        self.received += len(parcel)
         start = 0
         for row, reply in enumerate(parcel.replies):
             if not reply.startswith(_DELIVERED):
@@ -551,7 +551,7 @@ class Follower:
         while True:
             await asyncio.sleep(_HEARTBEAT)
             # Counts rounds instead of time: a process that was suspended reads what arrived first.
-            now = self._pull.heard if self._pull is not None else 0
+            now = self._pull.received if self._pull is not None else 0
             missed, arrived = missed + 1 if self._requested and now == arrived else 0, now
             if client.stats["reconnects"] != connections:
                 # The consumer may be fine, but its requests may have been dropped.

@@ -103,7 +103,7 @@ class PauseWatch:
         """Reads the record. Call it after ``listening`` has begun, so that no command is missed."""
         self._note(link.run(read_pauses(link.client, self._names)))
 
-    def hear(self, revision: int, record: str) -> None:
+    def receive(self, revision: int, record: str) -> None:
         """Takes the record that a command carries."""
         self._note(Pauses.from_json(record, revision))
 

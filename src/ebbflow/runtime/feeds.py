@@ -17,7 +17,7 @@ class EngineDied(Exception):
 
 
 class Feeds:
-    """All feeds, by the vertex they feed. ``tell`` shows a line to people who watch the run.
+    """All feeds, by the vertex they feed. ``log`` shows a line to people who watch the run.
 
     ``memory`` is the folder for state that must survive a restart, ``drain`` if the run ends when
     everything is processed. ``is_ready`` returns whether all vertices are running.
@@ -25,12 +25,12 @@ class Feeds:
 
     def __init__(
         self,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         memory: Path,
         drain: bool,
         is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._tell = tell
+        self._log = log
         self._memory = memory
         self._drain = drain
         self._is_ready = is_ready
@@ -85,7 +85,7 @@ class Feeds:
             plan.largest,
             link,
             spark,
-            self._tell,
+            self._log,
             self._memory / plan.vertex,
             self._drain,
             feed.store,

@@ -310,7 +310,7 @@ class ChunkLoop:
         start, waiting = self._settling.start, self._settling.held
         batch = taken.restore(waiting)
         self._gathering.begin_chunk(batch.num_rows, taken.leaves_rows)
-        self._watermark.hear(self._inlet.origins)
+        self._watermark.follow(self._inlet.origins)
         offsets = self._inlet.take_offsets()
         record = self._begin_record(batch.num_rows)
         verdict = self._decide(Rows(batch, self._watermark.current), taken, start)
@@ -394,7 +394,7 @@ class ChunkLoop:
     def _count(self, verdict: Verdict) -> None:
         self._chunks += 1
         self._rows += len(verdict.rows)
-        self._watermark.made(self._decider.times(verdict))
+        self._watermark.follow_times(self._decider.times(verdict))
 
     def _key(self, start: Span) -> str:
         """The key of the chunk from ``start`` to the last rows taken, the same in every replay."""

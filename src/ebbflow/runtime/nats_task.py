@@ -148,7 +148,7 @@ class SharedTask:
             "stop": self._epoch.stop,
             "shorten": self._shorten,
             "resume": _each(vertex.resume for vertex in every),
-            "pauses": _each(vertex.pauses.hear for vertex in every),
+            "pauses": _each(vertex.pauses.receive for vertex in every),
             "tap": _each(vertex.taps.take for vertex in every),
             "untap": _each(vertex.taps.end for vertex in every),
         }

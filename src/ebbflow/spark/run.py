@@ -178,7 +178,7 @@ class Run:
                     inbox=self._names.inbox,
                     port=options.nats_port,
                     sync_always=options.durable,
-                    tell=self._watcher.stage,
+                    show=self._watcher.stage,
                 )
             )
             self.link = self._link

@@ -98,7 +98,7 @@ class FeedPlan:
 class FeedContext:
     """The vertex that a feed feeds, and the driver's resources for it.
 
-    ``tell`` shows a line to the user of the run. ``largest`` is the size of the largest value that
+    ``log`` shows a line to the user of the run. ``largest`` is the size of the largest value that
     a message may have. ``memory`` is a folder for state that has to survive a restart; it need not
     exist. ``drain`` if the run ends when everything is processed. ``spark`` is the session of the
     run, for feeds that need Spark; no other code here uses it. ``store`` is where the pipeline's
@@ -111,7 +111,7 @@ class FeedContext:
     largest: int
     link: Link
     spark: Session
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
     memory: Path
     drain: bool
     store: StorePlan | None = None

@@ -53,12 +53,12 @@ class BackgroundRun(Watcher):
         self,
         pipeline: Builder,
         state: Path,
-        heard: Callable[[str], None] = lambda line: None,
+        on_line: Callable[[str], None] = lambda line: None,
         **options: Any,
     ) -> None:
         self.status = PipelineStatus(pipeline.spec.name, phase="starting")
         self.failures: list[str] = []
-        self._on_line = heard
+        self._on_line = on_line
         chosen: Any = {"state": state, "timeout": _LONGEST, **options}
         limited = RunOptions.of(chosen)
         self._run = PipelineRun(pipeline.spec, limited, self)

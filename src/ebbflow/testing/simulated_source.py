@@ -114,7 +114,7 @@ class PulledSource(Inlet):
         if messages is not None:
             self._looks, self._over = 0, False
             return messages.read_rows()
-        state = self._ask("read", self._reading.tell)
+        state = self._ask("read", self._reading.report)
         if state is not None:
             self._over = state.exhausted
         self._looks += 1

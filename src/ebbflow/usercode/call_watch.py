@@ -134,7 +134,7 @@ async def _beat(every: float) -> None:
         await asyncio.sleep(every)
 
 
-Tell = Callable[[float | None], None]
+Report = Callable[[float | None], None]
 """Called with the seconds that a long call has been running, and with ``None`` when it ends."""
 
 _LOOKS = 4
@@ -150,13 +150,13 @@ _CALLER = "ebbflow.usercode.calling"
 
 @contextmanager
 def watch_calls(
-    limit: float | None, tell: Tell, last_words: IO[Any] | None = None
+    limit: float | None, report: Report, last_words: IO[Any] | None = None
 ) -> Iterator[None]:
     """Watches the calls of this process, on its main thread; ``limit`` is in seconds.
 
     ``last_words`` is where the process writes its traceback when it has to end itself.
     """
-    watch = _Watch(limit, tell, last_words or sys.__stderr__ or sys.stderr)
+    watch = _Watch(limit, report, last_words or sys.__stderr__ or sys.stderr)
     before = signal.signal(signal.SIGALRM, watch.over) if limit is not None else None
     RUNNING.limit, RUNNING.guard = limit, watch.arm if limit is not None else None
     watch.start()
@@ -175,9 +175,9 @@ def grace(limit: float) -> float:
 
 
 class _Watch:
-    def __init__(self, limit: float | None, tell: Tell, last_words: IO[Any]) -> None:
+    def __init__(self, limit: float | None, report: Report, last_words: IO[Any]) -> None:
         self._limit = limit
-        self._tell = tell
+        self._report = report
         self._last_words = last_words
         self._every = _LOOK_EVERY if limit is None else min(_LOOK_EVERY, limit / _LOOKS)
         self._stopped = threading.Event()
@@ -209,10 +209,10 @@ class _Watch:
         long = call is not None and now - self._since >= _LONG
         if long and now - self._reported_at >= _REPORT_EVERY:
             self._has_reported, self._reported_at = True, now
-            self._tell(now - self._since)
+            self._report(now - self._since)
         elif self._has_reported and not long:
             self._has_reported = False
-            self._tell(None)
+            self._report(None)
 
     # --- ending calls ---------------------------------------------------------------------------
 

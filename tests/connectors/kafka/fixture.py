@@ -34,7 +34,7 @@ def _start_broker(folders: pytest.TempPathFactory) -> Broker:
     pytest.skip(f"Kafka is not tested: {_missing[0]}")
 
 
-def tell_what_is_missing(reporter: Any) -> None:
+def report_what_is_missing(reporter: Any) -> None:
     """Repeat in the summary that nothing was tested against Kafka."""
     if _missing:
         reporter.section("Kafka was NOT tested", sep="!", yellow=True, bold=True)

@@ -36,7 +36,7 @@ class Place:
             largest=largest,
             link=self.link,
             spark=None,
-            tell=self.reported.append,
+            log=self.reported.append,
             memory=Path("unused"),
             drain=False,
         )

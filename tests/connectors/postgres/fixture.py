@@ -33,7 +33,7 @@ def _start_server() -> Postgres:
     pytest.skip(f"Postgres is not tested: {_missing[0]}")
 
 
-def tell_what_is_missing(reporter: Any) -> None:
+def report_what_is_missing(reporter: Any) -> None:
     """Say once more, where everybody looks, that nothing was tested against Postgres."""
     if _missing:
         reporter.section("Postgres was NOT tested", sep="!", yellow=True, bold=True)

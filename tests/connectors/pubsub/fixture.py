@@ -42,7 +42,7 @@ def pubsub(pubsub_server: Pubsub) -> Iterator[Pubsub]:
         yield pubsub_server
 
 
-def tell_what_is_missing(reporter: Any) -> None:
+def report_what_is_missing(reporter: Any) -> None:
     """Repeat in the summary that nothing was tested against Pub/Sub."""
     if _missing:
         reporter.section("Pub/Sub was NOT tested", sep="!", yellow=True, bold=True)

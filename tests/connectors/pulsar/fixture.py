@@ -34,7 +34,7 @@ def _start_broker(folders: pytest.TempPathFactory) -> PulsarBroker:
     pytest.skip(f"Pulsar is not tested: {_missing[0]}")
 
 
-def tell_what_is_missing(reporter: Any) -> None:
+def report_what_is_missing(reporter: Any) -> None:
     """Repeat in the summary that nothing was tested against Pulsar."""
     if _missing:
         reporter.section("Pulsar was NOT tested", sep="!", yellow=True, bold=True)

@@ -215,7 +215,7 @@ def started(
 ) -> Iterator[Asking]:
     """A feed, until the context ends."""
     lines: list[str] = []
-    feed = kind(ServingSettings(endpoints, **settings), replace(context, tell=lines.append))
+    feed = kind(ServingSettings(endpoints, **settings), replace(context, log=lines.append))
     feed.start()
     try:
         yield Asking(feed, lines[-1])

@@ -32,7 +32,7 @@ def sqs(sqs_server: Sqs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sqs]:
         yield sqs_server
 
 
-def tell_what_is_missing(reporter: Any) -> None:
+def report_what_is_missing(reporter: Any) -> None:
     """Repeat in the summary that nothing was tested against SQS."""
     if _missing:
         reporter.section("SQS was NOT tested", sep="!", yellow=True, bold=True)

@@ -39,7 +39,7 @@ def _command(language: str) -> tuple[str, ...]:
     pytest.skip(f"functions in {language} are not tested: {_missing[language]}")
 
 
-def tell_what_is_missing(reporter: Any) -> None:
+def report_what_is_missing(reporter: Any) -> None:
     """Say once more, where everybody looks, which languages were not tested."""
     for language, reason in _missing.items():
         reporter.section(

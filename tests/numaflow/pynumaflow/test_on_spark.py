@@ -29,7 +29,7 @@ def session(spark: Any) -> Any:
 def test_the_example_runs_unchanged(tmp_path: Path) -> None:
     lines: list[str] = []
     builder: Any = SimpleNamespace(spec=load(EXAMPLE))
-    live = BackgroundRun(builder, tmp_path, heard=lines.append, search=EXAMPLE.parent)
+    live = BackgroundRun(builder, tmp_path, on_line=lines.append, search=EXAMPLE.parent)
     # 320 readings are not of the fifth thermometer; 80 of them are hot, with two warnings each.
     arrived = until(lambda: len(lines) >= 400, 120)
     summary = live.stop()
@@ -57,7 +57,7 @@ def test_a_source_hears_of_nacks_and_a_failure_is_one_messages_own(tmp_path: Pat
         .map(functions.Tell)
         .sink(functions.print_all)
     )
-    live = BackgroundRun(mono, tmp_path, heard=lines.append)
+    live = BackgroundRun(mono, tmp_path, on_line=lines.append)
     arrived = until(
         lambda: len(lines) >= 19 and live.status["numbers"].counts.dead_lettered > 0, 60
     )

@@ -325,7 +325,7 @@ class ListeningFeed(ABC):
         if listener is not None:
             self.listeners.append(listener)
             return
-        self._context.tell(
+        self._context.log(
             f"{self._context.vertex} does not listen on https: another process uses "
             f"{endpoint.host}:{endpoint.port}"
         )
@@ -337,7 +337,7 @@ class ListeningFeed(ABC):
             listener.add(self._context.vertex, part)
             how = " (self-signed: curl -k)" if listener.endpoint.self_signed else ""
             place = f"{listener.url}{self._path}{how}"
-            self._context.tell(f"{self._context.vertex} {self.purpose} at {place}")
+            self._context.log(f"{self._context.vertex} {self.purpose} at {place}")
 
     def _require_token(self, endpoint: Endpoint) -> None:
         """Refuses to listen beyond this machine without a token."""
@@ -350,7 +350,7 @@ class ListeningFeed(ABC):
 
     def _warn_about_plain_http(self, endpoint: Endpoint) -> None:
         if not endpoint.secured and not is_loopback(endpoint.host, self._who):
-            self._context.tell(
+            self._context.log(
                 f"{self._context.vertex} listens on {endpoint.host} without TLS: its token and its "
                 "messages can be read in transit"
             )

@@ -294,11 +294,11 @@ class JetStreamSource(Source):
             max_bytes=min(self._answer_bytes, bounds["max_bytes"]),
             no_wait=True,
         )
-        before = self._pull.heard
+        before = self._pull.received
         status = await self._pull.fetch(request, within=_EXPIRES + _GRACE)
         # The status itself is counted, too. If messages came before it, the next request shows
         # what the status means.
-        await self._judge(status, came_with_messages=self._pull.heard > before + 1)
+        await self._judge(status, came_with_messages=self._pull.received > before + 1)
 
     async def _judge(self, status: PullStatus, came_with_messages: bool) -> None:
         """Waits out a temporary status; raises for one that means that no message can arrive."""

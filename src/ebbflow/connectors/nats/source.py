@@ -129,7 +129,7 @@ class NatsFeed:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._storing, _STOP_WITHIN)
         if left := sum(len(part.parcel) for part in self._waiting):
-            self._context.tell(
+            self._context.log(
                 f"{self._context.vertex}: {left:,} messages could not be stored, and are lost"
             )
         await leave(self._client)
@@ -175,7 +175,7 @@ class NatsFeed:
         now = time.monotonic()
         if now - self._reported_at >= _REPORT_EVERY:
             self._reported_at = now
-            self._context.tell(f"{self._context.vertex}: {text}")
+            self._context.log(f"{self._context.vertex}: {text}")
 
     # --- storing --------------------------------------------------------------------------------
 

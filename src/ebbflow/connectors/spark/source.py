@@ -326,7 +326,7 @@ class SparkFeed:
         """Reads everything once, unless an earlier run has done so."""
         complete = self._file("complete")
         if complete.exists():
-            self._context.tell(
+            self._context.log(
                 f"{self._context.vertex} was read by an earlier run; --fresh reads again"
             )
             return

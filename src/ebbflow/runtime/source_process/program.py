@@ -125,7 +125,7 @@ class _Conversation:
         # would wait for the next task.
         sent = self._answer(self._reading.attempt("read", self._reading.read))
         if self._may_read:
-            self._answer(self._reading.attempt("read", self._reading.tell))
+            self._answer(self._reading.attempt("read", self._reading.report))
         if not sent and time.monotonic() - began < _MIN_READ:
             self._pause = _MIN_READ  # a source that returns at once must not cause a busy loop
 

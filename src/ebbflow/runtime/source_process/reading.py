@@ -201,7 +201,7 @@ class SourceReading:
             self._inherited.difference_update(columns.column("offset").to_pylist())
         return rows_of(columns, self._order.vertex, self._order.partition, datetime.now(UTC))
 
-    def tell(self) -> SourceReport | None:
+    def report(self) -> SourceReport | None:
         """Returns the report after a read, if one is due."""
         exhausted = self._was_dry and self._exhausted
         due = time.monotonic() - self._reported_at > _REPORT_EVERY

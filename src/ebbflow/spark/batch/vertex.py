@@ -176,7 +176,7 @@ class BatchPartition:
 
     def run(self) -> None:
         """Works until the epoch is over; a batch in flight is settled first."""
-        handlers: Handlers = {"resume": self._resume, "pauses": self._pauses.hear}
+        handlers: Handlers = {"resume": self._resume, "pauses": self._pauses.receive}
         # Subscribes before it reads the record of pauses, so that no control message is missed.
         with listening(self._link, Names(self._plan.pipeline), handlers):
             self._pauses.read(self._link)
@@ -278,7 +278,7 @@ class BatchPartition:
             decided = time.monotonic()
             record.call, record.rows = decided - began, isolated.end - low
             if isolated.end > low or whole:
-                self._watermark.hear(window.origins(low, isolated.end))
+                self._watermark.follow(window.origins(low, isolated.end))
                 self._settle(window, low, isolated)
             record.publish = time.monotonic() - decided
             return isolated.end

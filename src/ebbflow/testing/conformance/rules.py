@@ -146,7 +146,7 @@ class SinkUnderTest(UnderTest, ABC):
         Called while the pipeline runs.
         """
 
-    def heard(self, line: str) -> None:
+    def on_line(self, line: str) -> None:
         """Receives a line that the run printed; for sinks that print."""
 
     def refuse(self, values: Collection[bytes]) -> None:

@@ -78,9 +78,9 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
             self._end,
         )
 
-    def heard(self, line: str) -> None:
+    def on_line(self, line: str) -> None:
         """Passes on a line that the run printed."""
-        self.under_test.heard(line)
+        self.under_test.on_line(line)
 
     def release(self) -> None:
         """Makes the target accept everything, so that the pipeline can stop."""

@@ -152,9 +152,9 @@ class TrialRuns(Generic[Tested]):
 
     def start(self, pipeline: Pipeline) -> None:
         """Starts the pipeline."""
-        self._live = BackgroundRun(pipeline, self.state, self.heard)
+        self._live = BackgroundRun(pipeline, self.state, self.on_line)
 
-    def heard(self, line: str) -> None:
+    def on_line(self, line: str) -> None:
         """Receives a line that the run printed."""
 
     def stop(self) -> None:
