@@ -177,7 +177,9 @@ def test_a_dead_or_stuck_vertex_makes_a_run_unhealthy_and_not_ready() -> None:
 
 
 def test_a_warning_leaves_a_run_healthy() -> None:
-    assert judge_health(replace(HEALTHY, problems=(PRESSED,))) == Health(True, True, True, (PRESSED,))
+    assert judge_health(replace(HEALTHY, problems=(PRESSED,))) == Health(
+        True, True, True, (PRESSED,)
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,9 @@ def test_a_warning_leaves_a_run_healthy() -> None:
         ({"answers": False}, (False, False, False)),
     ],
 )
-def test_health_depends_on_the_phase_of_the_run(changes: dict, expected: tuple[bool, bool, bool]) -> None:
+def test_health_depends_on_the_phase_of_the_run(
+    changes: dict, expected: tuple[bool, bool, bool]
+) -> None:
     health = judge_health(replace(HEALTHY, **changes))
 
     assert (health.alive, health.healthy, health.ready) == expected

@@ -149,9 +149,7 @@ def test_a_silent_server_at_the_end_leaves_the_last_known_numbers(
 
 
 @pytest.mark.guarantee("reports-never-end-a-run")
-def test_a_silent_server_is_reported_until_it_answers_again(
-    frozen: Frozen, short: None
-) -> None:
+def test_a_silent_server_is_reported_until_it_answers_again(frozen: Frozen, short: None) -> None:
     watched = frozen.watched
     watched.settle(2)
     assert watched.observer.look("running", {})["in"].counts.read == 2
@@ -165,7 +163,9 @@ def test_a_silent_server_is_reported_until_it_answers_again(
 
 
 @pytest.mark.guarantee("reports-never-end-a-run")
-def test_a_failed_run_raises_its_own_error_although_the_server_is_silent(frozen: Frozen, short: None) -> None:
+def test_a_failed_run_raises_its_own_error_although_the_server_is_silent(
+    frozen: Frozen, short: None
+) -> None:
     watched = frozen.watched
     run = Run(watched.spec, RunOptions(), Watcher())
     run._link, run._observer = watched.link, watched.observer
@@ -244,7 +244,9 @@ def test_a_vertex_no_longer_falls_behind_once_its_backlog_shrinks() -> None:
     ],
     ids=["start", "burst", "bursts", "steady", "none"],
 )
-def test_a_vertex_that_works_off_its_backlog_does_not_fall_behind(backlog: Callable[[int], float]) -> None:
+def test_a_vertex_that_works_off_its_backlog_does_not_fall_behind(
+    backlog: Callable[[int], float],
+) -> None:
     assert not falls(watch(backlog, 30, noise=0.02))
 
 

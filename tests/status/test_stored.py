@@ -115,7 +115,9 @@ def test_an_ended_pipeline_shows_current_numbers(reporter: Reporter) -> None:
     assert (status["v"].dead_letters, status["v"].rate_in) == (1, 0.0)
 
 
-def test_a_pipeline_of_an_earlier_version_is_recognised_by_its_positions(reporter: Reporter) -> None:
+def test_a_pipeline_of_an_earlier_version_is_recognised_by_its_positions(
+    reporter: Reporter,
+) -> None:
     reporter.settle(read=3)
     assert read_status(reporter.link, reporter.names)["v"].totals.read == 3
 
@@ -203,13 +205,17 @@ def test_causes_that_are_not_counted_in_time_are_counted_later(reporter: Reporte
     assert [(c.text, c.count, c.rest) for c in letters.causes("v")] == [("KeyError: 'x'", 3, False)]
 
 
-def test_the_causes_of_a_run_cover_everything_since_it_began_even_after_a_purge(reporter: Reporter) -> None:
+def test_the_causes_of_a_run_cover_everything_since_it_began_even_after_a_purge(
+    reporter: Reporter,
+) -> None:
     reporter.store_dead_letters("KeyError: 'x'", "KeyError: 'x'")
     letters = LetterCauses(reporter.link.client, reporter.names)
     reporter.link.run(letters.begin_run())
     reporter.store_dead_letters("ValueError: no")
     reporter.link.run(letters.look())
-    reporter.link.run(reporter.link.client.request(f"$JS.API.STREAM.PURGE.{reporter.names.dead_letters}"))
+    reporter.link.run(
+        reporter.link.client.request(f"$JS.API.STREAM.PURGE.{reporter.names.dead_letters}")
+    )
     reporter.link.run(letters.look())
     assert [(c.text, c.count) for c in letters.run_causes("v", 1)] == [("ValueError: no", 1)]
     assert letters.causes("v") == ()
