@@ -288,7 +288,7 @@ def executor_of(pid: int) -> psutil.Process:
 
 
 def _longest_gap(times: Sequence[float], since: float) -> tuple[float, float]:
-    """The longest gap between moments, and its end; gaps that ended before ``since`` do not count."""
+    """The longest gap between moments, and its end, without gaps that ended before ``since``."""
     gaps = [(after - before, after) for before, after in pairwise(times)]
     return max((gap for gap in gaps if gap[1] >= since), default=(0.0, since))
 
