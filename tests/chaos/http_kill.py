@@ -42,7 +42,7 @@ class Posted:
 
     accepted: set[bytes] = field(default_factory=set)
     requests: int = 0
-    refused: Counter[int] = field(default_factory=Counter)
+    rejected: Counter[int] = field(default_factory=Counter)
     unanswered: int = 0
 
 
@@ -60,7 +60,7 @@ class Tally:
     lost: list[bytes]
 
     def __str__(self) -> str:
-        others = ", ".join(f"{n} x {status}" for status, n in sorted(self.posted.refused.items()))
+        others = ", ".join(f"{n} x {status}" for status, n in sorted(self.posted.rejected.items()))
         return (
             f"{self.messages} messages, {self.kills} kills, {self.seconds:.0f} s: "
             f"{len(self.posted.accepted)} answered with 200 in {self.posted.requests} requests "
@@ -189,7 +189,7 @@ class HttpChaos:
                     if answer.status == 200:
                         self._posted.accepted.update(values)
                         return
-                    self._posted.refused[answer.status] += 1
+                    self._posted.rejected[answer.status] += 1
                     assert answer.status in (429, 503), await answer.text()
             except (aiohttp.ClientError, TimeoutError):
                 self._posted.unanswered += 1

@@ -99,15 +99,15 @@ def test_an_empty_range_cannot_lose_anything():
 @given(st.sets(st.integers(2, 5_000), max_size=300), st.integers(1, 400))
 def test_a_limited_batch_is_never_too_large_and_never_empty(others, most):
     messages = sorted({1} | others)
-    asked = []
+    queried = []
 
     async def count(until: int) -> int:
-        asked.append(until)
+        queried.append(until)
         return bisect_right(messages, until)
 
     end = asyncio.run(search_end(0, 5_000, most, count))
     assert 1 <= bisect_right(messages, end) <= most
-    assert len(asked) <= 4
+    assert len(queried) <= 4
     if len(messages) <= most:
         assert end == 5_000
 

@@ -56,7 +56,7 @@ class Life:
 
     def __init__(self, whole: Whole) -> None:
         self.whole = whole
-        self.refused: tuple[int, str, int] = (0, "", 0)
+        self.rejected: tuple[int, str, int] = (0, "", 0)
         self.ended: dict[str, Ended] = {}
 
     def run(self, name: str, end: Callable[[Any], None], **options: Any) -> None:
@@ -115,7 +115,7 @@ def end_next_to_a_second_instance(life):
     """End a run as a terminal does on a key, after a second one in its folder was rejected."""
 
     def end(process):
-        life.refused = (*finish(life.whole.start("--drain")), process.pid)
+        life.rejected = (*finish(life.whole.start("--drain")), process.pid)
         os.killpg(process.pid, signal.SIGQUIT)
 
     return end
@@ -186,7 +186,7 @@ def test_a_signal_to_every_process_ends_the_run_like_a_stop(life):
 
 
 def test_the_folder_of_a_running_instance_is_rejected_with_one_sentence(life):
-    code, output, owner = life.refused
+    code, output, owner = life.rejected
 
     assert code == 3
     folder = life.whole.folder / ".ebbflow"

@@ -33,14 +33,14 @@ def tried(folder, options, java_home):
         os.environ["JAVA_HOME"] = java_home
     java_version.cache_clear()
     sys.argv = ["ebbflow", "run", "pipeline.yaml", *options]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             main()
             code = 0
         except SystemExit as end:
             code = end.code
-    return [code, said.getvalue()]
+    return [code, output.getvalue()]
 
 print(json.dumps([tried(*trial) for trial in json.loads(sys.argv[1])]))
 """

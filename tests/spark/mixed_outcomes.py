@@ -1,6 +1,6 @@
 """A map and sinks with a different outcome for each of the first messages.
 
-They are called in Spark's workers, and served with ``ebbflow serve-udf tests.spark.mixed_outcomes:…``.
+They are called in Spark's workers, and served by ``ebbflow serve-udf`` over gRPC.
 """
 
 import json

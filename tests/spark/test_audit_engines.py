@@ -182,8 +182,8 @@ def test_both_engines_return_the_same_result(on_duckdb: Run, on_spark: Run, quer
 
 
 def test_every_function_that_runs_without_spark_is_compared() -> None:
-    asked = " ".join(QUERIES).lower()
-    assert [name for name in sorted(SAME) if not re.search(rf"\b{name}\s*\(", asked)] == []
+    queried = " ".join(QUERIES).lower()
+    assert [name for name in sorted(SAME) if not re.search(rf"\b{name}\s*\(", queried)] == []
 
 
 def test_each_row_is_read_once_whether_in_the_table_or_in_a_waiting_file(on_duckdb: Run) -> None:

@@ -121,7 +121,7 @@ def test_a_pause_holds_across_epochs_and_runs_until_it_is_resumed(watched: Watch
     assert not any(watched.paused().values())
 
 
-def test_the_run_keeps_its_spec(watched: Watched) -> None:
+def test_a_run_stores_its_spec(watched: Watched) -> None:
     document = json.loads(watched.command("echo", "test", "--json"))
     assert [v["name"] for v in document["spec"]["vertices"]] == ["in", "work", "out"]
     assert "work x2" in watched.command("graph", "test")

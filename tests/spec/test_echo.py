@@ -182,7 +182,7 @@ def test_options_that_hold_secrets_are_hidden(name, value):
         ("query", "select key from t"),
     ],
 )
-def test_other_options_are_shown(name, value):
+def test_options_without_secrets_are_shown(name, value):
     assert hide_secrets({"options": {name: value}}) == {"options": {name: value}}
 
 

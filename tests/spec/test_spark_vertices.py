@@ -27,7 +27,7 @@ spec:
 """
 
 
-def test_spark_vertices_lint(problems_of: Lint):
+def test_valid_spark_vertices_have_no_problems(problems_of: Lint):
     assert problems_of(GOOD) == []
 
 

@@ -16,7 +16,7 @@ def status(failure: str | None) -> PipelineStatus:
     return PipelineStatus("p", vertices=(VertexStatus("m", failure=failure),))
 
 
-def test_what_vertices_print_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_vertices_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = QuietWatcher()
     watcher.stage("starting NATS")
     watcher.line("(out) hello")
