@@ -52,7 +52,7 @@ def work(datum):
     return Message(datum.value)
 
 class Store:
-    """Writes numbers to a file a worker, and when it was opened and closed."""
+    """Writes numbers to one file per worker, with a mark for each open and close."""
 
     name = "stored"
 

@@ -71,7 +71,7 @@ def write(path: Path, table: pa.Table) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tables of pipelines: two share one, whose batches wait in part; one has no days."""
+    """Tables of pipelines: two share one with batches that still wait; one has no day folders."""
     shared, flat = (tmp_path_factory.mktemp(name) for name in ("it's=shared", "flat"))
     write(shared / "day=2026-11-16/orders-0a1b-00000000-00000003.parquet", rows("orders", range(9)))
     write(shared / "day=2026-11-17/bills-0a1b-00000000-00000000.parquet", rows("bills", range(2)))

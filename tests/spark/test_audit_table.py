@@ -1,4 +1,4 @@
-"""The audit table of whole runs, in several formats: one row for each end of a message."""
+"""The audit table of complete runs, in several formats: one row for each outcome of a message."""
 
 from __future__ import annotations
 
