@@ -1,8 +1,8 @@
-"""Kill the process of a function with -9 in the middle of its messages, again and again, and count.
+"""Repeatedly kill the process of a function with -9 while it handles messages, and count.
 
-The function is a map in Go that takes 20 ms for a message, so that some are in its hands at any
+The function is a map in Go that takes 20 ms for a message, so that some are in flight at any
 moment. Every number that the source made must be in the sink's journal. None may be lost, and none
-may be a dead letter: no message has done anything wrong. The seed of the moments is printed.
+may become a dead letter: no message is at fault. The seed of the moments is printed.
 
     python -m tests.chaos.function_kill --kills 20 --messages 20000 [--seed N]
 """
@@ -32,13 +32,13 @@ _PATIENCE = 120.0
 
 
 class Journal:
-    """A sink that writes down the number of each message. One file a process."""
+    """A sink that records the number of each message, in one file per process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Write all; they are on disk before anybody answers for them."""
+        """Write all numbers to disk before the messages are acknowledged."""
         import json
 
         numbers = [json.loads(datum.value)["value"] for datum in data]
@@ -48,7 +48,7 @@ class Journal:
 
 
 class FunctionKills:
-    """One pipeline in a folder of its own, whose function is killed."""
+    """One pipeline in its own folder, whose function is killed."""
 
     def __init__(
         self, folder: Path, program: tuple[str, ...], messages: int, rate: int, seed: int
@@ -67,7 +67,7 @@ class FunctionKills:
         )
 
     def run(self, kills: int) -> Tally:
-        """Kill at most that many times, spread over the messages, let the rest come, and count."""
+        """Kill at most that many times, spread over the messages; let the rest arrive; count."""
         done = 0
         run = BackgroundRun(self._pipeline, self._folder / "state", on_line=print)
         try:
@@ -76,27 +76,27 @@ class FunctionKills:
                 self._await(run, int(moment * self._messages))
                 done += self._kill()
             if not until(lambda: run.status["store"].counts.done >= self._messages, _PATIENCE):
-                raise TimeoutError(f"not all messages came: {run.status}")
+                raise TimeoutError(f"not all messages arrived: {run.status}")
         finally:
             run.stop()
         with start_embedded(self._folder / "state") as server, open_link(server) as link:
             return count(self._folder, self._messages, done, link)
 
     def _arrived(self) -> int:
-        """How many lines the journal has; more than messages if some came twice."""
+        """The number of lines in the journal; more than messages if some arrived twice."""
         return sum(path.read_bytes().count(b"\n") for path in (self._folder / "journal").iterdir())
 
     def _await(self, run: BackgroundRun, messages: int) -> None:
         if not until(lambda: self._arrived() >= messages, _PATIENCE):
-            raise TimeoutError(f"{self._arrived()} of {messages} messages came: {run.status}")
+            raise TimeoutError(f"{self._arrived()} of {messages} messages arrived: {run.status}")
 
     def _kill(self) -> bool:
         """Kill one of the function's processes, as soon as there is one; not after the end.
 
-        A function that dies when nobody needs it any more is not started again.
+        A function that dies when it is no longer needed is not restarted.
         """
         if not until(lambda: self._is_over() or bool(self._processes()), _PATIENCE):
-            raise TimeoutError("the function was not started again")
+            raise TimeoutError("the function was not restarted")
         processes = self._processes()
         if self._is_over() or not processes:
             return False

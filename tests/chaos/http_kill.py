@@ -1,9 +1,9 @@
 """Post to a pipeline from several clients, kill its whole process tree with -9, restart it, count.
 
-Each client posts single messages and batches of lines, all with ids of their own, and posts the
-same again until it is answered with 200. Every message that was answered so must be in the file of
-the sink. Messages that are there twice are allowed and reported; so is how many messages the source
-has stored twice, though they had the same id. The seed of the posts and of the moments is printed.
+Each client posts single messages and batches of lines, all with their own ids, and posts the
+same again until it is answered with 200. Every message answered like that must be in the file of
+the sink. Duplicates are allowed and reported; so is the number of messages that the source has
+stored twice despite equal ids. The seed of the posts and of the moments is printed.
 
     python -m tests.chaos.http_kill --messages 200000 --kills 10 [--clients 6] [--seed N]
 """
@@ -30,7 +30,7 @@ from tests.ports import free_port
 
 PIPELINE = Path(__file__).parent / "pipeline"
 NDJSON = "application/x-ndjson"
-# Some kills come while the pipeline is being started again, the others while messages flow.
+# Some kills happen while the pipeline restarts, the others while messages flow.
 WHILE_STARTING = 0.25
 LONGEST_BATCH = 200
 PATIENCE = 120.0
@@ -38,11 +38,11 @@ PATIENCE = 120.0
 
 @dataclass
 class Posted:
-    """What clients have been told, and what they had to do for it."""
+    """The responses that the clients received."""
 
-    taken: set[bytes] = field(default_factory=set)
+    accepted: set[bytes] = field(default_factory=set)
     requests: int = 0
-    refused: Counter[int] = field(default_factory=Counter)
+    rejected: Counter[int] = field(default_factory=Counter)
     unanswered: int = 0
 
 
@@ -60,18 +60,18 @@ class Tally:
     lost: list[bytes]
 
     def __str__(self) -> str:
-        told = ", ".join(f"{n} x {status}" for status, n in sorted(self.posted.refused.items()))
+        others = ", ".join(f"{n} x {status}" for status, n in sorted(self.posted.rejected.items()))
         return (
             f"{self.messages} messages, {self.kills} kills, {self.seconds:.0f} s: "
-            f"{len(self.posted.taken)} answered with 200 in {self.posted.requests} requests "
-            f"(others: {told or 'none'}, {self.posted.unanswered} without an answer); "
+            f"{len(self.posted.accepted)} answered with 200 in {self.posted.requests} requests "
+            f"(others: {others or 'none'}, {self.posted.unanswered} without an answer); "
             f"{self.arrived} arrived, {self.duplicates} of them again, "
             f"{self.stored_twice} stored twice, {len(self.lost)} lost"
         )
 
 
 class HttpChaos:
-    """One pipeline with an HTTP source, in a folder of its own."""
+    """One pipeline with an HTTP source, in its own folder."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class HttpChaos:
         (folder / "posts.py").write_text(code, encoding="utf-8")
 
     def run(self) -> Tally:
-        """Post everything, kill as often as it was asked for, then let it come to its end."""
+        """Post everything, kill as often as requested, then let the run finish."""
         began = time.monotonic()
         try:
             kills = asyncio.run(self._post_and_kill())
@@ -129,26 +129,26 @@ class HttpChaos:
         return kills
 
     async def _kill(self) -> None:
-        """Kill it and start it again, and perhaps the same once more while it starts."""
+        """Kill the run and restart it, and perhaps do so once more while it starts."""
         killed = self._run.kill()
         self._written = self._size()
         self._moments.pop(0)
-        print(f"killed {killed} processes at {len(self._posted.taken)} messages", flush=True)
+        print(f"killed {killed} processes at {len(self._posted.accepted)} messages", flush=True)
         await self._run.start_again()
 
     @property
     def _wants_to_kill(self) -> bool:
-        return bool(self._moments) and len(self._posted.taken) > self._moments[0]
+        return bool(self._moments) and len(self._posted.accepted) > self._moments[0]
 
     def _is_time_to_kill(self) -> bool:
-        """Messages are being taken in at one end and come out at the other."""
+        """Whether messages are both accepted at the source and arriving at the sink."""
         return self._wants_to_kill and self._size() > self._written
 
     def _size(self) -> int:
         return sum(path.stat().st_size for path in (self._folder / "journal").glob("*"))
 
     async def _arrivals(self) -> None:
-        """Wait until everything has arrived, or nothing more does for a while."""
+        """Wait until everything has arrived, or nothing has for a while."""
         seen, since = -1, time.monotonic()
         while (now := len(set(self._lines()))) < self._messages:
             if now != seen:
@@ -170,13 +170,13 @@ class HttpChaos:
                 values = [b"%d" % number for number in numbers[start : start + size]]
                 await self._post(session, f"{name}-{start}", values, chance)
                 start += size
-                if self._wants_to_kill:  # some are always on their way, but not all are spent
+                if self._wants_to_kill:  # keep some in flight, without using all up
                     await asyncio.sleep(0.1)
 
     async def _post(
         self, session: aiohttp.ClientSession, post: str, values: list[bytes], chance: random.Random
     ) -> None:
-        """Post the same until it is taken."""
+        """Post the same until it is accepted."""
         headers = {"x-numaflow-id": post}
         if len(values) > 1 or chance.random() < 0.1:
             headers["content-type"] = NDJSON
@@ -187,9 +187,9 @@ class HttpChaos:
                 async with session.post(url, data=b"\n".join(values), headers=headers) as answer:
                     await answer.read()
                     if answer.status == 200:
-                        self._posted.taken.update(values)
+                        self._posted.accepted.update(values)
                         return
-                    self._posted.refused[answer.status] += 1
+                    self._posted.rejected[answer.status] += 1
                     assert answer.status in (429, 503), await answer.text()
             except (aiohttp.ClientError, TimeoutError):
                 self._posted.unanswered += 1
@@ -200,7 +200,7 @@ class HttpChaos:
     def _lines(self) -> list[bytes]:
         journal = self._folder / "journal"
         texts = [path.read_bytes() for path in journal.glob("*")] if journal.exists() else []
-        # Behind the last line end may be a line that is being written.
+        # The last line may be incomplete.
         return [line for text in texts for line in text.split(b"\n")[:-1]]
 
     def _count(self, kills: int, seconds: float) -> Tally:
@@ -216,7 +216,7 @@ class HttpChaos:
             len(lines),
             lines.total() - len(lines),
             stored - self._messages,
-            sorted(self._posted.taken - lines.keys()),
+            sorted(self._posted.accepted - lines.keys()),
         )
 
 

@@ -1,7 +1,7 @@
-"""Kill a pipeline that reads from Kafka with -9, at random points of its way, and count.
+"""Kill a pipeline that reads from Kafka with -9 at random points, and count.
 
-Every record of the topic must be in the sink's journal, and no partition may have any lag left in
-the end. Some kills hit the driver alone, some all of its processes. Records that are there twice
+Every record of the topic must be in the sink's journal, and no partition may have any lag at
+the end. Some kills hit the driver alone, some all of its processes. Duplicate records
 are allowed and counted. The seed is printed.
 
     python -m tests.chaos.kafka_kill --records 100000 --kills 2 [--seed N]
@@ -58,7 +58,7 @@ class Tally:
 
 
 class KafkaChaos:
-    """A topic, and a pipeline in a folder of its own that is killed and started again."""
+    """A topic, and a pipeline in its own folder that is killed and restarted."""
 
     spec = "records.yaml"
     placeholder = "127.0.0.1:9092"
@@ -80,7 +80,7 @@ class KafkaChaos:
         (folder / "records.py").write_text(code, encoding="utf-8")
 
     def run(self, kills: int) -> Tally:
-        """Kill that many times, each time further on the way, then let it come to its end."""
+        """Kill that many times, each time later in the run, then let the run finish."""
         began = time.monotonic()
         points = sorted(self._random.uniform(0.02, 0.9) for _ in range(kills))
         done = sum(self._run_and_kill(point) for point in points)
@@ -100,7 +100,7 @@ class KafkaChaos:
             )
 
     def _run_and_kill(self, point: float) -> bool:
-        """Returns whether it was killed before it came to its end."""
+        """Returns whether the run was killed before it finished."""
         process = self._start()
         until(
             lambda: written(self._folder) >= point * self._size or process.poll() is not None,

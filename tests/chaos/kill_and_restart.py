@@ -1,13 +1,13 @@
-"""Hit a pipeline at random moments, start it again where it died, and count.
+"""Kill or freeze processes of a pipeline at random moments, restart it, and count.
 
 ``--hit tree`` kills the whole process tree with -9 each time. ``--hit any`` picks a victim each
 time: the driver, the JVM, a Python worker, the daemon that forks workers, the NATS server or all of
-them; and either kills it with -9 or freezes it for seconds. What survives has to cope.
+them; and either kills it with -9 or freezes it for seconds. The other processes must recover.
 
 Every number that the source made must be in the sink's journal or among the dead letters. Numbers
 that are in the journal twice are allowed, counted and reported, because a call of user code can be
 repeated. A dead letter twice is not allowed. The forms ``storm`` and ``chain`` have user code that
-decides the same on every replay, so there the totals must be exact, too. ``storm`` has buffers
+decides the same on every replay, so that the totals must be exact as well. ``storm`` has buffers
 between its vertices, and the five vertices of ``chain`` share a task. The seed is printed.
 
     python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 [--form mono] [--seed N]
@@ -36,16 +36,16 @@ from tests.chaos.tally import FORMS, Tally, count, write_pipeline, written
 from tests.processes import family_of
 from tests.waiting import let_time_pass, until
 
-# One hit in four comes while things are being started, the others while messages flow.
+# One hit in four happens during the start, the others while messages flow.
 WHILE_STARTING = 0.25
 STARTING, FLOWING = (0.5, 6.0), (0.0, 5.0)
 VICTIMS = ("tree", "driver", "jvm", "worker", "daemon", "nats")
-# One hit of a single process in four freezes it, for this many seconds.
+# One hit in four on a single process freezes it, for this many seconds.
 FREEZES, FROZEN = 0.25, (1.0, 12.0)
 
 
 class Chaos:
-    """One pipeline in a folder of its own, hit and restarted."""
+    """One pipeline in its own folder, hit and restarted."""
 
     def __init__(
         self, folder: Path, messages: int, rate: int, seed: int, form: str, hit: str = "tree"
@@ -60,7 +60,7 @@ class Chaos:
         self.hits: Counter[str] = Counter()
 
     def run(self, hits: int) -> Tally:
-        """Hit it this many times, then let it come to its end, and count."""
+        """Hit it this many times, then let the run finish, and count."""
         done = 0
         while done < hits and not self._run_and_hit():
             done += 1
@@ -69,7 +69,7 @@ class Chaos:
             return count(self._folder, self._messages, done, link, exact=self._exact)
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """Return the run, which is started where the last hit has ended it or it failed."""
+        """Return the run, restarted if the last hit has ended it or it has failed."""
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
         return self._process
@@ -86,7 +86,7 @@ class Chaos:
             )
 
     def _run_and_hit(self) -> bool:
-        """Return whether the run came to its end before the moment to hit it."""
+        """Return whether the run finished before the moment to hit it."""
         began = time.monotonic()
         before = written(self._folder)
         process = self._started()
@@ -102,7 +102,7 @@ class Chaos:
             return False
 
     def _hit(self, process: subprocess.Popen[bytes]) -> str:
-        """Hit one victim, or all; a victim that has not started yet is replaced by the driver."""
+        """Hit one victim, or all; the driver replaces a victim that has not started yet."""
         victim = self._random.choice(self._victims)
         freezes, seconds = self._random.random() < FREEZES, self._random.uniform(*FROZEN)
         if victim == "tree":
@@ -117,7 +117,7 @@ class Chaos:
             freeze(target, seconds)
         else:
             target.kill()
-            if target.pid == process.pid:  # what it started has to end by itself
+            if target.pid == process.pid:  # its child processes must end by themselves
                 process.wait()
         return what
 
@@ -131,7 +131,7 @@ def find(driver: int, victim: str) -> list[psutil.Process]:
 
 
 def _kind(process: psutil.Process) -> str:
-    """Return what a process of a run is: workers are forked by a daemon, which Spark starts."""
+    """Return the kind of a run's process: workers are forked by a daemon, which Spark starts."""
     try:
         name = process.name()
         if name in ("java", "nats-server"):
@@ -147,7 +147,7 @@ def _kind(process: psutil.Process) -> str:
 
 
 def freeze(process: psutil.Process, seconds: float) -> None:
-    """Halt a process for a while, as a machine that swaps or a debugger does."""
+    """Halt a process for a while, as swapping or a debugger does."""
     try:
         process.send_signal(signal.SIGSTOP)
         let_time_pass(seconds)
@@ -157,7 +157,7 @@ def freeze(process: psutil.Process, seconds: float) -> None:
 
 
 def kill_tree(pid: int) -> int:
-    """Kill a process and all that it started, at once; how many there were."""
+    """Kill a process and its descendants at once; return how many there were."""
     tree = [psutil.Process(pid), *family_of(pid)]
     for process in tree:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,8 +1,8 @@
 """Kill one node of a NATS cluster after another with -9 while a pipeline runs on it, and count.
 
-Never is more than one node down: the killed one is started again, and the next is killed when the
-cluster is whole. Every number that the source made must be in the sink's journal or among the dead
-letters. Numbers that are there twice are allowed, counted and reported, and so is the longest time
+At most one node is down at a time: the killed one is restarted, and the next is killed when the
+cluster is healthy. Every number of the source must be in the sink's journal or among the dead
+letters. Duplicates are allowed, counted and reported, and so is the longest time
 in which nothing arrived. The seed of nodes and moments is printed.
 
     python -m tests.chaos.kill_nodes --messages 100000 --every 5 [--rate N] [--seed N]
@@ -32,7 +32,7 @@ LOOK_EVERY = 0.02
 
 
 class Arrivals:
-    """Watches the journal of the sink on a thread of its own."""
+    """Watches the journal of the sink on its own thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class Arrivals:
 
 
 class Chaos:
-    """One pipeline on a cluster of its own, in one folder."""
+    """One pipeline on its own cluster, in one folder."""
 
     def __init__(self, folder: Path, messages: int, rate: int, seed: int) -> None:
         self._folder = folder
@@ -69,7 +69,7 @@ class Chaos:
         self.longest_gap = 0.0
 
     def run(self, every: float) -> Tally:
-        """Run the pipeline to its end and kill a node every that many seconds meanwhile."""
+        """Run the pipeline to its end, and kill a node every ``every`` seconds meanwhile."""
         with Cluster(self._folder / "nodes").running() as cluster:
             with self._pipeline(cluster) as process, Arrivals(self._folder) as arrivals:
                 until(lambda: written(self._folder) or process.poll() is not None, 300)
@@ -113,7 +113,7 @@ class Chaos:
         self._ended(process, self._random.uniform(*DOWN))
         node.start()
         cluster.wait_until_healthy()
-        print(f", whole again after {time.monotonic() - began:.1f} s", flush=True)
+        print(f", healthy again after {time.monotonic() - began:.1f} s", flush=True)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Kill an executor of a Spark cluster and a NATS node with -9 at once, and see how long that takes.
+"""Kill a Spark executor and a NATS node with -9 at once, and measure the interruption.
 
 The executor is the one that runs the sink, and the node leads the positions: nothing can be settled
 without either. Every number must arrive. The tool prints the longest time in which none arrived,
-what the run said meanwhile, and when Spark and NATS did what. ``--cores 3 3`` are two Workers, of
-which one has room for all three tasks; with ``--cores 2 1`` no slot is spare. With ``--inline`` the
+what the run reported, and a timeline of Spark and NATS. ``--cores 3 3`` are two Workers, of which
+one has room for all three tasks; with ``--cores 2 1`` there is no spare slot. With ``--inline`` the
 vertices share one task, as is the default of a run.
 
     python -m tests.chaos.lose_executor --cores 3 3 [--times 3] [--only executor]
@@ -47,7 +47,7 @@ from tests.waiting import let_time_pass, until
 NAMES = Names("lost")
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 LOOK_EVERY = 0.05
-_WORTH_TELLING = {
+_WORTH_REPORTING = {
     "run": re.compile(r"^(?!.*/s (read|written)=)"),
     "spark": re.compile(r"^\d\d:\d\d:\d\d\S* (WARN|ERROR) (?!.*BlockManager)"),
     "worker": re.compile(r"Asked to launch executor|Executor \S+ finished"),
@@ -56,20 +56,20 @@ _WORTH_TELLING = {
 
 
 class Line(NamedTuple):
-    """A line of a log, and when it was seen there."""
+    """A line of a log, and when it was seen."""
 
     at: float
     whose: str
     text: str
 
     @property
-    def is_worth_telling(self) -> bool:
-        kinds = (kind for name, kind in _WORTH_TELLING.items() if self.whose.startswith(name))
+    def is_worth_reporting(self) -> bool:
+        kinds = (kind for name, kind in _WORTH_REPORTING.items() if self.whose.startswith(name))
         return any(kind.search(self.text) for kind in kinds)
 
 
 class Logs:
-    """Reads logs as they grow, on a thread of its own."""
+    """Reads logs as they grow, on its own thread."""
 
     def __init__(self, **files: Path) -> None:
         self.lines: list[Line] = []
@@ -103,15 +103,15 @@ class Logs:
 
 
 class Counted:
-    """Hears the states that the run publishes: when the number of done messages has grown."""
+    """Receives the states that the run publishes, and notes when the done count grew."""
 
     def __init__(self, link: Link) -> None:
         self.grown: list[float] = []
         self._done = 0
         subject = NAMES.status_subject(NOW)
-        link.run(link.client.subscribe(subject, cb=self._hear))
+        link.run(link.client.subscribe(subject, cb=self._receive))
 
-    async def _hear(self, message) -> None:
+    async def _receive(self, message) -> None:
         status = PipelineStatus.from_bytes(message.data)
         done = sum(vertex.counts.done for vertex in status.vertices if vertex.name == "out")
         if done > self._done:
@@ -130,7 +130,7 @@ class Outcome:
     counted_gap: float
     killed_at: float
     node: str
-    told: list[Line]
+    reported: list[Line]
     exit_code: int
 
     @property
@@ -139,22 +139,22 @@ class Outcome:
 
     @property
     def repeated(self) -> int:
-        """How many calls the sink was given a message more than once."""
+        """How many calls of the sink repeated a message."""
         return self.numbers.total() - len(self.numbers)
 
     @property
-    def said(self) -> list[str]:
-        """What the run itself has said since the kill."""
-        return [line.text for line in self.told if line.whose == "run"]
+    def lines(self) -> list[str]:
+        """The lines that the run itself has logged since the kill."""
+        return [line.text for line in self.reported if line.whose == "run"]
 
     def __str__(self) -> str:
         timeline = "".join(
             f"\n{line.at - self.killed_at:+6.1f} s {line.whose:<8} {line.text}"
-            for line in self.told
+            for line in self.reported
         )
         return (
             f"{timeline}\n{len(self.numbers)} of {self.messages} arrived, {len(self.lost)} lost, "
-            f"{self.settled} settled, {self.repeated} given to the sink again; "
+            f"{self.settled} settled, {self.repeated} repeated at the sink; "
             f"longest gap {self.gap:.1f} s, in the status {self.counted_gap:.1f} s"
         )
 
@@ -184,7 +184,7 @@ class Loss:
         only: str = "",
         options: Sequence[str] = (),
     ) -> Outcome:
-        """Run the pipeline to its end, and kill both when it has been at work for a while."""
+        """Run the pipeline to its end, and kill both after it has worked for a while."""
         spark = SparkCluster(self._folder)
         try:
             spark.add_workers(*cores)
@@ -237,7 +237,7 @@ class Loss:
         until(have_arrived, 150, process, lambda: log.read_text()[-2000:], every=LOOK_EVERY)
 
     def _entries(self) -> list[tuple[float, str, str]]:
-        """When, what and which process wrote it, in order of time."""
+        """The time, text and process of each entry, in order of time."""
         lines = (
             (*line.split(), file.name)
             for file in self._journal.iterdir()
@@ -249,7 +249,7 @@ class Loss:
         return [entry for entry in self._entries() if entry[1] != "opened"]
 
     def _kill(self, nats: Cluster, only: str) -> tuple[str, float]:
-        """Kill both, or only one; the name of the node, and when."""
+        """Kill both, or only one; return the name of the node and the time."""
         executor = executor_of(int(self._arrivals()[-1][2]))
         node = nats.leader_of(f"KV_{NAMES.positions}")
         if only != "node":
@@ -266,7 +266,7 @@ class Loss:
         arrivals = self._arrivals()
         gap, until = _longest_gap([at for at, _, _ in arrivals], killed_at)
         lines = [*logs.lines, *opened, Line(until, "sink", "continues")]
-        told = sorted(line for line in lines if line.at >= killed_at)
+        reported = sorted(line for line in lines if line.at >= killed_at)
         positions = link.run(read_positions(link.client, NAMES))
         return Outcome(
             messages=self._messages,
@@ -276,19 +276,19 @@ class Loss:
             counted_gap=_longest_gap(counted.grown, killed_at)[0],
             killed_at=killed_at,
             node=node,
-            told=[line for line in told if line.whose == "sink" or line.is_worth_telling],
+            reported=[line for line in reported if line.whose == "sink" or line.is_worth_reporting],
             exit_code=code,
         )
 
 
 def executor_of(pid: int) -> psutil.Process:
-    """The executor whose Python worker it is."""
+    """The executor that a Python worker belongs to."""
     parents = psutil.Process(pid).parents()
     return next(parent for parent in parents if EXECUTOR in command_of(parent))
 
 
 def _longest_gap(times: Sequence[float], since: float) -> tuple[float, float]:
-    """The longest time without one of the moments, and its end; gaps before ``since`` are over."""
+    """The longest gap between moments, and its end, without gaps that ended before ``since``."""
     gaps = [(after - before, after) for before, after in pairwise(times)]
     return max((gap for gap in gaps if gap[1] >= since), default=(0.0, since))
 

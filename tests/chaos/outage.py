@@ -1,9 +1,9 @@
-"""Take away, under load, the system that a pipeline needs, bring it back, and count.
+"""Stop the system that a pipeline needs under load, start it again, and count.
 
 The system is a real PostgreSQL that the sink writes to, or that the source reads from, or a web
-server that the sink posts to, each with user code as the guides show it: connect in ``open()``, let
-errors fly. Every message must arrive, none may become a dead letter, and the pipeline must be at
-full speed again soon after the system is back.
+server that the sink posts to, each with user code as in the guides: connect in ``open()``, let
+errors propagate. Every message must arrive, none may become a dead letter, and the pipeline must be
+at full speed again soon after the system is back.
 
     python -m tests.chaos.outage [--role sink|source|api] [--seconds 120] [--rate 500]
 """
@@ -38,19 +38,19 @@ _WINDOW = 0.5
 
 
 class System(Protocol):
-    """What the pipeline needs."""
+    """The system that the pipeline needs."""
 
     def go_down(self) -> None:
-        """Be away at once."""
+        """Become unavailable at once."""
 
     def come_up(self) -> None:
-        """Be there again when this returns."""
+        """Be available again when this returns."""
 
     def arrived(self) -> Counter[int]:
-        """The numbers of the messages that have arrived; only while it is there."""
+        """The numbers of the messages that have arrived; only while the system is available."""
 
     def count(self) -> int:
-        """How many have arrived, some perhaps twice."""
+        """The number of arrived messages, duplicates included."""
 
 
 class Database:
@@ -82,7 +82,7 @@ class Database:
 
 
 class Api:
-    """A web server that takes numbers in posts."""
+    """A web server that accepts numbers in POST requests."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
@@ -126,7 +126,7 @@ class Tally:
 
     role: str
     messages: int
-    away: float
+    down: float
     arrived: int
     duplicates: int
     dead: int
@@ -137,15 +137,15 @@ class Tally:
     def __str__(self) -> str:
         soon = "never" if self.full_speed_after is None else f"{self.full_speed_after:.1f} s"
         return (
-            f"{self.role}: {self.messages} messages, away for {self.away:.0f} s: {self.arrived} "
+            f"{self.role}: {self.messages} messages, down for {self.down:.0f} s: {self.arrived} "
             f"arrived, {self.duplicates} twice, {self.dead} dead letters, {self.restarts} "
-            f"restarts; at full speed {soon} after its return"
+            f"restarts; at full speed {soon} after it was up again"
         )
 
 
 @contextmanager
 def system_for(role: str, messages: int) -> Iterator[tuple[System, dict[str, str]]]:
-    """The system, and what user code has to know about it."""
+    """The system, and the environment that user code needs to reach it."""
     if role == "api":
         api = Api()
         yield api, {"API": f"http://127.0.0.1:{api.port}/"}
@@ -166,7 +166,7 @@ class Trial:
         self._samples: list[tuple[float, int]] = []
 
     def run(self) -> Tally:
-        """Start, wait for messages to flow, take the system away, bring it back, wait, count."""
+        """Start, wait for messages to flow, stop the system, start it again, wait, count."""
         with (
             tempfile.TemporaryDirectory() as place,
             system_for(self._role, self._messages) as (system, known),
@@ -216,7 +216,7 @@ class Trial:
         return count
 
     def _full_speed_after(self, back: float) -> float | None:
-        """Seconds after the return until as many arrive as are made."""
+        """Seconds from the return of the system until messages arrive at full rate."""
         for when, count in self._samples:
             later = next((c for t, c in self._samples if t >= when + _WINDOW), count)
             if later - count >= 0.9 * self._rate * _WINDOW or count >= self._messages:

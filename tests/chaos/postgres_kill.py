@@ -1,9 +1,9 @@
 """Kill a random process of a pipeline that writes to Postgres every few seconds, and count rows.
 
-The table has no unique index: whatever is written twice is there twice. Every number must be a row
-exactly once, or be among the dead letters exactly once if the table refuses it. The server crashes
-as often as ``--crashes`` says, in between. Killed are the driver, the JVM, the embedded NATS server
-and Python processes of any kind. A run that has ended is started again. The seed is printed.
+The table has no unique index, so that a repeated write shows as a second row. Every number must be
+a row exactly once, or be among the dead letters exactly once if the table rejects it. The server
+crashes ``--crashes`` times in between. The driver, the JVM, the embedded NATS server and Python
+processes of any kind are killed. A run that has ended is restarted. The seed is printed.
 
     python -m tests.chaos.postgres_kill --messages 500000 [--every 5] [--crashes 2] [--seed N]
 """
@@ -50,7 +50,7 @@ class Tally:
 
     @property
     def wrong(self) -> list[str]:
-        """What is not as it should be."""
+        """Everything that is not as expected."""
         bad = set(range(0, self.messages, BAD))
         good = set(range(self.messages)) - bad
         found = {
@@ -74,7 +74,7 @@ class Tally:
 
 
 class PostgresChaos:
-    """A table, and a pipeline in a folder of its own that is hit until all has arrived."""
+    """A table, and a pipeline in its own folder that is hit until everything has arrived."""
 
     def __init__(
         self, folder: Path, postgres: Postgres, messages: int, every: float, seed: int
@@ -96,7 +96,7 @@ class PostgresChaos:
         (folder / "rows.py").write_text(code, encoding="utf-8")
 
     def run(self, crashes: int) -> Tally:
-        """Kill and crash until the run has come to its end, and count."""
+        """Kill and crash until the run has finished, and count."""
         began = time.monotonic()
         moments = [self._messages * n // (crashes + 1) for n in range(1, crashes + 1)]
         try:
@@ -112,7 +112,7 @@ class PostgresChaos:
         return self._count(crashes - len(moments), time.monotonic() - began)
 
     def _runs(self) -> bool:
-        """Hits the run once, after a while; returns whether it has not come to its end yet."""
+        """Hits the run once, after a while; returns whether it is not finished yet."""
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
         try:
@@ -133,7 +133,7 @@ class PostgresChaos:
             )
 
     def _kill_one(self, driver: subprocess.Popen[bytes]) -> None:
-        # In the order of their numbers, so that the seed means the same as far as it can.
+        # Ordered by process id, so that a seed is as reproducible as possible.
         family = sorted([psutil.Process(driver.pid), *family_of(driver.pid)], key=lambda p: p.pid)
         victim = self._random.choice(family)
         with contextlib.suppress(psutil.NoSuchProcess):

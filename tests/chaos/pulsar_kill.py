@@ -1,8 +1,8 @@
 """Kill processes of a pipeline that reads from Pulsar with -9, at random points, and count.
 
-At each point two Python processes are killed, those that read and those that work, and a moment
+At each point two Python processes are killed, readers or workers, and a moment
 later the driver alone or all processes. Every message must be in the sink's journal, and nothing of
-the subscription may be left in the end. Messages that are there twice are allowed and counted. The
+the subscription may be left at the end. Duplicate messages are allowed and counted. The
 seed is printed.
 
     python -m tests.chaos.pulsar_kill --records 100000 --kills 2 [--seed N]
@@ -28,7 +28,7 @@ _APART = 3.0
 
 
 class PulsarChaos(KafkaChaos):
-    """A topic, and a pipeline in a folder of its own that is killed and started again."""
+    """A topic, and a pipeline in its own folder that is killed and restarted."""
 
     spec = "pulses.yaml"
     placeholder = "pulsar://127.0.0.1:6650"
@@ -37,7 +37,7 @@ class PulsarChaos(KafkaChaos):
     def _kill(self, process: subprocess.Popen[bytes]) -> str:
         killed = 0
         for _ in range(2):
-            # In the order of their numbers, so that the seed means the same as far as it can.
+            # Ordered by process id, so that a seed is as reproducible as possible.
             family = sorted(family_of(process.pid), key=lambda each: each.pid)
             if victims := [each for each in family if "python" in "".join(command_of(each)[:1])]:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -50,7 +50,7 @@ class PulsarChaos(KafkaChaos):
         return f"{killed} of its processes, then {super()._kill(process)},"
 
     def _lag(self) -> dict[int, int]:
-        with contextlib.suppress(AssertionError):  # the client sends its last words in groups
+        with contextlib.suppress(AssertionError):  # the client sends its last acks in groups
             until(lambda: self._broker.backlog(self._topic, GROUP) == 0, 20)
         return {0: self._broker.backlog(self._topic, GROUP)}
 

@@ -1,4 +1,4 @@
-"""A run of a pipeline that is killed with all its processes and started again, in one folder."""
+"""A run of a pipeline that is killed with all its processes and restarted, in one folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.chaos.kill_and_restart import kill_tree
 
 
 class RestartedRun:
-    """The run of one spec. ``while_starting`` is how likely it is killed while it starts."""
+    """The run of one spec. ``while_starting`` is the probability of a kill during a start."""
 
     def __init__(
         self, folder: Path, spec: str, chance: random.Random, while_starting: float
@@ -25,11 +25,11 @@ class RestartedRun:
 
     @property
     def log(self) -> str:
-        """All that the runs have printed."""
+        """The output of all runs."""
         return (self._folder / "run.log").read_text()
 
     def start(self) -> None:
-        """Start it; it continues where the last one was."""
+        """Start it; it continues where the last run ended."""
         with open(self._folder / "run.log", "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ebbflow", "run", self._spec],
@@ -50,7 +50,7 @@ class RestartedRun:
         return killed
 
     async def start_again(self) -> None:
-        """Start it, and perhaps kill it while it starts and start it once more."""
+        """Start it, and perhaps kill it while it starts and start it again."""
         self.start()
         if self._chance.random() < self._while_starting:
             await asyncio.sleep(self._chance.uniform(0.5, 6.0))
@@ -58,7 +58,7 @@ class RestartedRun:
             self.start()
 
     def stop(self) -> None:
-        """Stop it in good order."""
+        """Stop it gracefully."""
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(60)
 

@@ -1,9 +1,9 @@
-"""Ask a pipeline from several clients, kill its whole process tree with -9, restart it, count.
+"""Send requests from several clients, kill the pipeline's process tree with -9, restart it, count.
 
-Some clients hand requests in and fetch the results in the end, others wait for the answer. Every
-request that was accepted must end as it has to: answered once or twice, without an answer, or
-failed with its reason. Who waits gets its answer, or an error that names the id to fetch. The seed
-of the moments is printed.
+Some clients submit requests and fetch the results at the end, others wait for the answer. Every
+accepted request must end as expected: answered once or twice, without an answer, or failed with its
+reason. A waiting client gets its answer, or an error that names the id to fetch. The seed of the
+moments is printed.
 
     python -m tests.chaos.serving_kill --requests 20000 --kills 10 [--clients 24] [--seed N]
 """
@@ -36,10 +36,10 @@ from tests.chaos.restarted_run import RestartedRun
 from tests.ports import free_port
 
 PIPELINE = Path(__file__).parent / "pipeline"
-# Some kills come while the pipeline is being started again, the others while requests flow.
+# Some kills happen while the pipeline restarts, the others while requests flow.
 WHILE_STARTING = 0.25
 PATIENCE = 120.0
-# Shorter than a restart takes, so that some who wait have to hear that they are to fetch.
+# Shorter than a restart, so that some waiting clients are told to fetch their results.
 WAIT = 4.0
 PAUSE = 0.4
 FAILED = "failed"
@@ -47,10 +47,10 @@ FAILED = "failed"
 
 @dataclass
 class Asked:
-    """What clients have been told. ``accepted`` and ``told`` are requests to be fetched, by id."""
+    """The responses to clients. ``accepted`` and ``to_fetch`` are requests to be fetched, by id."""
 
     accepted: dict[str, int] = field(default_factory=dict)
-    told: dict[str, int] = field(default_factory=dict)
+    to_fetch: dict[str, int] = field(default_factory=dict)
     answered: int = 0
     unanswered: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Tally:
-    """The outcomes of the requests: ``lost`` were accepted and have not ended."""
+    """The outcomes of the requests: ``lost`` ones were accepted and have not ended."""
 
     requests: int
     kills: int
@@ -68,17 +68,17 @@ class Tally:
     lost: list[str]
 
     def __str__(self) -> str:
-        told = ", ".join(f"{n} x {name}" for name, n in sorted(self.asked.unanswered.items()))
+        errors = ", ".join(f"{n} x {name}" for name, n in sorted(self.asked.unanswered.items()))
         return (
             f"{self.requests} requests, {self.kills} kills, {self.seconds:.0f} s: "
             f"{len(self.asked.accepted)} accepted, {self.asked.answered} answered at once, "
-            f"{len(self.asked.told)} told the id to fetch ({told or 'no errors'}; {self.unknown} "
+            f"{len(self.asked.to_fetch)} to fetch by id ({errors or 'no errors'}; {self.unknown} "
             f"of them never accepted); {len(self.lost)} lost, {len(self.asked.wrong)} wrong"
         )
 
 
 class ServingChaos:
-    """One pipeline that serves, in a folder of its own."""
+    """One serving pipeline, in its own folder."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ServingChaos:
             (folder / name).write_text(text, encoding="utf-8")
 
     def run(self) -> Tally:
-        """Ask everything, kill as often as it was asked for, then fetch what is to be fetched."""
+        """Send every request, kill as often as requested, then fetch the results."""
         began = time.monotonic()
         try:
             return asyncio.run(self._ask_and_kill(began))
@@ -136,13 +136,13 @@ class ServingChaos:
                     self._run.check()
                     await asyncio.sleep(0.05)
             lost = await self._fetch_all(client, self._asked.accepted)
-            unknown = await self._fetch_all(client, self._asked.told)
+            unknown = await self._fetch_all(client, self._asked.to_fetch)
         self._run.stop()
         seconds = time.monotonic() - began
         return Tally(self._requests, kills, seconds, self._asked, len(unknown), lost)
 
     async def _kill(self) -> None:
-        """Kill it and start it again, and perhaps the same once more while it starts."""
+        """Kill the run and restart it, and perhaps do so once more while it starts."""
         killed = self._run.kill()
         self._moments.pop(0)
         print(f"killed {killed} processes at {self._begun} requests", flush=True)
@@ -177,14 +177,14 @@ class ServingChaos:
             await do(client, number)
 
     async def _submit(self, client: AsyncClient, number: int) -> None:
-        """Hand a request in under an id of its own until it is accepted."""
+        """Submit a request under its own id until it is accepted."""
         request = make_request_id()
         while True:
             try:
                 await client.submit(str(number), id=request)
             except RequestRefused as error:
                 self._asked.unanswered[f"refused with {error.status}"] += 1
-                if error.status == 409:  # an attempt before this one was taken in
+                if error.status == 409:  # an earlier attempt was accepted
                     self._asked.accepted[request] = number
                     return
                 await asyncio.sleep(PAUSE)
@@ -196,7 +196,7 @@ class ServingChaos:
                 return
 
     async def _submit_unnamed(self, client: AsyncClient, number: int) -> None:
-        """Hand a request in without an id; one that is not confirmed is handed in again."""
+        """Submit a request without an id, again if it is not confirmed."""
         while True:
             try:
                 reply = await self._web.post("/v1/process/async", content=str(number))
@@ -211,20 +211,20 @@ class ServingChaos:
             await asyncio.sleep(PAUSE)
 
     async def _ask(self, client: AsyncClient, number: int) -> None:
-        """Wait for the answer; whoever gets none is told the id."""
+        """Wait for the answer; without one, note the id from the error."""
         while True:
             try:
                 answer = await client.ask(str(number), timeout=f"{WAIT}s")
             except RequestFailed as error:
                 self._check(error.id, number, FAILED)
             except RequestRefused as error:
-                # Nobody listens, or there is no room: it was not taken.
+                # The server is down, or there is no room: it was not accepted.
                 self._asked.unanswered[f"refused with {error.status}"] += 1
                 await asyncio.sleep(PAUSE)
                 continue
             except RequestError as error:
                 self._asked.unanswered[type(error).__name__] += 1
-                self._asked.told[error.id] = number
+                self._asked.to_fetch[error.id] = number
                 return
             else:
                 self._check(answer.id, number, answer.results)
@@ -234,7 +234,7 @@ class ServingChaos:
     # --- counting -------------------------------------------------------------------------------
 
     async def _fetch_all(self, client: AsyncClient, requests: dict[str, int]) -> list[str]:
-        """Fetch the results of all; those that nobody knows, or that do not end."""
+        """Fetch all results; return the requests that are unknown or do not end."""
         missing = []
         for request, number in requests.items():
             try:
@@ -256,7 +256,7 @@ class ServingChaos:
 
 
 def expected(number: int) -> object:
-    """How a request has to end."""
+    """The expected outcome of a request."""
     value = b"%d" % number
     match number % 10:
         case 0:

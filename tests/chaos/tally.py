@@ -1,4 +1,4 @@
-"""The pipeline that chaos is done to, and the count of the outcomes of its messages."""
+"""The pipeline under chaos, and the count of the outcomes of its messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMS = {
 
 
 def write_pipeline(folder: Path, form: str, messages: int, rate: int, replicas: int = 1) -> Path:
-    """A copy in the folder, with another number of messages; its specification."""
+    """Copy the pipeline to the folder with another number of messages; return its specification."""
     text = (PIPELINE / FORMS[form]).read_text(encoding="utf-8")
     text = text.replace("rpu: 2000", f"rpu: {rate}")
     text = text.replace("messages: 50000", f"messages: {messages}")
@@ -33,7 +33,7 @@ def write_pipeline(folder: Path, form: str, messages: int, rate: int, replicas: 
 
 
 def written(folder: Path) -> int:
-    """How much the sink has written down so far."""
+    """How much the sink has written so far."""
     return sum(path.stat().st_size for path in (folder / "journal").glob("*"))
 
 
@@ -58,9 +58,9 @@ class Tally:
 
 
 def count(folder: Path, messages: int, kills: int, link: Link, *, exact: bool = False) -> Tally:
-    """Every number must be in the journal of the sink or among the dead letters, there once.
+    """Every number must be in the sink's journal, or once among the dead letters.
 
-    ``exact`` if the totals of the vertices must be right, too.
+    With ``exact``, the totals of the vertices must be right as well.
     """
     journal = (folder / "journal").iterdir()
     numbers = Counter(int(line) for path in journal for line in path.read_text().split())

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
 @pytest.mark.long
 @pytest.mark.parametrize("language", ["go"])
-def test_nothing_is_lost_when_the_process_of_a_function_is_killed_again_and_again(
+def test_nothing_is_lost_when_the_process_of_a_function_is_killed_repeatedly(
     function_in, tmp_path, language
 ):
     seed = int(time.time())

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.guarantee("kafka-skips-no-record")
 @pytest.mark.long
-def test_no_record_is_lost_and_no_lag_is_left_when_the_pipeline_is_killed(kafka, tmp_path):
+def test_no_record_is_lost_and_no_lag_remains_when_the_pipeline_is_killed(kafka, tmp_path):
     from tests.chaos.kafka_kill import KafkaChaos
 
     seed = int(time.time())

@@ -15,9 +15,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "kills"), [("pipeline", 2), pytest.param("mono", 1, marks=pytest.mark.long)]
 )
-def test_nothing_is_lost_when_the_whole_process_tree_is_killed_again_and_again(
-    tmp_path, form, kills
-):
+def test_nothing_is_lost_when_the_whole_process_tree_is_killed_repeatedly(tmp_path, form, kills):
     seed = int(time.time())
     print(f"seed {seed}")
     tally = Chaos(tmp_path, messages=3_000, rate=600, seed=seed, form=form).run(kills)

@@ -1,4 +1,4 @@
-"""The short form of killing node after node; the long one is part of ``make chaos``."""
+"""The short form of killing one node after another; the long one is part of ``make chaos``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
 @pytest.mark.long
-def test_a_pipeline_on_a_cluster_loses_nothing_when_node_after_node_is_killed(tmp_path):
+def test_a_pipeline_on_a_cluster_loses_nothing_when_one_node_after_another_is_killed(tmp_path):
     seed = int(time.time())
     print(f"seed {seed}")
     chaos = Chaos(tmp_path, messages=2_000, rate=250, seed=seed)

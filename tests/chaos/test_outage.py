@@ -1,4 +1,4 @@
-"""A database that a pipeline needs goes away for some seconds; the long form is ``outage``."""
+"""A database that a pipeline needs is down for some seconds; the long form is ``outage``."""
 
 import pytest
 

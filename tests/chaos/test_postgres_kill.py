@@ -13,7 +13,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.guarantee("postgres-writes-once")
 @pytest.mark.long
-def test_every_row_is_there_once_when_processes_are_killed_and_postgres_crashes(postgres, tmp_path):
+def test_every_row_is_stored_once_when_processes_are_killed_and_postgres_crashes(
+    postgres, tmp_path
+):
     seed = int(time.time())
     print(f"seed {seed}")
     tally = PostgresChaos(tmp_path, postgres, messages=50_000, every=5, seed=seed).run(crashes=1)

@@ -1,4 +1,4 @@
-"""A real cluster of three NATS nodes that can be hurt: the one of ``examples/cluster``."""
+"""A real cluster of three NATS nodes, from ``examples/cluster``, with ways to damage it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from examples.cluster.nodes import Node, Nodes, Ports
 from tests.processes import frozen
 from tests.waiting import until
 
-# What a password may hold and a configuration or a URL may trip over.
+# Characters that are valid in a password but need escaping in a configuration or a URL.
 USER, PASSWORD = "tester", "0$a b@c/d"
 
 
@@ -34,7 +34,7 @@ def free_ports() -> list[Ports]:
 
 
 class Cluster(Nodes):
-    """Three nodes, who leads what, and ways to hurt them."""
+    """Three nodes, which of them leads what, and ways to damage them."""
 
     link: Link
 
@@ -43,7 +43,7 @@ class Cluster(Nodes):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Cluster]:
-        """All nodes, and a link to whichever of them is up. Whatever happens, they are stopped."""
+        """Runs all nodes, with a link to whichever is up, and stops them in the end."""
         try:
             self.start()
             self.wait_until_healthy()
@@ -67,7 +67,7 @@ class Cluster(Nodes):
         self.wait_until_current(name)
         return name
 
-    # --- who leads ------------------------------------------------------------------------------
+    # --- leaders --------------------------------------------------------------------------------
 
     def info(self, stream: str) -> dict[str, Any]:
         return self.link.run(api.call(self.link.client, f"STREAM.INFO.{stream}"))
@@ -90,7 +90,7 @@ class Cluster(Nodes):
         until(current)
 
     def step_down(self, stream: str) -> None:
-        """Have the leader hand over in good order."""
+        """Have the leader step down gracefully."""
         self.link.run(api.call(self.link.client, f"STREAM.LEADER.STEPDOWN.{stream}"))
 
     def hand_over(self, stream: str, node: Node) -> None:
@@ -101,7 +101,7 @@ class Cluster(Nodes):
             until(lambda: self.leader_of(stream) is node)
 
     def wait_for_direct_reads(self, stream: str) -> None:
-        """Followers answer them about two seconds after the stream was made."""
+        """Followers answer direct reads about two seconds after the stream was created."""
 
         def answering(node: Node) -> bool:
             place = f"http://127.0.0.1:{node.ports.monitor}/subsz"
@@ -113,21 +113,21 @@ class Cluster(Nodes):
         for node in self.all:
             until(lambda node=node: answering(node))
 
-    # --- hurting --------------------------------------------------------------------------------
+    # --- damage ---------------------------------------------------------------------------------
 
     def kill(self, node: Node) -> None:
         node.stop(signal.SIGKILL)
 
     @contextlib.contextmanager
     def halted(self, *nodes: Node) -> Iterator[None]:
-        """The nodes stand still, with all their connections open, and then continue."""
+        """The nodes are frozen, with all connections open, and continue afterwards."""
         with contextlib.ExitStack() as stack:
             for node in nodes:
                 stack.enter_context(frozen(node.pid))
             yield
 
     def heal(self) -> None:
-        """All nodes up and caught up again, whatever was done to them."""
+        """Bring all nodes back up and wait until they have caught up."""
         for node in self.all:
             node.send(signal.SIGCONT)
             node.start()

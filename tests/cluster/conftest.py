@@ -1,4 +1,4 @@
-"""One cluster for the folder, whole again for each test, with names of their own for all."""
+"""One cluster for the folder, repaired before each test; every test has its own names."""
 
 from __future__ import annotations
 

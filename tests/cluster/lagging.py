@@ -1,4 +1,4 @@
-"""A follower that lags behind for real, and is asked before it has caught up."""
+"""A follower that really lags behind, and is queried before it has caught up."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.waiting import let_time_pass
 
 ROUNDS = 20
 READS = 4
-# What the follower has to store first, before it hears of anything that the test does.
+# What the follower has to store before it receives anything from the test.
 BACKLOG, LARGE = 60, b"x" * 1_000_000
 
 
 class Lagging:
-    """A node that is halted while something happens and asked as soon as it continues.
+    """A node that is halted during an action and queried as soon as it continues.
 
-    ``acting`` is a link to the leader, ``reading`` one to the node. Beside our own reads plain
-    direct reads are sent there, to see that there is something to get wrong.
+    ``acting`` is a link to the leader, ``reading`` one to the node. Next to our own reads, plain
+    direct reads are sent there, to prove that stale answers are possible.
     """
 
     def __init__(self, cluster: Cluster, stream: str, acting: Link, reading: Link) -> None:
@@ -41,7 +41,7 @@ class Lagging:
         backlog: str | None = None,
         large: bytes = LARGE,
     ) -> list[Any]:
-        """What is read through the node; the reads begin after the act and before it continues.
+        """Returns what is read through the node; reads are sent after the act, before it continues.
 
         ``backlog`` is a subject of the stream for something large that keeps the node busy.
         """
@@ -62,7 +62,7 @@ class Lagging:
         await asyncio.gather(*sent)
 
     async def _plain(self) -> int:
-        """How far whoever answers has got."""
+        """The last sequence known to the node that answers."""
         _, end = await stored._ask(self.reading.client, self._stream, {"multi_last": [">"]}, 5)
         return int(end.get("Nats-UpTo-Sequence", 0))
 
@@ -70,7 +70,7 @@ class Lagging:
         return last < self._cluster.info(self._stream)["state"]["last_seq"]
 
     def rounds(self, least: int = 2) -> Iterator[int]:
-        """Some rounds, and more until a plain read was stale: a quick node may show nothing."""
+        """A few rounds, and more until a plain read was stale, which a fast node may never show."""
         while self._rounds < least or (not self._stale and self._rounds < ROUNDS):
             yield self._rounds
         print(f"of {self._rounds * READS} plain reads {self._stale} were stale, and none of ours")
@@ -78,7 +78,7 @@ class Lagging:
 
 @contextmanager
 def lagging(cluster: Cluster, stream: str) -> Iterator[Lagging]:
-    """A follower of the stream that is halted again and again."""
+    """A follower of the stream that is halted repeatedly."""
     leader, follower = cluster.leader_of(stream), cluster.followers_of(stream)[0]
     with cluster.linked(leader) as acting, cluster.linked(follower) as reading:
         yield Lagging(cluster, stream, acting, reading)

@@ -18,7 +18,7 @@ EVERY = 0.01
 
 
 class Steady:
-    """Publishes from a thread of its own for as long as the context lasts."""
+    """Publishes from its own thread for as long as the context lasts."""
 
     def __init__(self, url: str, subject: str, name: str = "steady", **options: Any) -> None:
         self.subject = subject
@@ -34,15 +34,15 @@ class Steady:
 
     def __enter__(self) -> Steady:
         self._thread.start()
-        self.go_on(20)
+        self.wait_for_more(20)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
-    def go_on(self, acks: int) -> None:
-        """Wait until that many more are stored."""
+    def wait_for_more(self, acks: int) -> None:
+        """Wait until that many more messages are stored."""
         seen = len(self.acked)
         until(lambda: len(self.acked) >= seen + acks or not self._thread.is_alive())
         assert self._thread.is_alive()
@@ -65,7 +65,7 @@ class Steady:
                 self.gap, last = max(self.gap, now - last), now
 
     def stored(self, cluster: Cluster, stream: str) -> Counter[str]:
-        """How often each of its messages is in the stream, after the numbers were printed."""
+        """Print the totals, and return how often each message is in the stream."""
         print(
             f"{self.name}: {len(self.acked)} stored, {len(self.failed)} failed, "
             f"longest gap between acks {self.gap:.2f} s"

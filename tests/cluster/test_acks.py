@@ -1,4 +1,4 @@
-"""A stream on a cluster as a source: what is said about messages arrives through an election."""
+"""A stream on a cluster as a source: acks and nacks survive an election."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def consumer(cluster, stream):
 
 
 @pytest.mark.guarantee("jetstream-source-settles-natively")
-def test_acks_and_nacks_are_not_lost_while_nobody_leads(cluster, names):
+def test_acks_and_nacks_are_not_lost_without_a_leader(cluster, names):
     stream = names.pipeline
     config = {"name": stream, "subjects": [stream], "num_replicas": 3, "allow_direct": True}
     cluster.make(config)

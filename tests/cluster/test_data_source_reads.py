@@ -1,4 +1,4 @@
-"""Ranges of a replicated stream, read while nodes are killed and lag behind: all, or an error."""
+"""Ranges of a replicated stream are read completely, or fail, while nodes are killed or lag."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def publish(link, subject, number):
 
 
 async def planned(link, stream, subject=None, ahead=0):
-    """A range as the driver plans it, and that many messages that are yet to come."""
+    """A range as the driver plans it, plus that many messages that are not yet published."""
     now = await Leader(link.client, stream).read_facts()
     until = now.last + ahead
     return Range(stream, now.created, subject, now.first - 1, until, fail_on_loss=True)
@@ -58,8 +58,8 @@ def begun(cluster, link, wanted, node):
 
 
 @pytest.mark.guarantee("data-source-reads-all")
-def test_a_range_is_read_whole_from_a_node_that_lags_behind(cluster, stream, names):
-    """The range ends with a message of another subject: that all is read, only the leader knows."""
+def test_a_range_is_read_completely_from_a_lagging_node(cluster, stream, names):
+    """The range ends with a message of another subject: only the leader knows that all is read."""
     mine, other = f"{names.pipeline}.mine", f"{names.pipeline}.other"
     node = cluster.followers_of(stream)[0]
     with lagging(cluster, stream) as behind:
@@ -80,7 +80,7 @@ def test_a_range_is_read_whole_from_a_node_that_lags_behind(cluster, stream, nam
 
 @pytest.mark.guarantee("data-source-reads-all")
 @pytest.mark.parametrize("lost", ["the node of the consumer", "the leader"])
-def test_a_range_is_read_whole_when_a_node_is_killed(cluster, stream, names, lost):
+def test_a_range_is_read_completely_when_a_node_is_killed(cluster, stream, names, lost):
     cluster.link.run(publish(cluster.link, f"{names.pipeline}.new", 1_000))
     with cluster.linked() as link:
         reader, found = begun(cluster, link, link.run(planned(link, stream)), None)

@@ -1,4 +1,4 @@
-"""A cluster knows which frames of a feed it has stored, whoever leads the buffer."""
+"""A cluster knows which frames of a feed are stored, whichever node leads the buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.guarantee("http-200-means-stored")
-def test_asking_for_a_frame_stores_nothing_and_a_new_leader_still_knows_it(cluster, names):
+def test_looking_up_a_frame_stores_nothing_and_still_works_with_a_new_leader(cluster, names):
     stream = cluster.make(catalogue.buffer_config(names, "in", 0, 2, replicas=3))
     link = cluster.link
     buffers = Buffers(link, names, "in", 1)

@@ -1,4 +1,4 @@
-"""Dead letters through elections and on nodes that lag behind: none is lost, none comes twice."""
+"""Dead letters during elections and on lagging nodes: none is lost, none is duplicated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.deadletters.written import LETTER
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
-class Buried:
+class DeadLetterFixture:
     """A pipeline with dead letters, on three replicas."""
 
     def __init__(self, cluster, names):
@@ -30,7 +30,7 @@ class Buried:
         self.stream = cluster.make(catalogue.dead_letter_config(names, replicas=3))
         self.redelivery = cluster.make(catalogue.redelivery_config(names, "enrich", 0, replicas=3))
 
-    def bury(self, link, *ids):
+    def add(self, link, *ids):
         for one in ids:
             letter = replace(LETTER, id=one)
             subject, headers = self._names.dead_letter_subject("enrich"), letter.to_headers()
@@ -40,7 +40,7 @@ class Buried:
         return DeadLetters(link, self._names.pipeline)
 
     def due(self):
-        """The ids of what was sent back, with how often."""
+        """How often each id was replayed."""
         link, subject = self._cluster.link, self._names.due_subject("enrich", 0)
         found = link.run(read_subject(link.client, self.redelivery, subject))
         batches = [frames.decode(message.payload) for message in found]
@@ -48,8 +48,8 @@ class Buried:
 
 
 @pytest.fixture
-def buried(cluster, names):
-    return Buried(cluster, names)
+def dead_lettered(cluster, names):
+    return DeadLetterFixture(cluster, names)
 
 
 def ids(letters):
@@ -57,13 +57,13 @@ def ids(letters):
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-def test_letters_are_listed_shown_and_sent_back_while_a_new_leader_is_elected(cluster, buried):
+def test_dead_letters_are_listed_shown_and_replayed_during_an_election(cluster, dead_lettered):
     made = [f"in-{number}" for number in range(300)]
-    buried.bury(cluster.link, *made)
-    cluster.hand_over(buried.redelivery, cluster.leader_of(buried.stream))
-    with cluster.linked(cluster.followers_of(buried.stream)[0]) as link:
-        letters = buried.letters(link)
-        cluster.kill(cluster.leader_of(buried.stream))
+    dead_lettered.add(cluster.link, *made)
+    cluster.hand_over(dead_lettered.redelivery, cluster.leader_of(dead_lettered.stream))
+    with cluster.linked(cluster.followers_of(dead_lettered.stream)[0]) as link:
+        letters = dead_lettered.letters(link)
+        cluster.kill(cluster.leader_of(dead_lettered.stream))
         found = list(letters.list())
         assert [stored.letter.id for stored in found] == made
         assert letters.get(7)[0].letter.id == "in-6"
@@ -71,24 +71,24 @@ def test_letters_are_listed_shown_and_sent_back_while_a_new_leader_is_elected(cl
         assert letters.replay(found).sent == 300
 
         assert ids(letters) == []
-    assert buried.due() == Counter(dict.fromkeys(made, 1))
+    assert dead_lettered.due() == Counter(dict.fromkeys(made, 1))
 
 
-def test_letters_are_sent_back_and_purged_once_while_leaders_step_down(cluster, buried):
+def test_dead_letters_are_replayed_and_purged_once_while_leaders_step_down(cluster, dead_lettered):
     made = [f"in-{number}" for number in range(600)]
-    buried.bury(cluster.link, *made)
+    dead_lettered.add(cluster.link, *made)
     over = threading.Event()
 
     def change_leaders():
         while not over.wait(0.1):
-            cluster.step_down(buried.stream)
-            cluster.step_down(buried.redelivery)
+            cluster.step_down(dead_lettered.stream)
+            cluster.step_down(dead_lettered.redelivery)
 
     changing = threading.Thread(target=change_leaders)
     changing.start()
     try:
         with cluster.linked() as link:
-            letters = buried.letters(link)
+            letters = dead_lettered.letters(link)
             assert letters.replay(list(letters.list())[:400]).sent == 400
             assert letters.purge(range(401, 501)) == 100
             assert letters.purge(LetterFilter()) == 100
@@ -97,17 +97,17 @@ def test_letters_are_sent_back_and_purged_once_while_leaders_step_down(cluster, 
         over.set()
         changing.join()
 
-    assert ids(buried.letters(cluster.link)) == []
-    assert buried.due() == Counter(dict.fromkeys(made[:400], 1))
+    assert ids(dead_lettered.letters(cluster.link)) == []
+    assert dead_lettered.due() == Counter(dict.fromkeys(made[:400], 1))
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-def test_letters_are_up_to_date_when_a_follower_lags(cluster, buried, names):
-    """What is new is there; what was deleted is not, and so is not sent back a second time."""
+def test_dead_letters_read_through_a_lagging_follower_are_up_to_date(cluster, dead_lettered, names):
+    """New ones are listed; deleted ones are not, and so are not replayed a second time."""
     kept = [f"old-{number}" for number in range(50)]
-    buried.bury(cluster.link, *kept)
-    with lagging(cluster, buried.stream) as late:
-        writing, reading = buried.letters(late.acting), buried.letters(late.reading)
+    dead_lettered.add(cluster.link, *kept)
+    with lagging(cluster, dead_lettered.stream) as late:
+        writing, reading = dead_lettered.letters(late.acting), dead_lettered.letters(late.reading)
 
         def change(turn):
             writing.purge(LetterFilter(vertex="large"))
@@ -115,12 +115,12 @@ def test_letters_are_up_to_date_when_a_follower_lags(cluster, buried, names):
             writing.purge(gone)
             for stored in gone:
                 kept.remove(stored.letter.id)
-            buried.bury(late.acting, f"new-{turn}")
+            dead_lettered.add(late.acting, f"new-{turn}")
             kept.append(f"new-{turn}")
 
         async def listed():
             subject = names.dead_letter_subject("enrich")
-            found = await read_subject(late.reading.client, buried.stream, subject)
+            found = await read_subject(late.reading.client, dead_lettered.stream, subject)
             return [Letter.from_message(one.payload, one.headers).id for one in found]
 
         for turn in late.rounds(least=4):
@@ -130,15 +130,19 @@ def test_letters_are_up_to_date_when_a_follower_lags(cluster, buried, names):
             assert ids(reading) == kept
 
 
-def test_a_letter_that_is_gone_is_gone_when_a_follower_lags(cluster, buried, names):
-    buried.bury(cluster.link, *[f"in-{number}" for number in range(20)])
-    with lagging(cluster, buried.stream) as late:
-        writing, reading = buried.letters(late.acting), buried.letters(late.reading)
+def test_a_purged_dead_letter_is_not_found_through_a_lagging_follower(
+    cluster, dead_lettered, names
+):
+    dead_lettered.add(cluster.link, *[f"in-{number}" for number in range(20)])
+    with lagging(cluster, dead_lettered.stream) as late:
+        writing, reading = dead_lettered.letters(late.acting), dead_lettered.letters(late.reading)
         for turn in late.rounds():
             number = turn + 1
             found = late.after(
                 lambda number=number: writing.purge([number]),
-                lambda number=number: read_one(late.reading.client, buried.stream, seq=number),
+                lambda number=number: read_one(
+                    late.reading.client, dead_lettered.stream, seq=number
+                ),
                 backlog=names.dead_letter_subject("large"),
             )
             assert found == [None] * READS

@@ -12,7 +12,7 @@ from tests.cluster.cluster import Cluster
 # Many JVMs are started, and a busy machine starts them slowly.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
-# The gap is printed and not timed: it is that of the machine. This is for a run that hangs.
+# The gap is printed but not asserted: it depends on the machine. This bound finds a hanging run.
 _MOST = 60.0
 
 
@@ -38,12 +38,12 @@ def test_every_message_arrives_and_is_settled_once(outcome: Outcome) -> None:
     assert (outcome.lost, outcome.settled) == ([], outcome.messages)
 
 
-def test_the_run_says_what_is_lost_and_gives_no_advice_about_calls(outcome: Outcome) -> None:
-    said = "\n".join(outcome.said)
-    assert "Spark lost an executor on 127.0.0.1" in said
-    assert f"NATS node {outcome.node} is down" in said
-    assert "callTimeout" not in said
+def test_the_run_reports_what_is_lost_and_gives_no_advice_about_calls(outcome: Outcome) -> None:
+    lines = "\n".join(outcome.lines)
+    assert "Spark lost an executor on 127.0.0.1" in lines
+    assert f"NATS node {outcome.node} is down" in lines
+    assert "callTimeout" not in lines
 
 
-def test_it_goes_on_by_itself(outcome: Outcome) -> None:
+def test_the_run_continues_by_itself(outcome: Outcome) -> None:
     assert outcome.gap < _MOST, str(outcome)

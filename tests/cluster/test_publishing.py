@@ -1,6 +1,6 @@
-"""Publishing while leaders step down, are killed and come back: nothing twice, nothing lost.
+"""Publishing while leaders step down, are killed and restarted loses and duplicates nothing.
 
-The first case is the one that came with ADR-22 (nats.go, 2022); upstream it is skipped today.
+The first case is from ADR-22 (nats.go, 2022); upstream it is skipped today.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ def stream(cluster, names):
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-def test_step_downs_twice_a_second_lose_nothing_and_double_nothing(cluster, stream, subject):
+def test_step_downs_twice_a_second_lose_and_duplicate_nothing(cluster, stream, subject):
     with Steady(cluster.url, subject) as steady:
         for _ in range(10):
             let_time_pass(0.5)
             cluster.step_down(stream)
-        steady.go_on(20)
+        steady.wait_for_more(20)
 
     stored = steady.stored(cluster, stream)
     assert steady.failed == {}
     assert stored == Counter(dict.fromkeys(steady.acked, 1))
 
 
-def kill_with_one_on_its_way(cluster, leader):
-    """What is on its way to a halted leader meets with silence, and then it is gone."""
+def kill_with_a_message_in_flight(cluster, leader):
+    """A message in flight to the halted leader gets no answer, and then the leader is killed."""
     with cluster.halted(leader):
         let_time_pass(10 * EVERY)
         cluster.kill(leader)
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-def test_a_killed_leader_is_waited_for(cluster, stream, subject):
-    """The client is connected to it and has to go elsewhere as well."""
+def test_publishing_survives_a_killed_leader(cluster, stream, subject):
+    """The client is connected to the leader, and has to reconnect as well."""
     leader = cluster.leader_of(stream)
     with Steady(cluster.url_of(leader), subject, **PATIENT) as steady:
-        kill_with_one_on_its_way(cluster, leader)
-        steady.go_on(100)
+        kill_with_a_message_in_flight(cluster, leader)
+        steady.wait_for_more(100)
         leader.start()
-        steady.go_on(100)
+        steady.wait_for_more(100)
 
     stored = steady.stored(cluster, stream)
     assert steady.failed == {}
@@ -71,17 +71,17 @@ def test_a_killed_leader_is_waited_for(cluster, stream, subject):
     assert steady.attempts > 1
 
 
-def test_the_defaults_do_not_outlast_an_election_but_lose_nothing_that_is_acked(
+def test_the_default_retries_may_fail_in_an_election_but_lose_nothing_acked(
     cluster, stream, subject
 ):
-    """As ADR-22 has it: three attempts within 5 s. What failed may be stored if it says so."""
+    """As in ADR-22: three attempts within 5 s. A failed one may be stored if the error says so."""
     leader, follower = cluster.leader_of(stream), cluster.followers_of(stream)[0]
     hasty = Steady(cluster.url_of(follower), subject, "hasty")
     patient = Steady(cluster.url_of(follower), subject, "patient", **PATIENT)
     with hasty, patient:
-        kill_with_one_on_its_way(cluster, leader)
-        hasty.go_on(50)
-        patient.go_on(50)
+        kill_with_a_message_in_flight(cluster, leader)
+        hasty.wait_for_more(50)
+        patient.wait_for_more(50)
 
     stored = hasty.stored(cluster, stream)
     assert {type(error) for error in hasty.failed.values()} <= {NoStreamResponse, PublishTimeout}
@@ -97,14 +97,18 @@ def test_the_defaults_do_not_outlast_an_election_but_lose_nothing_that_is_acked(
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGUSR2], ids=["to end", "to leave"])
-def test_a_leader_that_leaves_in_good_order_is_waited_for(cluster, stream, subject, asked):
+@pytest.mark.parametrize(
+    "shutdown_signal", [signal.SIGTERM, signal.SIGUSR2], ids=["to end", "to leave"]
+)
+def test_publishing_survives_a_graceful_shutdown_of_the_leader(
+    cluster, stream, subject, shutdown_signal
+):
     """SIGUSR2 is the lame duck mode: it hands over first and ends when its clients have left."""
     leader = cluster.leader_of(stream)
     with Steady(cluster.url_of(leader), subject, **PATIENT) as steady:
-        leader.send(asked)
+        leader.send(shutdown_signal)
         until(lambda: not leader.running)
-        steady.go_on(50)
+        steady.wait_for_more(50)
 
     stored = steady.stored(cluster, stream)
     assert steady.failed == {}
@@ -113,7 +117,7 @@ def test_a_leader_that_leaves_in_good_order_is_waited_for(cluster, stream, subje
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-def test_many_at_once_are_all_known_of_when_the_leader_is_killed(cluster, names):
+def test_publish_many_knows_every_outcome_when_the_leader_is_killed(cluster, names):
     config = catalogue.buffer_config(names, "v", 0, 100_000, replicas=3)
     subjects = [names.buffer_subject("v", 0), names.buffer_subject("v", 1)]
     stream = cluster.make(config | {"subjects": subjects})
@@ -153,8 +157,8 @@ def test_many_at_once_are_all_known_of_when_the_leader_is_killed(cluster, names)
     assert len({message.headers["Nats-Msg-Id"] for message in stored}) == len(stored)
 
 
-def test_a_copy_that_finds_the_first_one_in_process_waits_for_it(cluster, stream, subject):
-    """With a majority halted a message is neither stored nor refused; a second copy says so."""
+def test_a_copy_of_a_message_in_process_waits_for_the_first_one(cluster, stream, subject):
+    """With a majority halted, a message is neither stored nor rejected; a second copy says so."""
     leader, followers = cluster.leader_of(stream), cluster.followers_of(stream)
     with Publisher(cluster.url_of(leader), attempt_timeout="0.2s") as publisher:
         with ThreadPoolExecutor() as pool, cluster.halted(*followers):
@@ -162,11 +166,11 @@ def test_a_copy_that_finds_the_first_one_in_process_waits_for_it(cluster, stream
             with pytest.raises(PublishTimeout, match=r"\d found a copy in process"):
                 publisher.publish(subject, b"y", msg_id="y", ack_wait=1)
             assert not call.done()
-            followers_go_on = time.monotonic()
+            followers_continued = time.monotonic()
         ack = call.result(120)
         again = publisher.publish(subject, b"y", msg_id="y", **PATIENT)
 
-    print(f"stored {time.monotonic() - followers_go_on:.2f} s after the followers went on")
+    print(f"stored {time.monotonic() - followers_continued:.2f} s after the followers continued")
     assert ack.attempts > 3
     assert {ack.seq, again.seq} == {1, 2}
     assert cluster.info(stream)["state"]["messages"] == 2

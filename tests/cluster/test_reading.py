@@ -1,4 +1,4 @@
-"""Following a stream while nodes are killed, halted and lag behind: every frame once, in order."""
+"""Following a stream while nodes are killed, halted or lag: every frame once, in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 class Writer:
-    """Writes a frame with one row every 10 ms, on a thread of its own."""
+    """Writes a frame with one row every 10 ms, on its own thread."""
 
     def __init__(self, link, subject):
         self._link = link
@@ -67,7 +67,7 @@ class Follower:
             self.gap, self._last = max(self.gap, now - self._last), now
         return len(self.rows)
 
-    def go_on(self, rows):
+    def wait_for_more(self, rows):
         seen = self.take()
         until(lambda: self.take() >= seen + rows)
 
@@ -76,7 +76,7 @@ class Follower:
         return next(node for node in cluster.all if node.name == name)
 
     def _consumer_on(self, cluster):
-        # A server may not know it yet, and the reader may have made another one meanwhile.
+        # A server may not know the consumer yet, or the reader may have replaced it meanwhile.
         with contextlib.suppress(api.ApiError):
             call = f"CONSUMER.INFO.{self.reader.stream}.{self.reader._follower.consumer.name}"
             info = cluster.link.run(api.call(cluster.link.client, call))
@@ -95,7 +95,7 @@ def stream(cluster, names):
 
 @pytest.fixture
 def follow(cluster, stream, subject):
-    """Follow the stream with a client of the one node and a consumer on the other."""
+    """Follow the stream with a client of one node and a consumer on another."""
     opened = []
 
     def start(node, consumer_on=None):
@@ -121,7 +121,7 @@ def follow(cluster, stream, subject):
 @pytest.mark.parametrize(
     "lost", ["the node of the consumer", "the node of the client", "the leader with the consumer"]
 )
-def test_a_reader_goes_on_when_a_node_is_killed(cluster, stream, subject, follow, lost):
+def test_a_reader_continues_when_a_node_is_killed(cluster, stream, subject, follow, lost):
     leader, (one, other) = cluster.leader_of(stream), cluster.followers_of(stream)
     client, consumer = {
         "the node of the consumer": (one, other),
@@ -131,11 +131,11 @@ def test_a_reader_goes_on_when_a_node_is_killed(cluster, stream, subject, follow
     victim = leader if "leader" in lost else other
     follower = follow(client, consumer)
     with Writer(cluster.link, subject) as writer:
-        follower.go_on(50)
+        follower.wait_for_more(50)
         cluster.kill(victim)
-        follower.go_on(100)
+        follower.wait_for_more(100)
         victim.start()
-        follower.go_on(100)
+        follower.wait_for_more(100)
     until(lambda: follower.take() == writer.written)
 
     print(f"lost {lost}: longest gap between frames {follower.gap:.2f} s")
@@ -143,16 +143,16 @@ def test_a_reader_goes_on_when_a_node_is_killed(cluster, stream, subject, follow
     assert follower.gap < 15
 
 
-def test_a_reader_goes_on_elsewhere_when_the_node_of_its_consumer_is_halted(
+def test_a_reader_continues_on_another_node_when_the_node_of_its_consumer_is_halted(
     cluster, stream, subject, follow
 ):
     one, other = cluster.followers_of(stream)
     follower = follow(one, other)
     with Writer(cluster.link, subject) as writer:
-        follower.go_on(50)
+        follower.wait_for_more(50)
         with cluster.halted(other):
-            follower.go_on(100)
-        follower.go_on(100)
+            follower.wait_for_more(100)
+        follower.wait_for_more(100)
     until(lambda: follower.take() == writer.written)
 
     print(f"longest gap between frames {follower.gap:.2f} s")
@@ -160,10 +160,8 @@ def test_a_reader_goes_on_elsewhere_when_the_node_of_its_consumer_is_halted(
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-def test_a_reader_on_a_node_that_lags_behind_reads_every_frame_once(
-    cluster, stream, subject, follow
-):
-    """Its client and its consumer are on a node that does not know yet what it has to read."""
+def test_a_reader_on_a_lagging_node_reads_every_frame_once(cluster, stream, subject, follow):
+    """Its client and its consumer are on a node that does not have the frames yet."""
     node = cluster.followers_of(stream)[0]
     with cluster.linked(cluster.leader_of(stream)) as link:
         writer = Writer(link, subject)
@@ -186,9 +184,9 @@ def test_step_downs_do_not_disturb_the_order(cluster, stream, subject, follow):
     follower = follow(cluster.leader_of(stream))
     with Writer(cluster.link, subject) as writer:
         for _ in range(8):
-            follower.go_on(20)
+            follower.wait_for_more(20)
             cluster.step_down(stream)
-        follower.go_on(20)
+        follower.wait_for_more(20)
     until(lambda: follower.take() == writer.written)
 
     print(f"longest gap between frames {follower.gap:.2f} s")

@@ -1,4 +1,4 @@
-"""What is read is never older than the call, whichever node answers and whoever gets elected."""
+"""A read is never older than its call, whichever node answers or is elected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LARGE = Position("large", held=Held(0, 0, 0, 0, "x" * 1_000_000)).to_json()
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-def test_positions_are_up_to_date_when_a_follower_lags(cluster, names):
+def test_positions_read_through_a_lagging_follower_are_up_to_date(cluster, names):
     stream = cluster.make(catalogue.positions_config(names, replicas=3))
     with lagging(cluster, stream) as late:
         link = late.acting
@@ -57,7 +57,7 @@ def test_positions_are_up_to_date_when_a_follower_lags(cluster, names):
 
 
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-def test_it_is_known_what_is_drained_when_a_follower_lags(cluster, names):
+def test_draining_is_detected_correctly_through_a_lagging_follower(cluster, names):
     subject = names.buffer_subject("out", 0)
     pipeline = Pipeline(names.pipeline).source("in", Generator(messages=1))
     spec = pipeline.sink("out", Blackhole()).spec
@@ -120,7 +120,7 @@ def test_answers_are_found_as_soon_as_they_are_stored(cluster, names):
 
 
 def test_the_state_of_a_stream_never_goes_back_while_leaders_change(cluster, names):
-    """Without a leader any node answers, with what it has; such answers do not count."""
+    """Without a leader any node answers with what it has; such answers are ignored."""
     stream = cluster.make(catalogue.buffer_config(names, "v", 0, 100_000, replicas=3))
     stop, states = threading.Event(), []
     leaderless = 0
@@ -140,9 +140,9 @@ def test_the_state_of_a_stream_never_goes_back_while_leaders_change(cluster, nam
         looker = threading.Thread(target=look)
         looker.start()
         for _ in range(8):
-            steady.go_on(20)
+            steady.wait_for_more(20)
             cluster.step_down(stream)
-        steady.go_on(20)
+        steady.wait_for_more(20)
         stop.set()
         looker.join()
 
@@ -154,8 +154,8 @@ def test_the_state_of_a_stream_never_goes_back_while_leaders_change(cluster, nam
 
 @pytest.mark.long
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
-def test_reads_wait_for_a_leader_and_one_that_was_replaced_does_not_count(cluster, names):
-    """A leader that is halted is replaced, and does not know it yet when it continues."""
+def test_reads_wait_for_a_leader_and_ignore_one_that_was_replaced(cluster, names):
+    """A halted leader is replaced, and does not know it yet when it continues."""
     stream = cluster.make(catalogue.positions_config(names, replicas=3))
     leader, follower = cluster.leader_of(stream), cluster.followers_of(stream)[0]
     with cluster.linked(leader) as old, cluster.linked(follower) as other:
@@ -173,8 +173,8 @@ def test_reads_wait_for_a_leader_and_one_that_was_replaced_does_not_count(cluste
         assert found.result(120) == {("v", 0): position}
 
 
-def test_a_position_that_is_being_written_is_waited_for(cluster, names):
-    """Its second copy finds the first one in process; that is nobody else's claim."""
+def test_a_position_write_in_process_is_waited_for(cluster, names):
+    """The second copy finds the first one in process; that is not a claim by another task."""
     stream = cluster.make(catalogue.positions_config(names, replicas=3))
     leader, followers = cluster.leader_of(stream), cluster.followers_of(stream)
     with cluster.linked(leader) as link:

@@ -1,4 +1,4 @@
-"""Making streams on a cluster: what is waited for, and what is told to people."""
+"""Creating streams on a cluster: what is waited for, and what is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 
-def test_more_replicas_than_servers_are_refused_with_what_to_do(cluster, names, monkeypatch):
+def test_more_replicas_than_servers_are_rejected_with_a_next_step(cluster, names, monkeypatch):
     monkeypatch.setattr(provision, "_JOINING", 0.3)
     config = catalogue.dead_letter_config(names, replicas=5)
     with pytest.raises(SetupError) as refused:
@@ -28,7 +28,7 @@ def test_more_replicas_than_servers_are_refused_with_what_to_do(cluster, names, 
     )
 
 
-def test_a_stream_that_exists_is_brought_to_another_number_of_replicas(cluster, names):
+def test_the_number_of_replicas_of_an_existing_stream_can_be_changed(cluster, names):
     name = names.dead_letters
 
     def others():
@@ -39,8 +39,8 @@ def test_a_stream_that_exists_is_brought_to_another_number_of_replicas(cluster, 
         until(lambda replicas=replicas: others() == replicas - 1)
 
 
-def test_a_cluster_without_a_majority_is_told_and_waited_for(cluster, names):
-    """Nobody can be elected while two of three stand still."""
+def test_a_cluster_without_a_majority_is_reported_and_waited_for(cluster, names):
+    """No leader can be elected while two of three nodes are halted."""
     name = cluster.make(catalogue.dead_letter_config(names, replicas=3))
     alive, *others = cluster.all
     with cluster.linked(alive) as link:
@@ -56,7 +56,7 @@ def test_a_cluster_without_a_majority_is_told_and_waited_for(cluster, names):
     assert cluster.info(names.redelivery("v", 0))["config"]["num_replicas"] == 3
 
 
-def test_streams_that_are_deleted_while_leaders_change_are_gone(cluster, names):
+def test_streams_deleted_while_leaders_change_stay_deleted(cluster, names):
     made = [
         cluster.make(catalogue.redelivery_config(names, "v", number, replicas=3))
         for number in range(3)

@@ -1,4 +1,4 @@
-"""One NATS server and one Spark session for the folder; every test has streams of its own."""
+"""One NATS server and one Spark session for the folder; every test has its own streams."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _numbers = count()
 
 
 def run_to_end(start: Callable[[], StreamingQuery]) -> None:
-    """Start a query and wait for its end; once more if Spark had no time for its process.
+    """Start a query and wait for its end, with a retry if a Python worker was too slow to connect.
 
-    Spark gives the process that plans a data source ten seconds to connect, on a busy machine, too.
+    Spark allows the process that plans a data source only ten seconds, even on a busy machine.
     """
     for attempts_left in (2, 1, 0):
         query = start()
@@ -46,13 +46,13 @@ def server(link: Link) -> Addresses:
 
 @pytest.fixture(scope="session")
 def url(server: Addresses) -> str:
-    """Where the server is, with the login in it."""
+    """The URL of the server, with the login."""
     return address(server)
 
 
 @pytest.fixture(scope="session")
 def spark(spark: Any, url: str) -> Any:
-    """The session, told where NATS is by the environment."""
+    """The session; it finds NATS through the environment."""
     spark.conf.set("spark.sql.shuffle.partitions", "2")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(NATS_URL, url)
@@ -61,7 +61,7 @@ def spark(spark: Any, url: str) -> Any:
 
 
 class Stream:
-    """A stream that a test fills and looks at."""
+    """A stream that a test fills and inspects."""
 
     def __init__(self, link: Link, name: str, **config: Any) -> None:
         self.link = link
@@ -79,7 +79,7 @@ class Stream:
         self.api(f"STREAM.DELETE.{self.name}")
 
     def publish(self, *payloads: Any, on: str = "new", headers: Any = None) -> None:
-        """Store messages; numbers and texts as one would write them."""
+        """Store messages; numbers and strings are written as text."""
         for payload in payloads:
             data = payload if isinstance(payload, bytes) else str(payload).encode()
             self.link.run(self._confirmed(f"{self.name}.{on}", data, headers))
@@ -110,7 +110,7 @@ class Stream:
             self.api(f"STREAM.MSG.DELETE.{self.name}", {"seq": sequence})
 
     def purge(self, before: int) -> None:
-        """Remove everything in front of a sequence, as limits do."""
+        """Remove everything before a sequence, as limits do."""
         self.api(f"STREAM.PURGE.{self.name}", {"seq": before})
 
     @property
@@ -122,8 +122,8 @@ class Stream:
     def consumers(self) -> int:
         return int(self.state["consumer_count"])
 
-    def is_left_alone(self) -> bool:
-        """Whether all consumers go; who deletes one does not wait for it."""
+    def has_no_consumers_left(self) -> bool:
+        """Wait until no consumer is left; deleting one is asynchronous."""
         until(lambda: not self.consumers)
         return True
 

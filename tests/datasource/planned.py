@@ -1,4 +1,4 @@
-"""What Spark does with the data source, without Spark: plan here, read a copy elsewhere."""
+"""The calls that Spark makes to the data source, without Spark: plan here, read with a copy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Offset = dict[str, Any]
 
 
 def source(stream: Stream, **options: Any) -> JetStreamDataSource:
-    """As Spark makes it: names without case, values as text, and shipped."""
-    given = {"stream": stream.name, "url": address(stream.link.server)} | options
-    texts = CaseInsensitiveDict({name: str(value) for name, value in given.items()})
+    """A data source as Spark creates it: case-insensitive names, values as text, and pickled."""
+    options_given = {"stream": stream.name, "url": address(stream.link.server)} | options
+    texts = CaseInsensitiveDict({name: str(value) for name, value in options_given.items()})
     made: JetStreamDataSource = pickle.loads(pickle.dumps(JetStreamDataSource(texts)))
     return made
 
@@ -61,7 +61,7 @@ class Run:
         return self.driver.latestOffset(start, limit or self.driver.getDefaultReadLimit())
 
     def batches(self, start: Offset | None = None) -> Iterator[list[int]]:
-        """What is read in each batch, until there is nothing new."""
+        """The sequences of each batch, until there is nothing new."""
         start = start or self.driver.initialOffset()
         while (end := self.latest(start)) != start:
             yield [n for part in self.read(start, end) for n in part]

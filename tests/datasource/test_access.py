@@ -1,4 +1,4 @@
-"""Logins: where they come from, what they have to be allowed, and that they are shown nowhere."""
+"""Logins: where they come from, the permissions they need, and that they are never shown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEEDED = next(block.text.split() for block in GUIDE.blocks if "$JS.API" in block
 
 @contextlib.contextmanager
 def allowed(folder: Path, *subjects: str) -> Iterator[tuple[Stream, str]]:
-    """A stream ``ORDERS``, and the URL of somebody who may publish to these subjects only."""
+    """A stream ``ORDERS``, and a URL whose login may publish to these subjects only."""
     permissions = json.dumps({"publish": subjects, "subscribe": ["_INBOX.>"]})
     users = f"{{user: all, password: a}}, {{user: me, password: m, permissions: {permissions}}}"
     with nats_server(folder, f"authorization {{ users: [ {users} ] }}\n") as port:
@@ -44,21 +44,21 @@ def test_the_permissions_in_the_guide_are_enough(tmp_path):
         assert planned(stream, partitions=2, **options) == [list(range(1, 13)), list(range(13, 21))]
         with Run(stream, maxMessagesPerBatch=7, **options) as run:
             assert sum(map(len, run.batches())) == 20
-        assert stream.is_left_alone()
+        assert stream.has_no_consumers_left()
 
 
 @pytest.mark.parametrize("missing", [one for one in NEEDED if "DELETE" not in one])
-def test_each_of_them_is_needed_and_named_when_it_is_not_there(tmp_path, missing):
+def test_each_permission_is_needed_and_named_when_it_is_missing(tmp_path, missing):
     with allowed(tmp_path, *(one for one in NEEDED if one != missing)) as (stream, url):
         stream.fill(20)
-        stream.delete(20)  # so that the leader has to say that nothing is left
+        stream.delete(20)  # so that the leader has to report that nothing is left
         with pytest.raises(DataSourceError) as error:
             planned(stream, url=url)
     assert f"does not let this login publish to {missing.removesuffix('*')}" in str(error.value)
     assert str(error.value).endswith("Give it those in docs/guides/spark-data-source.md.")
 
 
-def test_registering_again_says_anew_where_nats_is_and_how_to_get_in(spark, url, stream):
+def test_registering_again_replaces_the_address_and_the_login(spark, url, stream):
     stream.fill(3)
     frame = spark.read.format("jetstream").options(stream=stream.name)
     server = Addresses.of(url)
@@ -73,7 +73,7 @@ def test_registering_again_says_anew_where_nats_is_and_how_to_get_in(spark, url,
         register(spark, url)
 
 
-def test_an_environment_that_makes_no_sense_is_refused_when_registering(spark, monkeypatch):
+def test_an_invalid_environment_is_rejected_when_registering(spark, monkeypatch):
     monkeypatch.setenv("EBBFLOW_NATS_USER", "me")
     with pytest.raises(
         SetupError, match="EBBFLOW_NATS_USER is given without EBBFLOW_NATS_PASSWORD"
@@ -82,7 +82,7 @@ def test_an_environment_that_makes_no_sense_is_refused_when_registering(spark, m
 
 
 @pytest.mark.long
-def test_no_password_is_in_a_plan_a_checkpoint_or_the_list_of_executions(
+def test_no_password_appears_in_a_plan_a_checkpoint_or_the_list_of_executions(
     spark, server, url, stream, tmp_path
 ):
     stream.fill(3)

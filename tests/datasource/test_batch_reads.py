@@ -26,7 +26,7 @@ def failure(call: Any) -> str:
 # --- with Spark -----------------------------------------------------------------------------------
 
 
-def test_a_stream_is_a_dataframe_with_these_columns(spark, stream):
+def test_a_stream_is_read_as_a_dataframe_with_five_columns(spark, stream):
     stream.publish(b"\x00one", on="a", headers={"k": "v"})
     stream.publish("two", on="b")
     frame = load(spark, stream)
@@ -41,7 +41,7 @@ def test_a_stream_is_a_dataframe_with_these_columns(spark, stream):
     assert (second.headers, bytes(second.data)) == ({}, b"two")
 
 
-def test_several_tasks_read_everything_once_and_a_dataframe_keeps_its_range(spark, stream):
+def test_several_tasks_read_everything_once_within_the_range_fixed_at_load(spark, stream):
     stream.fill(40)
     frame = load(spark, stream, partitions=3)
     assert frame.rdd.getNumPartitions() == 3
@@ -53,22 +53,22 @@ def test_an_empty_stream_is_an_empty_dataframe(spark, stream):
     assert load(spark, stream).collect() == []
 
 
-def test_a_mistake_in_an_option_is_told_in_a_sentence_by_load(spark, stream):
-    told = failure(lambda: load(spark, stream, strem="S"))
-    assert "There is no option 'strem'; did you mean 'stream'?" in told
+def test_load_reports_a_misspelt_option_with_the_nearest_name(spark, stream):
+    message = failure(lambda: load(spark, stream, strem="S"))
+    assert "There is no option 'strem'; did you mean 'stream'?" in message
 
 
-def test_a_server_that_is_not_there_is_named_without_its_password(spark, stream):
-    told = failure(load(spark, stream, url="nats://me:secret@127.0.0.1:1").collect)
-    assert "No NATS server answers at nats://127.0.0.1:1" in told
-    assert "Start it, or correct the option url or EBBFLOW_NATS_URL." in told
-    assert "secret" not in told
+def test_an_unreachable_server_is_named_without_its_password(spark, stream):
+    message = failure(load(spark, stream, url="nats://me:secret@127.0.0.1:1").collect)
+    assert "No NATS server answers at nats://127.0.0.1:1" in message
+    assert "Start it, or correct the option url or EBBFLOW_NATS_URL." in message
+    assert "secret" not in message
 
 
-# --- without: what Spark calls, called by hand ----------------------------------------------------
+# --- without Spark: its calls are made directly--------------------------------------------------
 
 
-def test_where_to_begin_and_to_end_is_chosen_by_sequence_and_subject(stream):
+def test_a_range_is_chosen_by_sequence_and_subject(stream):
     for number in range(1, 11):
         stream.publish(number, on="even" if number % 2 == 0 else "odd")
     stream.delete(6)
@@ -79,12 +79,12 @@ def test_where_to_begin_and_to_end_is_chosen_by_sequence_and_subject(stream):
     assert planned(stream, startingSequence=11) == []
 
 
-def test_there_are_no_more_parts_than_sequences(stream):
+def test_a_range_has_no_more_partitions_than_sequences(stream):
     stream.fill(4)
     assert planned(stream, partitions=50) == [[1], [2], [3], [4]]
 
 
-def test_a_read_begins_at_a_time(stream):
+def test_a_read_can_begin_at_a_time(stream):
     stream.publish(1, 2)
     second = stream.state["last_ts"]
     stream.publish(3)
@@ -93,7 +93,7 @@ def test_a_read_begins_at_a_time(stream):
     assert planned(stream, startingTime="2200-01-01T00:00:00+01:00") == []
 
 
-def test_a_beginning_that_was_removed_is_a_loss_unless_that_does_not_matter(stream):
+def test_a_removed_first_message_is_a_loss_unless_losses_are_tolerated(stream):
     stream.fill(10)
     stream.purge(before=5)
     assert planned(stream) == [[5, 6, 7, 8, 9, 10]]
@@ -116,7 +116,7 @@ def test_a_beginning_that_was_removed_is_a_loss_unless_that_does_not_matter(stre
         ),
     ],
 )
-def test_what_is_not_there_is_not_read(stream, options, text):
+def test_a_range_beyond_the_end_of_the_stream_is_rejected(stream, options, text):
     stream.fill(10)
     with pytest.raises(DataSourceError) as error:
         planned(stream, **options)

@@ -1,4 +1,4 @@
-"""The example of the guide, run on a real server and on Spark, prints what the guide says."""
+"""The example of the guide, run with a real server and Spark, prints what the guide shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GUIDE = Page(ROOT / "docs" / "guides" / "spark-data-source.md")
 
 
 @pytest.mark.long
-def test_the_example_prints_what_the_guide_says(
+def test_the_example_prints_what_the_guide_shows(
     spark, link, url, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setenv(NATS_URL, url)
@@ -30,7 +30,7 @@ def test_the_example_prints_what_the_guide_says(
 
     names["main"](spark, str(tmp_path / "checkpoint"))
 
-    told = next(block.text for block in GUIDE.blocks if block.language == "text")
-    assert capsys.readouterr().out.strip() == told.strip()
+    expected = next(block.text for block in GUIDE.blocks if block.language == "text")
+    assert capsys.readouterr().out.strip() == expected.strip()
     for stream in (orders, named):
         stream.remove()

@@ -1,4 +1,4 @@
-"""Offsets, ranges and limits: pure arithmetic of sequences."""
+"""Offsets, ranges and limits: pure arithmetic on sequence numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_an_offset_survives_a_checkpoint():
     assert Offset.from_checkpoint(json.loads(json.dumps(OFFSET.to_checkpoint()))) == OFFSET
 
 
-def test_a_checkpoint_of_something_else_is_refused():
+def test_a_checkpoint_of_another_source_is_rejected():
     with pytest.raises(DataSourceError, match="The checkpoint is not one of a stream in JetStream"):
         Offset.from_checkpoint({"logOffset": 3})
 
@@ -46,14 +46,14 @@ def test_a_checkpoint_of_something_else_is_refused():
         ),
     ],
 )
-def test_another_stream_than_that_of_the_checkpoint_is_refused(offset, text):
+def test_a_stream_other_than_the_checkpointed_one_is_rejected(offset, text):
     OFFSET.check(NOW)
     with pytest.raises(DataSourceError) as error:
         offset.check(NOW)
     assert str(error.value) == text + "Start the query with a new checkpointLocation."
 
 
-def test_a_first_batch_that_is_replayed_begins_where_it_began_the_first_time():
+def test_a_replayed_first_batch_begins_where_it_began_before():
     first_end = Offset("ORDERS", NOW.created, began=7, sequence=20)
     asked_again = Offset("ORDERS", NOW.created, began=90, sequence=90)
     assert find_start(asked_again, first_end) == 7
@@ -62,7 +62,7 @@ def test_a_first_batch_that_is_replayed_begins_where_it_began_the_first_time():
 
 @settings(deadline=None, print_blob=True)
 @given(st.integers(0, 10**12), st.integers(0, 10**6), st.integers(1, 300))
-def test_the_parts_of_a_range_are_the_whole_range_and_about_the_same_length(after, length, parts):
+def test_the_parts_of_a_range_cover_it_and_have_about_the_same_length(after, length, parts):
     whole = replace(WANTED, after=after, until=after + length)
     found = whole.split(parts)
     assert len(found) == min(parts, length)
@@ -72,7 +72,7 @@ def test_the_parts_of_a_range_are_the_whole_range_and_about_the_same_length(afte
     assert not lengths or max(lengths) - min(lengths) <= 1
 
 
-def test_messages_that_left_the_stream_unread_are_a_loss():
+def test_messages_removed_from_the_stream_unread_are_a_loss():
     assert WANTED.available(NOW) == WANTED
     with pytest.raises(DataLoss) as error:
         WANTED.available(replace(NOW, first=56))
@@ -84,12 +84,12 @@ def test_messages_that_left_the_stream_unread_are_a_loss():
 
 
 @pytest.mark.parametrize(("first", "after"), [(51, 50), (52, 51), (60, 59), (61, 60), (90, 60)])
-def test_what_is_left_is_read_if_a_loss_does_not_matter(first, after):
+def test_the_remaining_messages_are_read_if_losses_are_tolerated(first, after):
     found = replace(WANTED, fail_on_loss=False).available(replace(NOW, first=first))
     assert (found.after, found.until) == (after, 60)
 
 
-def test_nothing_can_be_lost_of_an_empty_range():
+def test_an_empty_range_cannot_lose_anything():
     empty = replace(WANTED, until=50)
     assert empty.available(replace(NOW, first=80)) == empty
     assert empty.split(3) == []
@@ -99,20 +99,20 @@ def test_nothing_can_be_lost_of_an_empty_range():
 @given(st.sets(st.integers(2, 5_000), max_size=300), st.integers(1, 400))
 def test_a_limited_batch_is_never_too_large_and_never_empty(others, most):
     messages = sorted({1} | others)
-    asked = []
+    queried = []
 
     async def count(until: int) -> int:
-        asked.append(until)
+        queried.append(until)
         return bisect_right(messages, until)
 
     end = asyncio.run(search_end(0, 5_000, most, count))
     assert 1 <= bisect_right(messages, end) <= most
-    assert len(asked) <= 4
+    assert len(queried) <= 4
     if len(messages) <= most:
         assert end == 5_000
 
 
-def test_messages_that_lie_evenly_fill_a_limited_batch():
+def test_evenly_spread_messages_fill_a_limited_batch():
     async def count(until: int) -> int:
         return until // 1_000
 

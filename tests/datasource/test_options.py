@@ -1,4 +1,4 @@
-"""Options are checked when a read or write is made; what is wrong is told in a sentence."""
+"""Options are checked when a read or write is created; mistakes are reported in a sentence."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def _no_server_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def source(**options: Any) -> JetStreamDataSource:
-    """As Spark makes it: names without case, values as text."""
+    """A data source as Spark creates it: case-insensitive names, values as text."""
     return JetStreamDataSource(CaseInsensitiveDict({n: str(v) for n, v in options.items()}))
 
 
-def refused(make: Any) -> str:
+def error_of(make: Any) -> str:
     with pytest.raises(DataSourceError) as error:
         make()
     return str(error.value)
@@ -80,9 +80,9 @@ def refused(make: Any) -> str:
         ({"ackWait": "5s"}, "Option ackWait is for writing. Leave it out."),
     ],
 )
-def test_a_read_option_that_makes_no_sense_is_refused_by_load(options, text):
+def test_an_invalid_read_option_is_rejected_by_load(options, text):
     options = {"stream": "S"} | options if options else {}
-    assert refused(source(**URL, **options).schema) == text
+    assert error_of(source(**URL, **options).schema) == text
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_a_read_option_that_makes_no_sense_is_refused_by_load(options, text):
         ),
     ],
 )
-def test_an_option_that_no_batch_can_have_is_refused(options, text):
-    assert refused(lambda: source(**URL, stream="S", **options).reader(READ)) == text
+def test_an_option_that_does_not_apply_to_batches_is_rejected(options, text):
+    assert error_of(lambda: source(**URL, stream="S", **options).reader(READ)) == text
 
 
-def test_a_stream_has_no_ending_sequence():
+def test_a_streaming_read_has_no_ending_sequence():
     made = source(**URL, stream="S", endingSequence=9)
-    assert refused(lambda: made.streamReader(READ)) == (
+    assert error_of(lambda: made.streamReader(READ)) == (
         "Option endingSequence is for batches; a stream has no end. "
         "Leave it out, or use read in place of readStream."
     )
@@ -142,60 +142,60 @@ def test_a_stream_has_no_ending_sequence():
         ({"partitions": "2"}, "Option partitions is for reading. Leave it out."),
     ],
 )
-def test_a_write_option_that_makes_no_sense_is_refused(options, text):
+def test_an_invalid_write_option_is_rejected(options, text):
     made = source(**URL, **{"subject": "s"} | options)
-    assert refused(lambda: made.writer(DATA, False)) == text
-    assert refused(lambda: made.streamWriter(DATA, False)) == text
+    assert error_of(lambda: made.writer(DATA, False)) == text
+    assert error_of(lambda: made.streamWriter(DATA, False)) == text
 
 
-def test_an_unknown_option_is_refused_with_the_nearest_name():
-    assert refused(lambda: source(**URL, strem="S")) == (
+def test_an_unknown_option_is_rejected_with_the_nearest_name():
+    assert error_of(lambda: source(**URL, strem="S")) == (
         "There is no option 'strem'; did you mean 'stream'?"
     )
-    assert refused(lambda: source(**URL, colour="blue")).startswith(
+    assert error_of(lambda: source(**URL, colour="blue")).startswith(
         "There is no option 'colour'; there are stream, url, subject, "
     )
-    assert refused(lambda: source(**URL, path="/orders")) == (
+    assert error_of(lambda: source(**URL, path="/orders")) == (
         "There is no path: streams have names. Call load(), save() and start() without."
     )
 
 
-def test_the_options_that_spark_adds_by_itself_are_accepted():
+def test_options_that_spark_adds_are_accepted():
     source(**URL, checkpointLocation="/tmp/x", queryName="q", asyncProgressTrackingEnabled="true")
 
 
-def test_names_and_words_are_told_apart_as_spark_does_it():
+def test_option_names_and_values_are_case_insensitive():
     given = CaseInsensitiveDict({"STREAM": "S", "failondataloss": "FALSE"})
     assert ReadOptions.of(given).fail_on_loss is False
 
 
-def test_without_a_url_anywhere_it_is_said_what_to_set():
-    assert refused(lambda: source(stream="S")) == (
+def test_a_missing_url_is_reported_with_what_to_set():
+    assert error_of(lambda: source(stream="S")) == (
         "The address of NATS is not set. "
         "Set EBBFLOW_NATS_URL before register(spark) is called, or the option url."
     )
 
 
-def test_a_url_that_is_none_is_refused_without_repeating_its_password():
-    assert refused(lambda: source(url="http://me:secret@nats", stream="S")) == (
+def test_an_invalid_url_is_rejected_without_repeating_its_password():
+    assert error_of(lambda: source(url="http://me:secret@nats", stream="S")) == (
         "'nats' is not a NATS URL; write for example nats://localhost:4222. "
         "Correct the option url or EBBFLOW_NATS_URL."
     )
 
 
-def test_the_environment_says_where_nats_is_and_the_option_comes_first(monkeypatch):
+def test_the_url_option_overrides_the_environment(monkeypatch):
     monkeypatch.setenv(NATS_URL, "nats://one:4222,nats://two:4222")
     assert source()._server.urls == ("nats://one:4222", "nats://two:4222")
     assert source(**URL)._server.urls == ("nats://localhost:4222",)
 
 
-def test_the_login_of_the_environment_is_taken_along(monkeypatch):
+def test_the_login_is_taken_from_the_environment(monkeypatch):
     monkeypatch.setenv("EBBFLOW_NATS_USER", "me")
     monkeypatch.setenv("EBBFLOW_NATS_PASSWORD", "secret")
     assert source(**URL)._server.login.password == "secret"
 
 
-def test_options_are_what_was_written():
+def test_options_are_parsed_as_written():
     read = ReadOptions.of(
         {
             "stream": "S",
@@ -211,14 +211,14 @@ def test_options_are_what_was_written():
     assert write.publish.ack_wait == 60
 
 
-def test_what_the_reference_says_are_the_defaults_are_the_defaults():
-    told = {one.name: one.default.strip("`") for one in (*READ_OPTIONS, *WRITE_OPTIONS)}
+def test_the_documented_defaults_are_the_actual_defaults():
+    documented = {one.name: one.default.strip("`") for one in (*READ_OPTIONS, *WRITE_OPTIONS)}
     read, write = ReadOptions.of({"stream": "S"}), WriteOptions.of({})
-    assert told["startingSequence"] == read.start
-    assert told["partitions"] == str(read.partitions)
-    assert told["failOnDataLoss"] == str(read.fail_on_loss).lower()
-    assert told["retryWait"] == f"{write.publish.retry_wait * 1000:.0f}ms"
-    assert told["retryAttempts"] == str(write.publish.retry_attempts)
-    assert told["ackWait"] == f"{write.publish.ack_wait:.0f}s"
-    assert told["waitForRoom"] == str(write.publish.wait_for_room).lower()
-    assert told["window"] == str(write.window)
+    assert documented["startingSequence"] == read.start
+    assert documented["partitions"] == str(read.partitions)
+    assert documented["failOnDataLoss"] == str(read.fail_on_loss).lower()
+    assert documented["retryWait"] == f"{write.publish.retry_wait * 1000:.0f}ms"
+    assert documented["retryAttempts"] == str(write.publish.retry_attempts)
+    assert documented["ackWait"] == f"{write.publish.ack_wait:.0f}s"
+    assert documented["waitForRoom"] == str(write.publish.wait_for_room).lower()
+    assert documented["window"] == str(write.window)

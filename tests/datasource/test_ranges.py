@@ -1,4 +1,4 @@
-"""Reading a range from a real server: everything in it that exists, or an error."""
+"""Reading a range from a real server returns every existing message in it, or fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.processes import frozen
 
 
 def whole(stream: Stream, **changes: Any) -> Range:
-    """Everything that is in the stream now."""
+    """The range of everything in the stream now."""
     now = stream.link.run(Leader(stream.link.client, stream.name).read_facts())
     wanted = Range(now.stream, now.created, None, now.first - 1, now.last, fail_on_loss=True)
     return replace(wanted, **changes)
@@ -34,24 +34,24 @@ def sequences(stream: Stream, wanted: Range) -> list[int]:
     return [one for batch in batches for one in batch.column("sequence").to_pylist()]
 
 
-def test_every_message_comes_once_and_in_order_over_many_blocks(stream):
+def test_every_message_is_read_once_and_in_order_across_many_blocks(stream):
     stream.fill(50_000)
     assert sequences(stream, whole(stream)) == list(range(1, 50_001))
 
 
-def test_a_part_is_read_and_nothing_beside_it(stream):
+def test_only_the_messages_of_the_range_are_read(stream):
     stream.fill(100)
     assert sequences(stream, whole(stream, after=20, until=35)) == list(range(21, 36))
 
 
-def test_deleted_messages_are_gone_wherever_they_were(stream):
+def test_deleted_messages_are_skipped_wherever_they_were(stream):
     stream.fill(20)
     stream.delete(5, 6, 11, 19, 20)
     left = [n for n in range(1, 19) if n not in (5, 6, 11)]
     assert sequences(stream, whole(stream)) == left
 
 
-def test_only_subjects_that_match_are_read(stream):
+def test_only_matching_subjects_are_read(stream):
     for name in ("a.1", "b.1", "a.2", "b.2", "a.1"):
         stream.publish("x", on=name)
     assert sequences(stream, whole(stream, subject=f"{stream.name}.a.*")) == [1, 3, 5]
@@ -59,13 +59,13 @@ def test_only_subjects_that_match_are_read(stream):
     assert sequences(stream, whole(stream, subject=f"{stream.name}.c")) == []
 
 
-def test_what_matches_behind_the_range_is_not_read(stream):
+def test_matching_messages_after_the_range_are_not_read(stream):
     for name in ("a", "b", "b", "a", "a"):
         stream.publish("x", on=name)
     assert sequences(stream, whole(stream, until=3, subject=f"{stream.name}.a")) == [1]
 
 
-def test_the_columns_are_what_was_published(stream):
+def test_the_columns_equal_what_was_published(stream):
     stream.publish(b"\x00\xff", on="bytes", headers={"k": "v", "Status": "404"})
     stream.publish("", on="nothing")
     (batch,) = readers.read_range(stream.link.server, whole(stream))
@@ -78,7 +78,7 @@ def test_the_columns_are_what_was_published(stream):
     assert first["time"].isoformat()[:26] == stream.state["first_ts"][:26]
 
 
-def test_a_block_is_bounded_by_its_bytes_and_one_larger_message_still_comes(stream):
+def test_a_block_is_limited_by_bytes_and_a_larger_message_still_arrives(stream):
     stream.publish(*(b"x" * 3_000 for _ in range(9)), b"x" * 300_000, b"x")
     batches = list(readers.read_range(stream.link.server, whole(stream), Blocks(size=10_000)))
     assert [batch.num_rows for batch in batches][:3] == [3, 3, 3]
@@ -89,8 +89,8 @@ def test_a_block_is_bounded_by_its_bytes_and_one_larger_message_still_comes(stre
     ]
 
 
-def test_a_range_that_is_ahead_of_whoever_answers_is_waited_for(stream):
-    """So it is where a replica lags behind the leader that told the end of the range."""
+def test_a_range_ahead_of_the_answering_replica_is_waited_for(stream):
+    """This happens where a replica lags behind the leader that reported the end of the range."""
     stream.fill(10)
     ahead = whole(stream, until=13)
     timer = threading.Timer(0.5, lambda: stream.fill(3))
@@ -102,7 +102,7 @@ def test_a_range_that_is_ahead_of_whoever_answers_is_waited_for(stream):
 
 
 @pytest.mark.guarantee("data-source-reads-all")
-def test_a_range_whose_end_does_not_come_is_an_error_and_not_a_shorter_range(stream, monkeypatch):
+def test_a_range_whose_end_never_arrives_fails_rather_than_being_cut_short(stream, monkeypatch):
     monkeypatch.setattr(readers, "PATIENCE", 0.5)
     stream.fill(10)
     with pytest.raises(DataSourceError) as error:
@@ -115,7 +115,7 @@ def test_a_range_whose_end_does_not_come_is_an_error_and_not_a_shorter_range(str
 
 @pytest.fixture
 def blocks(link: Link) -> Callable[[Range], Iterator[list[int]]]:
-    """The sequences of a range, in blocks of ten, so that something can happen in between."""
+    """Reads the sequences of a range in blocks of ten, so that a test can act in between."""
 
     def read(wanted: Range) -> Iterator[list[int]]:
         for batch in readers.read_range(link.server, wanted, Blocks(10, 10)):
@@ -124,7 +124,7 @@ def blocks(link: Link) -> Callable[[Range], Iterator[list[int]]]:
     return read
 
 
-def test_another_consumer_goes_on_where_one_was_deleted(stream, blocks):
+def test_a_new_consumer_continues_where_a_deleted_one_stopped(stream, blocks):
     stream.fill(35)
     reading = blocks(whole(stream))
     found = next(reading)
@@ -141,12 +141,12 @@ async def take_one(stream: Stream, consumer: str) -> None:
     await other.unsubscribe()
 
 
-def test_a_message_that_was_lost_on_the_way_is_fetched_again(stream, blocks):
+def test_a_message_lost_on_the_way_is_fetched_again(stream, blocks):
     stream.fill(35)
     reading = blocks(whole(stream))
     found = next(reading)
     (consumer,) = stream.api(f"CONSUMER.NAMES.{stream.name}")["consumers"]
-    # Somebody else takes a message from this consumer, which then is missing here.
+    # Another client takes a message from this consumer, which is then missing here.
     stream.link.run(take_one(stream, consumer))
     for block in reading:
         found += block
@@ -154,7 +154,7 @@ def test_a_message_that_was_lost_on_the_way_is_fetched_again(stream, blocks):
 
 
 @pytest.mark.guarantee("data-source-reads-all")
-def test_messages_that_leave_the_stream_before_they_are_read_are_a_loss(stream, blocks):
+def test_messages_removed_while_a_range_is_read_are_a_loss(stream, blocks):
     stream.fill(40)
     reading = blocks(whole(stream))
     assert next(reading) == list(range(1, 11))
@@ -163,7 +163,7 @@ def test_messages_that_leave_the_stream_before_they_are_read_are_a_loss(stream, 
         next(reading)
 
 
-def test_all_of_the_rest_leaving_the_stream_is_a_loss_too(stream, blocks):
+def test_removing_the_whole_rest_of_a_range_is_a_loss(stream, blocks):
     stream.fill(40)
     reading = blocks(whole(stream))
     next(reading)
@@ -172,7 +172,7 @@ def test_all_of_the_rest_leaving_the_stream_is_a_loss_too(stream, blocks):
         next(reading)
 
 
-def test_a_loss_that_does_not_matter_is_passed_over(stream, blocks):
+def test_a_tolerated_loss_is_skipped(stream, blocks):
     stream.fill(40)
     reading = blocks(whole(stream, fail_on_loss=False))
     next(reading)
@@ -180,7 +180,7 @@ def test_a_loss_that_does_not_matter_is_passed_over(stream, blocks):
     assert [one for block in reading for one in block] == list(range(35, 41))
 
 
-def test_a_purge_behind_the_reader_is_no_loss(stream, blocks):
+def test_a_purge_of_messages_already_read_is_not_a_loss(stream, blocks):
     stream.fill(40)
     stream.delete(22)
     reading = blocks(whole(stream))
@@ -191,7 +191,7 @@ def test_a_purge_behind_the_reader_is_no_loss(stream, blocks):
     assert found == [n for n in range(1, 41) if n != 22]
 
 
-def test_a_stream_that_was_made_again_in_between_is_refused(stream):
+def test_a_stream_recreated_after_planning_is_rejected(stream):
     stream.fill(10)
     wanted = whole(stream)
     stream.remove()
@@ -201,17 +201,17 @@ def test_a_stream_that_was_made_again_in_between_is_refused(stream):
         sequences(stream, wanted)
 
 
-def test_no_consumer_is_left_behind_when_reading_ends_early(stream, blocks):
+def test_no_consumer_remains_when_reading_ends_early(stream, blocks):
     stream.fill(40)
     reading = blocks(whole(stream))
     next(reading)
     assert stream.consumers == 1
     reading.close()
-    assert stream.is_left_alone()
+    assert stream.has_no_consumers_left()
 
 
 @pytest.mark.parametrize("config", [{"allow_direct": False}, {"retention": "interest"}])
-def test_streams_without_direct_reads_or_with_interest_can_be_read(make, config):
+def test_streams_without_direct_reads_or_with_interest_retention_can_be_read(make, config):
     stream = make(**config)
     durable = {"durable_name": "d", "ack_policy": "explicit"}
     request = {"stream_name": stream.name, "config": durable}
@@ -221,7 +221,7 @@ def test_streams_without_direct_reads_or_with_interest_can_be_read(make, config)
     assert stream.state["messages"] == 30
 
 
-def test_a_work_queue_is_refused(make):
+def test_a_work_queue_is_rejected(make):
     stream = make(retention="workqueue")
     with pytest.raises(DataSourceError) as error:
         whole(stream)
@@ -231,7 +231,7 @@ def test_a_work_queue_is_refused(make):
     )
 
 
-def test_a_stream_that_there_is_not_is_named(link):
+def test_a_missing_stream_is_named(link):
     with pytest.raises(DataSourceError) as error:
         link.run(Leader(link.client, "ABSENT").read_facts())
     assert str(error.value) == ("There is no stream ABSENT. Make it, or correct the option stream.")
@@ -239,7 +239,7 @@ def test_a_stream_that_there_is_not_is_named(link):
 
 @pytest.fixture
 def fragile(tmp_path: Path) -> Iterator[Stream]:
-    """A stream on a server of its own, which is started again when it is killed."""
+    """A stream on its own server, which is restarted when it is killed."""
     with start_embedded(tmp_path) as server, open_link(server) as link:
         yield Stream(link, "FRAGILE", storage="file")
 
@@ -256,7 +256,7 @@ def test_a_server_that_does_not_answer_is_reported(fragile, pid, monkeypatch):
         fragile.link.run(Leader(fragile.link.client, "FRAGILE").read_facts())
 
 
-def test_a_server_that_was_killed_and_is_back_is_read_on(fragile, pid):
+def test_a_read_continues_after_its_server_was_killed_and_restarted(fragile, pid):
     fragile.fill(35)
     reading = readers.read_range(fragile.link.server, whole(fragile), Blocks(10, 10, silence=0.3))
     found = next(reading).column("sequence").to_pylist()

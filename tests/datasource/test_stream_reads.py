@@ -1,4 +1,4 @@
-"""``spark.readStream.format("jetstream")``: micro-batches that can be read again exactly."""
+"""``spark.readStream.format("jetstream")``: micro-batches that can be replayed exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.datasource.planned import Run
 
 
 class Query:
-    """A query with a checkpoint that reads what is there, as often as it is run."""
+    """A query with a checkpoint; each run reads the messages that are new."""
 
     def __init__(self, spark: Any, stream: Stream, checkpoint: Path) -> None:
         self.spark = spark
@@ -29,7 +29,7 @@ class Query:
         """The sequences of each batch, every time that it was processed."""
 
     def start(self, fail_in: int | None = None, **options: Any) -> Any:
-        """Start a run; it fails in a batch, if so wished, when the messages are here."""
+        """Start a run; with ``fail_in`` it fails in that batch, after the messages were read."""
 
         def process(frame: Any, batch: int) -> None:
             numbers = sorted(row.sequence for row in frame.collect())
@@ -43,7 +43,7 @@ class Query:
         return writer.option("checkpointLocation", str(self.checkpoint)).trigger(**trigger).start()
 
     def run(self, **options: Any) -> list[int]:
-        """Everything that has been read when all is read that is there now."""
+        """Run until all current messages are read; returns all sequences read so far."""
         run_to_end(partial(self.start, **options))
         return [number for again in self.batches.values() for n in again for number in n]
 
@@ -59,12 +59,12 @@ def query(spark: Any, stream: Stream, tmp_path: Path) -> Query:
 
 
 @pytest.mark.guarantee("data-source-reads-all")
-def test_a_batch_that_failed_is_read_again_exactly(query, stream):
+def test_a_failed_batch_is_replayed_exactly(query, stream):
     stream.fill(10)
     assert "made to fail" in query.failure(fail_in=1, maxMessagesPerBatch=4)
     stream.fill(10)
     stream.delete(9)
-    # Neither what came later nor another size changes the batch that had begun.
+    # Neither later messages nor another batch size change the batch that had begun.
     query.run(maxMessagesPerBatch=7, partitions=3)
     assert query.batches == {
         0: [[1, 2, 3, 4]],
@@ -74,16 +74,16 @@ def test_a_batch_that_failed_is_read_again_exactly(query, stream):
     }
 
 
-def test_messages_that_were_removed_before_a_first_batch_is_replayed_are_a_loss(query, stream):
+def test_messages_removed_before_a_first_batch_is_replayed_are_a_loss(query, stream):
     stream.fill(10)
     query.failure(fail_in=0)
     stream.purge(before=8)
-    told = query.failure()
-    assert f"{stream.name}: messages from 1 to 7 are no longer in the stream" in told
-    assert "Set failOnDataLoss to false to continue with the messages that are left." in told
+    message = query.failure()
+    assert f"{stream.name}: messages from 1 to 7 are no longer in the stream" in message
+    assert "Set failOnDataLoss to false to continue with the messages that are left." in message
 
 
-def test_new_messages_are_read_as_they_come_and_the_lag_is_reported(query, stream):
+def test_new_messages_are_read_as_they_arrive_and_the_lag_is_reported(query, stream):
     stream.fill(5)
     running = query.start(startingSequence="latest", trigger={"processingTime": "0 seconds"})
     try:
@@ -99,10 +99,10 @@ def test_new_messages_are_read_as_they_come_and_the_lag_is_reported(query, strea
     assert (latest, end) == (11, 11)
 
 
-# --- without: what Spark calls, called by hand ----------------------------------------------------
+# --- without Spark: its calls are made directly--------------------------------------------------
 
 
-def test_where_a_query_begins_stays_the_same_however_often_it_is_asked(stream):
+def test_the_initial_offset_of_a_query_stays_the_same(stream):
     stream.fill(5)
     with Run(stream, startingSequence="latest") as run:
         start = run.driver.initialOffset()
@@ -112,7 +112,7 @@ def test_where_a_query_begins_stays_the_same_however_often_it_is_asked(stream):
 
 
 @pytest.mark.guarantee("data-source-reads-all")
-def test_a_first_batch_is_replayed_from_where_it_began_also_if_that_was_the_latest(stream):
+def test_a_first_batch_that_began_at_latest_is_replayed_from_the_same_place(stream):
     stream.fill(5)
     with Run(stream, startingSequence="latest") as first:
         start = first.driver.initialOffset()
@@ -120,19 +120,19 @@ def test_a_first_batch_is_replayed_from_where_it_began_also_if_that_was_the_late
         end = first.latest(start)
     stream.fill(3)
     with Run(stream, startingSequence="latest") as second:
-        # Spark keeps the end of a first batch, and asks for its start once more.
+        # Spark stores the end of a first batch, and asks for its start again.
         assert second.read(second.driver.initialOffset(), end) == [[6, 7, 8]]
         assert list(second.batches(end)) == [[9, 10, 11]]
 
 
-def test_what_comes_while_available_now_runs_is_left_to_the_next_run(stream):
+def test_messages_published_during_an_available_now_run_are_left_to_the_next_one(stream):
     stream.fill(6)
     with Run(stream, available_now=True, maxMessagesPerBatch=4) as run:
         stream.fill(3)
         assert list(run.batches()) == [[1, 2, 3, 4], [5, 6]]
 
 
-def test_batches_hold_so_many_messages_and_no_more_whatever_lies_between_them(stream):
+def test_batches_respect_the_limit_whatever_gaps_the_stream_has(stream):
     for number in range(1, 41):
         stream.publish(number, on="even" if number % 2 == 0 else "odd")
     stream.delete(*range(10, 31, 2))
@@ -141,17 +141,17 @@ def test_batches_hold_so_many_messages_and_no_more_whatever_lies_between_them(st
     assert [n for batch in found for n in batch] == [2, 4, 6, 8, 32, 34, 36, 38, 40]
     assert max(map(len, found)) <= 4
     assert len(found) <= 4
-    assert stream.is_left_alone()
+    assert stream.has_no_consumers_left()
 
 
-def test_a_trigger_that_wants_everything_gets_everything(stream):
+def test_a_trigger_for_all_available_messages_ignores_the_limit(stream):
     stream.fill(10)
     with Run(stream, maxMessagesPerBatch=4) as run:
         start = run.driver.initialOffset()
         assert run.read(start, run.latest(start, ReadAllAvailable())) == [list(range(1, 11))]
 
 
-def test_other_subjects_move_a_query_on(stream):
+def test_messages_of_other_subjects_advance_the_offset(stream):
     stream.fill(3, on="other")
     with Run(stream, subject=f"{stream.name}.mine") as run:
         start = run.driver.initialOffset()
@@ -161,7 +161,7 @@ def test_other_subjects_move_a_query_on(stream):
 
 
 @pytest.mark.guarantee("data-source-reads-all")
-def test_messages_that_were_removed_since_the_checkpoint_are_a_loss(stream):
+def test_messages_removed_since_the_checkpoint_are_a_loss(stream):
     stream.fill(10)
     with Run(stream) as run:
         read = run.latest(run.driver.initialOffset())
@@ -173,7 +173,7 @@ def test_messages_that_were_removed_since_the_checkpoint_are_a_loss(stream):
         assert list(run.batches(read)) == [[16, 17, 18], [19, 20]]
 
 
-def test_messages_that_were_read_may_go(stream):
+def test_messages_already_read_may_be_removed(stream):
     stream.fill(10)
     with Run(stream) as run:
         read = run.latest(run.driver.initialOffset())
@@ -185,7 +185,7 @@ def test_messages_that_were_read_may_go(stream):
 
 @pytest.mark.guarantee("data-source-reads-all")
 @pytest.mark.parametrize("messages", [4, 20])
-def test_a_stream_that_was_made_again_is_refused_however_long_it_is(stream, messages):
+def test_a_recreated_stream_is_rejected_whatever_its_length(stream, messages):
     stream.fill(10)
     with Run(stream) as run:
         read = run.latest(run.driver.initialOffset())

@@ -1,4 +1,4 @@
-"""``df.write`` and ``df.writeStream`` in the format ``jetstream``: every row stored, and once."""
+"""``df.write`` and ``df.writeStream`` in the format ``jetstream``: each row is stored once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_rows_are_stored_with_their_subjects_headers_and_ids(spark, stream):
     assert set(second[2]) == {"Nats-Msg-Id"}
 
 
-def test_what_was_read_can_be_written_and_a_write_of_the_same_rows_is_another_write(
+def test_rows_that_were_read_can_be_written_and_a_second_write_stores_them_again(
     spark, stream, make
 ):
     stream.fill(30)
@@ -77,7 +77,7 @@ stream, folder = sys.argv[1:]
 
 
 def spoiled(batches):
-    """The last row of the first attempt cannot be published; those before it have been."""
+    """On the first attempt the last row cannot be published, after those before it were."""
     first = TaskContext.get().attemptNumber() == 0
     for batch in batches:
         numbers = batch.column("id").to_pylist()
@@ -96,8 +96,8 @@ stop_session(spark, plan)
 
 @pytest.mark.guarantee("data-source-writes-once")
 @pytest.mark.long
-def test_a_task_that_is_tried_again_stores_nothing_twice(stream, url, tmp_path):
-    # In a process of its own: whether tasks are tried again is up to the session.
+def test_a_retried_task_stores_nothing_twice(stream, url, tmp_path):
+    # In its own process, because task retries are a setting of the session.
     script = tmp_path / "tried_twice.py"
     script.write_text(TRIED_TWICE)
     done = subprocess.run(
@@ -111,29 +111,31 @@ def test_a_task_that_is_tried_again_stores_nothing_twice(stream, url, tmp_path):
     assert [int(data) for _, data, _ in stream.stored()] == list(range(60))
 
 
-def test_a_row_that_cannot_be_published_is_named(spark, stream):
+def test_a_row_that_cannot_be_published_is_identified(spark, stream):
     frame = spark.range(3).selectExpr("if(id = 1, null, string(id)) data").coalesce(1)
-    told = failure(save, frame, subject=f"{stream.name}.x")
+    message = failure(save, frame, subject=f"{stream.name}.x")
     assert (
         "Row 1 of partition 0 cannot be published: data is null. "
         "Correct it and write again; rows before it are stored."
-    ) in told
+    ) in message
 
 
-def test_a_subject_without_a_stream_is_reported_when_the_wait_is_over(spark):
+def test_a_subject_without_a_stream_is_reported_after_the_ack_wait(spark):
     frame = spark.range(1).selectExpr("string(id) data")
-    told = failure(save, frame, subject="nobody.listens", ackWait="300ms", retryWait="100ms")
+    message = failure(save, frame, subject="nobody.listens", ackWait="300ms", retryWait="100ms")
     assert re.search(
-        r"nobody\.listens: no confirmation before the deadline after \d attempts", told
+        r"nobody\.listens: no confirmation before the deadline after \d attempts", message
     )
 
 
-def test_wrong_columns_and_overwriting_are_refused_before_anything_is_written(spark, stream):
+def test_wrong_columns_and_overwriting_are_rejected_before_anything_is_written(spark, stream):
     frame = spark.range(3).selectExpr("string(id) data", "id as number")
-    told = failure(save, frame, subject=f"{stream.name}.x")
-    assert "Column number cannot be published. Drop or rename it; there are data, subject, " in told
-    told = failure(save, frame.select("data"), mode="overwrite", subject=f"{stream.name}.x")
-    assert 'A stream cannot be overwritten, only added to. Write mode("append").' in told
+    message = failure(save, frame, subject=f"{stream.name}.x")
+    assert (
+        "Column number cannot be published. Drop or rename it; there are data, subject, " in message
+    )
+    message = failure(save, frame.select("data"), mode="overwrite", subject=f"{stream.name}.x")
+    assert 'A stream cannot be overwritten, only added to. Write mode("append").' in message
     assert stream.state["messages"] == 0
 
 
@@ -141,7 +143,7 @@ def test_wrong_columns_and_overwriting_are_refused_before_anything_is_written(sp
 
 
 class Copy:
-    """A query that copies a stream to another, as often as it is run."""
+    """A query that copies one stream to another; each run copies what is new."""
 
     def __init__(self, spark: Any, source: Stream, target: Stream, checkpoint: Path) -> None:
         self.spark = spark
@@ -174,7 +176,7 @@ def copy(spark: Any, stream: Stream, make: Any, tmp_path: Path) -> Copy:
 
 
 @pytest.mark.guarantee("data-source-writes-once")
-def test_a_replayed_batch_is_stored_once_and_what_came_out_differently_as_well(copy, stream):
+def test_a_replayed_batch_is_stored_once_and_rows_that_changed_are_added(copy, stream):
     stream.fill(15)
     copy.run()
     assert copy.numbers() == list(range(15))
@@ -193,18 +195,18 @@ def source(**options: str) -> JetStreamDataSource:
     return JetStreamDataSource(CaseInsensitiveDict({"url": "nats://localhost", **options}))
 
 
-def refused(call: Any, columns: str = "data string", overwrite: bool = False) -> str:
+def error_of(call: Any, columns: str = "data string", overwrite: bool = False) -> str:
     with pytest.raises(DataSourceError) as error:
         call(StructType.fromDDL(columns), overwrite)
     return str(error.value)
 
 
-def test_nothing_can_be_overwritten():
+def test_overwriting_is_rejected():
     writers = source(subject="s")
-    told = "A stream cannot be overwritten, only added to. "
-    assert refused(writers.writer, overwrite=True) == told + 'Write mode("append").'
-    assert refused(writers.streamWriter, overwrite=True) == (
-        told + 'Write outputMode("append") or outputMode("update").'
+    message = "A stream cannot be overwritten, only added to. "
+    assert error_of(writers.writer, overwrite=True) == message + 'Write mode("append").'
+    assert error_of(writers.streamWriter, overwrite=True) == (
+        message + 'Write outputMode("append") or outputMode("update").'
     )
 
 
@@ -231,12 +233,12 @@ def test_nothing_can_be_overwritten():
         ),
     ],
 )
-def test_columns_that_cannot_be_published_are_refused(columns, text):
-    assert refused(source().writer, columns) == refused(source().streamWriter, columns) == text
+def test_unsuitable_columns_are_rejected(columns, text):
+    assert error_of(source().writer, columns) == error_of(source().streamWriter, columns) == text
 
 
 @pytest.mark.guarantee("data-source-writes-once")
-def test_an_id_is_the_same_for_the_same_row_and_another_for_anything_else():
+def test_equal_rows_have_equal_ids_and_all_others_differ():
     first = to_message("q-1-0-7", b"data", "s", {"k": "v"}, None).msg_id
     assert to_message("q-1-0-7", b"data", "s", {"k": "v"}, None).msg_id == first
     others = [
@@ -250,12 +252,12 @@ def test_an_id_is_the_same_for_the_same_row_and_another_for_anything_else():
     assert len({first, *(one.msg_id for one in others)}) == 7
 
 
-def test_an_id_of_the_users_own_is_kept():
+def test_an_id_chosen_by_the_user_is_kept():
     assert to_message("q", b"", "s", {}, "mine").msg_id == "mine"
     assert to_message("q", b"", "s", {"Nats-Msg-Id": "theirs"}, None).msg_id == "theirs"
 
 
-def test_rows_are_numbered_over_all_batches_of_a_task():
+def test_rows_are_numbered_across_all_batches_of_a_task():
     batch = pa.record_batch({"data": ["a", "b"]})
     ids = [one.msg_id or "" for one in to_messages(batch, "s", "write-3", 10_000)]
     assert [one.rpartition("-")[0] for one in ids] == ["write-3-10000", "write-3-10001"]

@@ -1,4 +1,4 @@
-"""Whole runs of the command ``ebbflow``, as processes of their own."""
+"""Whole runs of the command ``ebbflow``, in their own processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def work(datum):
     return Message(datum.value)
 
 class Store:
-    """Writes numbers to a file a worker, and when it was opened and closed."""
+    """Writes numbers to one file per worker, with a mark for each open and close."""
 
     name = "stored"
 
@@ -80,7 +80,7 @@ class Whole:
         (folder / "steps.py").write_text(textwrap.dedent(STEPS))
 
     def write(self, generator: dict[str, Any], *, inline: bool = True) -> None:
-        """The specification. With ``inline=False`` every vertex has a task of its own."""
+        """The specification. With ``inline=False`` every vertex has its own task."""
         text = SPEC.replace("{generator}", json.dumps(generator))
         text = text.replace("{inline}", json.dumps(inline))
         (self.folder / "pipeline.yaml").write_text(text)
@@ -88,7 +88,7 @@ class Whole:
     def start(
         self, *options: str, group: bool = False, log: Path | None = None, **environment: str
     ) -> subprocess.Popen[str]:
-        """The command, in a process group of its own if that is to be signalled as a whole."""
+        """The command, in its own process group if that is to be signalled as a whole."""
         process = subprocess.Popen(
             [sys.executable, "-m", "ebbflow", "run", "pipeline.yaml", *options],
             cwd=self.folder,
@@ -103,7 +103,7 @@ class Whole:
         return process
 
     def close(self) -> None:
-        """Leave nothing running, whatever has failed."""
+        """Stop whatever is still running, even after a failure."""
         for process in self._started:
             if process.poll() is None:
                 kill_tree(process.pid)
@@ -127,7 +127,7 @@ class Whole:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """The code of a run that comes to its end, and what it said."""
+    """The exit code and the output of a run that comes to its end."""
     output, _ = process.communicate(timeout=300)
     return process.returncode, output
 

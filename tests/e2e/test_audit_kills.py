@@ -1,4 +1,4 @@
-"""A run that is killed while its audit table is written: each end still has one row in it."""
+"""A run that is killed while its audit table is written: each outcome still has exactly one row."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def has_new(folder: Path, which: str, before: set[Path]) -> bool:
 
 
 @pytest.mark.guarantee("every-delivery-has-one-audit-row")
-def test_killed_while_batches_are_written_and_merged_and_right_after(folder: Path):
+def test_kills_while_audit_batches_are_written_or_merged_leave_one_row_per_delivery(folder: Path):
     for which in ("_ebbflow/*.part", "_ebbflow/*.waiting", "day=*/*.parquet"):
         before = files(folder, which)
         process = start(folder)

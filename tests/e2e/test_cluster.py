@@ -26,7 +26,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 
 class OnCluster:
-    """A run whose cluster loses a Worker and gains another, with epochs of ten minutes.
+    """A run whose cluster loses a worker and gains another, with epochs of ten minutes.
 
     Epochs that are running must end early, or some vertex would wait for its slot.
     """
@@ -40,7 +40,7 @@ class OnCluster:
             log=log,
         )
         whole.wait_until(lambda: len(whole.stored()) > 100, process)
-        start = len(log.read_text())  # on a slow machine executors may have come one by one
+        start = len(log.read_text())  # on a slow machine executors may have started one by one
         cluster.lose_a_worker()
         await_text(log, "3 tasks have only 2 slots, so vertices take turns of 2 s", start)
         for _ in range(2):  # every vertex has its turn, and another one
@@ -64,12 +64,12 @@ def ended(cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory) -> It
         whole.close()
 
 
-def test_a_pipeline_runs_on_a_cluster_with_the_modules_beside_its_spec(ended):
+def test_a_pipeline_on_a_cluster_uses_the_modules_next_to_its_spec(ended):
     assert ended.code == 0, ended.output
     assert "cannot reach" not in ended.output, "all executors are on this machine"
 
 
 @pytest.mark.guarantee("a-run-goes-on")
-def test_a_lost_worker_is_told_and_vertices_take_turns_until_there_is_another(ended):
+def test_a_lost_worker_is_reported_and_vertices_take_turns_until_it_is_replaced(ended):
     stored = ended.whole.stored()
     assert set(stored) == set(range(max(stored) + 1)), "nothing is missing"

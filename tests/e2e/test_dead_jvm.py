@@ -27,7 +27,7 @@ MESSAGES = 1_200
 
 
 def workers_of(process):
-    """Spark's Python workers and what they are forked from."""
+    """Spark's Python workers and the processes that they are forked from."""
     return [one for one in family_of(process.pid) if program_of(one).startswith("python")]
 
 
@@ -36,7 +36,7 @@ def program_of(process):
 
 
 def jvm(process, killed=()):
-    """The JVM of a run, also one that is just being started; none of those that were killed."""
+    """The JVM of a run, even while it is starting, but none of those that were killed."""
 
     def found():
         family = (one for one in family_of(process.pid) if program_of(one) == "java")
@@ -64,7 +64,7 @@ class Deaths:
         self.code, self.output = finish(process)
 
     def _settled(self, process: subprocess.Popen[str]) -> Counts:
-        """What the sink has counted, once that is all; the server is asked that the run uses."""
+        """The counts of the sink, once they are complete, from the server that the run uses."""
         deadline = time.monotonic() + 120
         while (counts := self._counts()).done < MESSAGES and time.monotonic() < deadline:
             assert process.poll() is None
@@ -86,7 +86,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
 
 
 @pytest.mark.guarantee("a-run-goes-on")
-def test_a_killed_jvm_is_replaced_and_the_run_goes_on(deaths):
+def test_a_killed_jvm_is_replaced_and_the_run_continues(deaths):
     assert "Spark's JVM died (killed by signal 9); starting a new one" in deaths.output
     assert "Connection refused" not in deaths.output
     assert deaths.counts.done == deaths.counts.read == MESSAGES
@@ -95,7 +95,7 @@ def test_a_killed_jvm_is_replaced_and_the_run_goes_on(deaths):
 
 
 @pytest.mark.guarantee("a-run-goes-on")
-def test_a_jvm_that_keeps_dying_ends_the_run_with_a_sentence_and_a_code(deaths):
+def test_a_jvm_that_keeps_dying_ends_the_run_with_an_error_message_and_exit_code(deaths):
     assert deaths.code == 5, deaths.output
     assert "Spark's JVM died 3 times within minutes (while it was starting)." in deaths.output
     assert "the next run continues where this one ended" in deaths.output.replace("\n", " ")
@@ -127,7 +127,7 @@ except Exception as error:
 
 @pytest.mark.long
 @pytest.mark.guarantee("a-run-goes-on")
-def test_a_session_of_the_users_own_is_not_replaced(tmp_path):
+def test_a_session_created_by_the_user_is_not_replaced(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=tmp_path,
@@ -143,7 +143,7 @@ def test_a_session_of_the_users_own_is_not_replaced(tmp_path):
 
 @pytest.mark.guarantee("a-run-goes-on")
 @pytest.mark.long
-def test_out_of_memory_is_told_with_what_to_do(whole):
+def test_running_out_of_memory_is_reported_with_a_next_step(whole):
     whole.write({"rpu": 100})
     (whole.folder / "pipeline.yaml").write_text(
         """
@@ -162,13 +162,13 @@ spec:
 """  # noqa: E501
     )
     process = whole.start("--timeout", "240s", "--conf", "spark.driver.memory=500m")
-    told = []
+    lines = []
     for line in process.stdout:
-        told.append(line)
+        lines.append(line)
         if "Spark's JVM died" in line:
             break
     kill_tree(process.pid)
     process.communicate()
 
-    assert "died (out of memory); starting a new one" in told[-1], "".join(told)
-    assert "--conf spark.driver.memory=4g" in told[-1]
+    assert "died (out of memory); starting a new one" in lines[-1], "".join(lines)
+    assert "--conf spark.driver.memory=4g" in lines[-1]

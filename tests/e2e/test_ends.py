@@ -1,7 +1,7 @@
-"""However a run is made to end: the right code, no trace, nothing left behind, nothing lost.
+"""Every way to end a run: the right exit code, no traceback, no processes left, nothing lost.
 
-One pipeline in one folder is run five times. Each run ends in another way, and the next continues
-where it was.
+One pipeline in one folder is run five times. Each run ends differently, and the next continues
+where it ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def left_of(family: list[psutil.Process]) -> list[psutil.Process]:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended, with what its sink wrote meanwhile and the processes it left."""
+    """A run that has ended, what its sink wrote meanwhile, and the processes that are left."""
 
     code: int
     output: str
@@ -46,7 +46,7 @@ class Ended:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the run counted each message that is stored, and stored each once."""
+        """Whether the run counted each stored message, and stored each one once."""
         done = self.summary["vertices"]["out"]["done"]
         return done == self.stored.total() == len(self.stored)
 
@@ -56,11 +56,11 @@ class Life:
 
     def __init__(self, whole: Whole) -> None:
         self.whole = whole
-        self.refused: tuple[int, str, int] = (0, "", 0)
+        self.rejected: tuple[int, str, int] = (0, "", 0)
         self.ended: dict[str, Ended] = {}
 
     def run(self, name: str, end: Callable[[Any], None], **options: Any) -> None:
-        """Start it, wait until messages flow, end it."""
+        """Start a run, wait until messages flow, and end it."""
         stored, marks = self._begin()
         process = self.whole.start("--summary", SUMMARY, **options)
         self.whole.wait_until(lambda: len(self.whole.stored()) > stored.total() + 100, process)
@@ -70,7 +70,7 @@ class Life:
         self._note(name, code, output, family, stored, marks)
 
     def run_in_a_terminal(self, name: str) -> None:
-        """Start it in a terminal of its own, wait until messages flow, close the terminal."""
+        """Start a run in its own terminal, wait until messages flow, and close the terminal."""
         stored, marks = self._begin()
         pid, terminal = pty.fork()
         if pid == 0:
@@ -90,7 +90,7 @@ class Life:
         self._note(name, code, shown.decode(errors="replace"), family, stored, marks)
 
     def drain(self, name: str) -> None:
-        """Let it come to its end."""
+        """Let a run drain to its end."""
         stored, marks = self._begin()
         process = self.whole.start("--drain", "--timeout", "240s", "--summary", SUMMARY)
         self._note(name, *finish(process), [], stored, marks)
@@ -111,18 +111,18 @@ class Life:
         )
 
 
-def end_beside_a_second_instance(life):
-    """End a run as a terminal does on a key, after another one in the same folder was refused."""
+def end_next_to_a_second_instance(life):
+    """End a run as a terminal does on a key, after a second one in its folder was rejected."""
 
     def end(process):
-        life.refused = (*finish(life.whole.start("--drain")), process.pid)
+        life.rejected = (*finish(life.whole.start("--drain")), process.pid)
         os.killpg(process.pid, signal.SIGQUIT)
 
     return end
 
 
-def signal_everybody(process):
-    """As some service managers do: whatever group or session somebody is in."""
+def signal_every_process(process):
+    """Signal every process, whatever its group or session, as some service managers do."""
     for member in (psutil.Process(process.pid), *family_of(process.pid)):
         with suppress(psutil.NoSuchProcess):  # some end by themselves meanwhile
             member.send_signal(signal.SIGTERM)
@@ -144,9 +144,9 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
     lived = Life(whole)
     try:
         whole.write({"rpu": 300})
-        lived.run("a signal to the group", end_beside_a_second_instance(lived), group=True)
+        lived.run("a signal to the group", end_next_to_a_second_instance(lived), group=True)
         lived.run_in_a_terminal("a closed terminal")
-        lived.run("a signal to everybody", signal_everybody)
+        lived.run("a signal to every process", signal_every_process)
         lived.run("a killed driver", kill_nats_and_then_the_driver(lived))
         whole.write({"messages": max(whole.stored()) + 300, "rpu": 1_000})
         lived.drain("drained")
@@ -156,7 +156,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
 
 
 def stopped(life: Life, name: str) -> Ended:
-    """The run, which has ended like a stop and left nothing."""
+    """The run, which must have ended like a stop and left nothing."""
     ended = life.ended[name]
     assert ended.code == 0, ended.output
     assert "Traceback" not in ended.output
@@ -166,49 +166,49 @@ def stopped(life: Life, name: str) -> Ended:
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-def test_a_signal_settles_what_is_in_hand_and_closes_user_code(life):
-    """One to the driver alone: ``test_secured_run.py``."""
+def test_a_signal_settles_messages_in_flight_and_closes_user_code(life):
+    """A signal to the driver alone is tested in ``test_secured_run.py``."""
     ended = stopped(life, "a signal to the group")
 
     assert ended.is_exact
-    # Once, or again if an epoch has ended or a slow machine has given the sink another task.
+    # Once, or more often if an epoch ended or a slow machine gave the sink another task.
     assert ended.marks["closed"] == ended.marks["opened"] >= 1
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-def test_a_closed_terminal_ends_the_run_in_good_order(life):
+def test_a_closed_terminal_ends_the_run_like_a_stop(life):
     stopped(life, "a closed terminal")
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
 def test_a_signal_to_every_process_ends_the_run_like_a_stop(life):
-    stopped(life, "a signal to everybody")
+    stopped(life, "a signal to every process")
 
 
-def test_a_folder_of_a_running_instance_is_refused_with_one_sentence(life):
-    code, output, owner = life.refused
+def test_the_folder_of_a_running_instance_is_rejected_with_one_sentence(life):
+    code, output, owner = life.rejected
 
     assert code == 3
     folder = life.whole.folder / ".ebbflow"
-    told = f"The state folder {folder} belongs to a running instance (process {owner})."
-    assert told in output.replace("\n", " ")
+    expected = f"The state folder {folder} belongs to a running instance (process {owner})."
+    assert expected in output.replace("\n", " ")
     assert "Traceback" not in output
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-def test_a_killed_nats_server_is_restarted_and_the_run_goes_on(life):
+def test_a_killed_nats_server_is_restarted_and_the_run_continues(life):
     assert life.ended["a killed driver"].stored.total() > 400
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-def test_nothing_outlives_a_driver_that_is_killed(life):
+def test_no_process_outlives_a_killed_driver(life):
     assert life.ended["a killed driver"].code == -signal.SIGKILL
     assert life.ended["a killed driver"].left == []
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
 @pytest.mark.guarantee("nothing-is-lost")
-def test_each_run_goes_on_where_the_last_one_was_and_nothing_is_lost(life):
+def test_each_run_continues_where_the_last_one_ended_and_nothing_is_lost(life):
     ended = life.ended["drained"]
 
     assert ended.code == 0, ended.output
@@ -219,7 +219,7 @@ def test_each_run_goes_on_where_the_last_one_was_and_nothing_is_lost(life):
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-def test_ctrl_c_while_spark_starts_ends_the_run_without_a_trace(whole):
+def test_ctrl_c_while_spark_starts_ends_the_run_without_a_traceback(whole):
     whole.write({"rpu": 100})
     process = whole.start("--summary", SUMMARY, group=True)
     while "starting Spark" not in process.stdout.readline():

@@ -1,4 +1,4 @@
-"""Functions in processes of their own, in a whole run: they end with it, however it ends."""
+"""Functions in their own processes, in a whole run: they end with it, however it ends."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def wait_until_gone(processes: set[psutil.Process]) -> None:
 
 @pytest.mark.long
 @pytest.mark.guarantee("functions-end-with-the-run")
-def test_functions_end_with_the_run_and_are_there_again_in_the_next(whole: Whole) -> None:
+def test_functions_end_with_the_run_and_start_again_in_the_next_one(whole: Whole) -> None:
     (whole.folder / "pipeline.yaml").write_text(json.dumps(SPEC))
     (whole.folder / "bindings.yaml").write_text(json.dumps(BINDINGS))
     (whole.folder / "steps.py").write_text(STEPS)
@@ -128,7 +128,7 @@ def test_functions_end_with_the_run_and_are_there_again_in_the_next(whole: Whole
     wait_until_gone(functions)
     assert "(mark) starts whole mark 0 high" in output.splitlines(), output
 
-    # Each part sees its own variables when it is made and when it is called, and no other's.
+    # Each part sees only its own variables, both when it is created and when it is called.
     kinds = Counter(tuple(line.split()[:3]) for line in stored(whole.folder))
     assert set(kinds) == {("primary", "primary", "None"), ("fallback", "fallback", "None")}
     fell_back = {line.split()[3] for line in stored(whole.folder) if line.startswith("fallback")}

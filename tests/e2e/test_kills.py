@@ -1,4 +1,4 @@
-"""Everything is killed and started again: deliveries stay exact, and an order is kept."""
+"""All processes are killed and restarted: delivery counts and order are kept."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
             )
             let_time_pass(
                 0.5
-            )  # nacks are settled within milliseconds; being early would only repeat
+            )  # nacks are settled within milliseconds; killing earlier would only repeat them
             kill_tree(process.pid)
             process.communicate()
         code, output = finish(whole.start("--drain", "--timeout", "240s"))
@@ -95,12 +95,12 @@ def deliveries(whole: Whole) -> list[str]:
 
 
 @pytest.mark.guarantee("max-deliveries-is-exact")
-def test_the_delivery_count_is_exact_across_kills_of_everything(killed):
+def test_the_delivery_count_stays_exact_across_kills_of_all_processes(killed):
     assert Counter(deliveries(killed)) == {"1": NACKED, "2": NACKED, "3": NACKED}
     assert killed.stored("counted") == list(range(NACKED))
 
 
-def test_an_ordered_pipeline_keeps_its_order_across_kills_of_everything(killed):
+def test_an_ordered_pipeline_keeps_its_order_across_kills_of_all_processes(killed):
     assert set(killed.stored()) == set(range(MESSAGES))
     for worker in killed.folder.glob("stored-*"):
         numbers = [int(word) for word in worker.read_text().split() if word.isdigit()]

@@ -1,4 +1,4 @@
-"""A pipeline that is killed and started again when the server knows no copies any more."""
+"""A pipeline that is killed and restarted after the server has forgotten all message ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 MESSAGES = 2_000
 
-# The first message of the second half waits: what came before is published and not yet recorded.
+# The first message of the second half waits: the earlier ones are published but not yet recorded.
 WORK = """
 import time
 
@@ -38,7 +38,7 @@ def work(datum):
 
 
 def forget_all_ids(folder):
-    """As if more than the two minutes had gone by for which the server knows copies."""
+    """Simulates an outage longer than the two minutes in which the server finds duplicates."""
     with start_embedded(folder) as server, open_link(server) as link:
         for name in link.run(api.list_streams(link.client, "")):
             config = link.run(api.call(link.client, f"STREAM.INFO.{name}"))["config"]
@@ -53,7 +53,7 @@ def letters(folder):
 
 
 def settled_down(whole):
-    """Whether the sink has had all there is for it."""
+    """Whether the sink has received everything that can reach it."""
     before = len(whole.stored())
     let_time_pass(1)
     return before > 0 and len(whole.stored()) == before
@@ -62,7 +62,7 @@ def settled_down(whole):
 @pytest.mark.guarantee("at-least-once")
 @pytest.mark.long
 @pytest.mark.parametrize("inline", [False, True], ids=["through buffers", "inline"])
-def test_a_replay_after_the_server_has_forgotten_doubles_nothing(whole, inline):
+def test_a_replay_after_the_server_has_forgotten_message_ids_duplicates_nothing(whole, inline):
     steps = whole.folder / "steps.py"
     steps.write_text(steps.read_text() + WORK)
     whole.write({"messages": MESSAGES, "rpu": MESSAGES}, inline=inline)

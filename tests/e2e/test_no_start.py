@@ -1,4 +1,4 @@
-"""Runs that cannot begin: one sentence, the right code, and no server left behind.
+"""Runs that cannot start: one sentence, the right exit code, and no server left running.
 
 All of them are tried in one process, which imports everything once.
 """
@@ -33,22 +33,22 @@ def tried(folder, options, java_home):
         os.environ["JAVA_HOME"] = java_home
     java_version.cache_clear()
     sys.argv = ["ebbflow", "run", "pipeline.yaml", *options]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             main()
             code = 0
         except SystemExit as end:
             code = end.code
-    return [code, said.getvalue()]
+    return [code, output.getvalue()]
 
 print(json.dumps([tried(*trial) for trial in json.loads(sys.argv[1])]))
 """
 VERSION = """[ "$1" = -version ] && echo 'openjdk version "17.0.1"' >&2 && exit\n"""
 SPARK = "Spark did not start: "
-# The options, the script that stands for Java or its path, and what is said.
+# The options, the script that replaces Java or its path, and the expected output.
 NO_START: dict[str, tuple[list[str], str | None, list[str]]] = {
-    "a master that is none": (
+    "an invalid master": (
         ["--master", "garbage"],
         None,
         [
@@ -56,22 +56,22 @@ NO_START: dict[str, tuple[list[str], str | None, list[str]]] = {
             "Correct --master, --conf or Java;"
         ],
     ),
-    "slots that are no number": (
+    "a number of slots that is not a number": (
         ["--master", "local[x]"],
         None,
         [f"{SPARK}Could not parse Master URL: 'local[x]'."],
     ),
-    "a memory that is none": (
+    "an invalid amount of memory": (
         ["--conf", "spark.driver.memory=nonsense"],
         None,
         [f"{SPARK}Invalid maximum heap size: -Xmxnonsense."],
     ),
-    "a Java that talks nonsense": (
+    "a Java with unreadable output": (
         ["--drain"],
         "echo banana >&2; exit 1",
         ["does not say which version of Java it is."],
     ),
-    "a Java that knows its version and fails": (
+    "a Java that reports its version and fails": (
         ["--drain"],
         VERSION + "echo 'Segmentation fault'; exit 139",
         [f"{SPARK}Segmentation fault."],
@@ -85,7 +85,7 @@ NO_START: dict[str, tuple[list[str], str | None, list[str]]] = {
             "apt-get install",
         ],
     ),
-    "a state folder that cannot be made": (
+    "a state folder that cannot be created": (
         ["--state", "pipeline.yaml/state"],
         None,
         ["Cannot write to the state folder", "pipeline.yaml/state", "with --state DIR."],
@@ -99,7 +99,7 @@ NO_START: dict[str, tuple[list[str], str | None, list[str]]] = {
 
 
 class Trials:
-    """All runs that cannot begin, each in a folder of its own."""
+    """All runs that cannot start, each in its own folder."""
 
     def __init__(self, folder: Path, taken: int) -> None:
         self._folder = folder
@@ -113,13 +113,13 @@ class Trials:
             timeout=300,
         )
         assert done.returncode == 0, done.stderr
-        self._said = dict(zip(NO_START, json.loads(done.stdout), strict=True))
+        self._results = dict(zip(NO_START, json.loads(done.stdout), strict=True))
 
     def folder_of(self, name: str) -> Path:
         return self._folder / str(list(NO_START).index(name))
 
     def __getitem__(self, name: str) -> Any:
-        return self._said[name]
+        return self._results[name]
 
     def _trial(self, number: int, options: list[str], java: str | None, _: list[str]) -> Any:
         folder = self._folder / str(number)
@@ -145,7 +145,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
 @pytest.mark.parametrize("name", NO_START)
-def test_a_run_that_cannot_begin_says_why_in_one_sentence(trials, name):
+def test_a_run_that_cannot_start_says_why_in_one_sentence(trials, name):
     code, output = trials[name]
 
     assert code == 3

@@ -1,6 +1,6 @@
 """A whole run over TLS with creds and the least permissions; no secret is left in any text.
 
-A signal to its driver alone, as a service manager sends it, ends it in good order.
+A signal to its driver alone, as a service manager sends it, ends it gracefully.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.slow
 
 
 def secrets_in(creds: str) -> list[str]:
-    """The seed, the signature of the JWT, and a part of either that would be enough to notice."""
+    """The seed, the signature of the JWT, and a part of the seed, which is enough to notice."""
     seed = re.search(r"SU[A-Z0-9]{20,}", creds)[0]
     signature = re.search(r"\.([\w-]{40,})\n", creds)[1]
     return [seed, signature, seed[2:20]]
 
 
 def shown_by_spark(port: int) -> str:
-    """What the pages of Spark's UI have to say about its environment, jobs and executors."""
+    """The pages of Spark's web UI about its environment, jobs and executors."""
 
     def get(path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=120) as answer:
@@ -83,7 +83,7 @@ def test_a_run_over_tls_with_creds_leaves_no_secret_in_any_text(whole, tmp_path_
     assert "stopped after" in output
     numbers = whole.stored()
     assert numbers == list(range(len(numbers)))
-    marks = whole.marks()  # one pair, or more if a slow machine has given the sink another task
+    marks = whole.marks()  # one pair, or more if a slow machine gave the sink another task
     assert marks == sorted(["closed", "opened"] * (len(marks) // 2)) != []
     counts = json.loads((whole.folder / "s.json").read_text())["vertices"]
     assert counts["out"]["done"] == len(numbers)

@@ -61,7 +61,7 @@ def rows(folder: Path) -> list[dict[str, int]]:
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
 @pytest.mark.timeout(240)
 @pytest.mark.long
-def test_spark_vertices_that_are_killed_amid_their_batches_lose_nothing(tmp_path):
+def test_spark_vertices_killed_in_the_middle_of_their_batches_lose_nothing(tmp_path):
     (tmp_path / "killed.yaml").write_text(SPEC)
     (tmp_path / "given").mkdir()
     for first in range(0, MESSAGES, 150):

@@ -1,4 +1,4 @@
-"""From one stream of the user's to another, with everything killed on the way."""
+"""From one stream of the user to another, with all processes killed on the way."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pipeline(source, target):
 
 @pytest.mark.guarantee("jetstream-sink-stores-once")
 @pytest.mark.long
-def test_a_run_that_is_killed_half_way_copies_every_message_once(whole, outside):
+def test_a_run_that_is_killed_halfway_copies_every_message_once(whole, outside):
     source, target = outside.stream(), outside.stream()
     source.fill([b"%d" % n for n in range(2_000)], producers=2)
     (whole.folder / "stream_steps.py").write_text(STEPS)
@@ -66,7 +66,7 @@ def test_a_run_that_is_killed_half_way_copies_every_message_once(whole, outside)
     output, _ = process.communicate(timeout=300)
 
     assert process.returncode == 0, output
-    # What was given again has the ids it had, and the target stream takes it for a copy.
+    # Redelivered messages keep their ids, so that the target stream recognises duplicates.
     values = [int(value) for _, value, _ in target.stored()]
     assert sorted(values) == list(range(2_000))
     info = source.info()

@@ -35,7 +35,7 @@ print("ok")
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_second_run_of_a_process_uses_the_session_of_the_first(tmp_path: Path) -> None:
+def test_the_second_run_of_a_process_reuses_the_spark_session_of_the_first(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )

@@ -1,8 +1,8 @@
-"""A pipeline in which everything goes wrong at once, as a person sees it who has not built it.
+"""A pipeline in which everything goes wrong at once, as shown to a user who did not build it.
 
 One message is parked for ten minutes, a map does not return, a sink cannot be opened, a query of a
-Spark source fails, and a message is dead. One run as a process shows all of it: in its lines, to
-those who ask from another process, and at its end.
+Spark source fails, and one message is dead-lettered. One run shows all of it: in its lines, to
+status commands in another process, and at its end.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ spec:
 
 ALL_OF_IT = ("--drain waits for", "1 parked", "in one call", "never opened", "orders: restarting")
 
-# The map that does not return is not waited for as long as usual.
+# Do not wait as long as usual for the map that does not return.
 RUN = """\
 from ebbflow.cli.main import main
 from ebbflow.spark import run
@@ -92,7 +92,7 @@ main()
 
 @dataclass
 class Sight:
-    """What was seen of the run: its streams, and what others were told meanwhile."""
+    """What the run showed: its output streams, and the answers to status commands meanwhile."""
 
     code: int = -1
     out: str = ""
@@ -104,7 +104,7 @@ class Sight:
     family: list[psutil.Process] = field(default_factory=list)
 
     @property
-    def told(self) -> list[str]:
+    def log_lines(self) -> list[str]:
         """The lines about the run, without the time."""
         return [line[20:] for line in self.err]
 
@@ -161,20 +161,20 @@ def one(lines: list[str], pattern: str) -> str:
     return next((line for line in lines if re.search(pattern, line)), "\n".join(lines))
 
 
-def test_the_worker_whose_call_hangs_ends_soon_after_its_run(sight: Sight) -> None:
+def test_a_worker_with_a_hanging_call_ends_soon_after_its_run(sight: Sight) -> None:
     assert len(sight.family) > 2
     _, alive = psutil.wait_procs(sight.family, timeout=worker.LEAVE_WITHIN + 20)
     assert [process for process in alive if is_running(process)] == []
 
 
-def test_a_source_that_fails_says_why_without_a_terminal(sight: Sight) -> None:
-    line = one(sight.told, "orders: restarting")
+def test_a_failing_source_is_explained_without_a_terminal(sight: Sight) -> None:
+    line = one(sight.log_lines, "orders: restarting")
     assert line.startswith("ERROR   orders: restarting: JsonParseException: Unrecognized token")
     assert one(sight.end, "^  orders").startswith("  orders  restarting: JsonParseException")
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_table_keeps_names_and_numbers_when_something_goes_wrong(
+def test_the_table_shows_full_names_and_numbers_when_something_goes_wrong(
     sight: Sight, width: int
 ) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=40)
@@ -193,7 +193,7 @@ def test_the_table_keeps_names_and_numbers_when_something_goes_wrong(
     assert [rows[name].split()[1] for name in ("orders", "opens")] == ["restarting", "waiting"]
 
 
-def test_where_a_message_is_can_be_seen_from_elsewhere(sight: Sight) -> None:
+def test_the_place_of_a_message_is_shown_to_another_process(sight: Sight) -> None:
     shown = sight.status_text
     assert re.search(r"^bugs: running for \d+ ", shown)
     assert re.search(
@@ -208,8 +208,8 @@ def test_where_a_message_is_can_be_seen_from_elsewhere(sight: Sight) -> None:
     assert re.search(named, " ".join(shown.split())), shown
 
 
-def test_a_drain_says_what_it_waits_for(sight: Sight) -> None:
-    waits = one(sight.told, "--drain waits for.*orders: restarting.*never opened")
+def test_a_drain_reports_what_it_waits_for(sight: Sight) -> None:
+    waits = one(sight.log_lines, "--drain waits for.*orders: restarting.*never opened")
     for part in (
         r"look: 1 parked until \d\d:\d\d:\d\d, in \d min(?: \d+ s)? \(waits for the moon\)",
         r"slow: 3 waiting; in one call for \d+ s",
@@ -219,7 +219,7 @@ def test_a_drain_says_what_it_waits_for(sight: Sight) -> None:
         assert re.search(part, waits)
 
 
-def test_the_end_says_what_is_left_where_and_why(sight: Sight) -> None:
+def test_the_end_of_a_run_reports_what_is_left_where_and_why(sight: Sight) -> None:
     assert sight.code == 0
     first, *rest = sight.end
     assert first == "7 messages left. The next run continues with what is left."
@@ -240,9 +240,9 @@ def test_the_end_says_what_is_left_where_and_why(sight: Sight) -> None:
     assert left == {"orders": 0, "look": 1, "slow": 3, "opens": 3}
 
 
-def test_prints_and_logs_carry_their_vertex(sight: Sight) -> None:
+def test_prints_and_logs_name_their_vertex(sight: Sight) -> None:
     printed = [f"(look) looking at {number}" for number in (0, 1, 4, 5, 6, 7)]
     assert sorted(sight.out.splitlines()) == printed
-    assert "INFO    look: seen 0" in sight.told
+    assert "INFO    look: seen 0" in sight.log_lines
     assert re.search(r"^\d{4}-\S+ \S+ INFO     look: looking at 0$", sight.logs, re.M)
     assert re.search(r"INFO     look: seen 7$", sight.logs, re.M)

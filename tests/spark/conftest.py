@@ -1,4 +1,4 @@
-"""One Spark session for the folder, also for tests that start a run by themselves."""
+"""One Spark session for the folder, including tests that start a run themselves."""
 
 from __future__ import annotations
 

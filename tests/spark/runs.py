@@ -1,4 +1,4 @@
-"""Pipelines on the one Spark session, each run with its own NATS server and state folder."""
+"""Pipelines on the shared Spark session; each run has its own NATS server and state folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Failures(Watcher):
 
 
 class StopWhen(Failures):
-    """Ends the run, as Ctrl-C does, as soon as the vertices are as a test wants them."""
+    """Ends the run, as Ctrl-C does, as soon as its status meets a condition."""
 
     def __init__(self, reached: Callable[[PipelineStatus], bool]) -> None:
         self._reached = reached
@@ -63,7 +63,7 @@ class StopWhen(Failures):
 
 @pytest.fixture
 def server_letters(tmp_path: Path) -> Callable[[str], list[Letter]]:
-    """The dead letters that a finished run left behind."""
+    """The dead letters of a finished run."""
 
     def read(pipeline: str) -> list[Letter]:
         with start_embedded(tmp_path / "state") as server, open_link(server) as link:
@@ -73,7 +73,7 @@ def server_letters(tmp_path: Path) -> Callable[[str], list[Letter]]:
 
 
 class Journal:
-    """Lines that user code writes on workers and the test reads. One file a writer process."""
+    """Lines that user code writes on workers and the test reads, in one file per process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""SQL over the audit table: DuckDB and Spark come to the same columns and rows."""
+"""SQL over the audit table: DuckDB and Spark return the same columns and rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def write(path: Path, table: pa.Table) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tables of pipelines: two share one, whose batches wait in part; one has no days."""
+    """Tables of pipelines: two share one with batches that still wait; one has no day folders."""
     shared, flat = (tmp_path_factory.mktemp(name) for name in ("it's=shared", "flat"))
     write(shared / "day=2026-11-16/orders-0a1b-00000000-00000003.parquet", rows("orders", range(9)))
     write(shared / "day=2026-11-17/bills-0a1b-00000000-00000000.parquet", rows("bills", range(2)))
@@ -172,21 +172,21 @@ QUERIES = [
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=range(len(QUERIES)))
-def test_both_engines_come_to_the_same(on_duckdb: Run, on_spark: Run, query: str) -> None:
+def test_both_engines_return_the_same_result(on_duckdb: Run, on_spark: Run, query: str) -> None:
     found, expected = answer(on_duckdb, query), answer(on_spark, query)
     assert found[0] == expected[0]
     for row, wanted in zip(found[1], expected[1], strict=True):
-        # As texts: 1 and 1.0 are not printed alike.
+        # Compared as text, because 1 and 1.0 are printed differently.
         assert dict(enumerate(map(repr, row))) == dict(enumerate(map(repr, wanted)))
     assert found[1]
 
 
 def test_every_function_that_runs_without_spark_is_compared() -> None:
-    asked = " ".join(QUERIES).lower()
-    assert [name for name in sorted(SAME) if not re.search(rf"\b{name}\s*\(", asked)] == []
+    queried = " ".join(QUERIES).lower()
+    assert [name for name in sorted(SAME) if not re.search(rf"\b{name}\s*\(", queried)] == []
 
 
-def test_rows_are_of_the_table_and_of_what_waits_each_once(on_duckdb: Run) -> None:
+def test_each_row_is_read_once_whether_in_the_table_or_in_a_waiting_file(on_duckdb: Run) -> None:
     query = "SELECT pipeline, count(*), count(id), min(day), max(day) FROM audit GROUP BY 1"
     days = [datetime(2026, 11, day).date() for day in range(19)[1:]]
     assert sorted(answer(on_duckdb, query)[1]) == [
@@ -196,7 +196,7 @@ def test_rows_are_of_the_table_and_of_what_waits_each_once(on_duckdb: Run) -> No
     ]
 
 
-def test_rows_may_be_read_again(on_duckdb: Run) -> None:
+def test_the_rows_of_a_result_can_be_read_twice(on_duckdb: Run) -> None:
     result = on_duckdb("SELECT max(ended) FROM audit WHERE pipeline = 'orders'")
     newest = NIGHT.replace(day=18) + timedelta(microseconds=22)
     assert [list(result.rows()) for _ in range(2)] == [[(newest,)]] * 2
@@ -232,7 +232,7 @@ def test_rows_may_be_read_again(on_duckdb: Run) -> None:
         ("SELECT s FROM audit LATERAL VIEW OUTER explode(split(id, '/')) t AS s", "LATERAL VIEW"),
     ],
 )
-def test_what_duckdb_does_not_run_is_said_in_a_sentence(
+def test_a_query_that_duckdb_cannot_run_is_rejected_in_one_sentence(
     on_duckdb: Run, query: str, why: str | None
 ) -> None:
     with pytest.raises(EbbflowError) as refused:
@@ -243,10 +243,10 @@ def test_what_duckdb_does_not_run_is_said_in_a_sentence(
     assert "\n" not in text
 
 
-def test_the_database_reaches_nothing_but_the_table(
+def test_the_database_cannot_read_anything_but_the_table(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # What the translation would not let pass is refused by the database as well.
+    # The database also rejects what the translation would reject.
     monkeypatch.setattr(local_query, "translate", str)
     (tmp_path / "mine.csv").write_text("a\n1\n")
     with open_local_query({"old": TableFiles(folders["old"])}, None) as run:
@@ -265,7 +265,7 @@ def test_the_database_reaches_nothing_but_the_table(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
 
 
-def test_a_file_that_is_merged_while_it_is_read_is_found_in_the_table(
+def test_a_file_that_is_merged_during_a_read_is_found_in_the_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = tmp_path / "a[1]*"
@@ -281,20 +281,20 @@ def test_a_file_that_is_merged_while_it_is_read_is_found_in_the_table(
         assert answer(run, "SELECT count(*) FROM audit")[1] == [(4,)]
 
 
-def test_an_empty_table_has_its_columns_and_one_that_is_not_here_is_said(tmp_path: Path) -> None:
+def test_an_empty_table_has_its_columns_and_a_missing_one_is_reported(tmp_path: Path) -> None:
     with open_local_query({"a": TableFiles(tmp_path)}, []) as run:
         columns, found = answer(run, "SELECT * FROM audit")
         assert columns == [*PLAIN_TABLE.names, "day", "root"]
         assert found == answer(run, "SELECT * FROM dead_letters")[1] == []
-    away = TableFiles(tmp_path / "away")
+    missing = TableFiles(tmp_path / "missing")
     with (
         pytest.raises(SetupError, match="There is no folder"),
-        open_local_query({"a": away}, None),
+        open_local_query({"a": missing}, None),
     ):
         pass
 
 
-def test_a_query_is_written_as_duckdb_reads_it() -> None:
+def test_a_query_is_translated_to_duckdbs_dialect() -> None:
     assert translate('SELECT "x" AS `a b`, COUNT(*) FROM audit ORDER BY 2') == (
         'SELECT \'x\' AS "a b", COUNT(*) AS "count(1)" FROM "audit" ORDER BY 2 NULLS FIRST'
     )

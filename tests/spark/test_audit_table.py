@@ -1,4 +1,4 @@
-"""The audit table of whole runs, in several formats: one row for each end of a message."""
+"""The audit table of complete runs, in several formats: one row for each outcome of a message."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def counts_of(rows: list[dict[str, Any]], vertex: str) -> Counts:
 
 
 def ask(query: str, *pipeline: str, state: Path) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """What a query comes to: on both engines the same."""
+    """Returns the result of a query, after comparing both engines."""
     answers = []
     for on_spark in (False, True):
         with query_audit(query, *pipeline, state=state, spark=on_spark) as result:
@@ -73,7 +73,9 @@ def ask(query: str, *pipeline: str, state: Path) -> tuple[list[str], list[tuple[
 
 
 @pytest.mark.guarantee("every-delivery-has-one-audit-row")
-def test_every_end_at_every_vertex_has_one_row_and_can_be_queried_and_traced(run, spark, tmp_path):
+def test_every_outcome_at_every_vertex_has_one_row_and_can_be_queried_and_traced(
+    run, spark, tmp_path
+):
     folder, state = tmp_path / "table", tmp_path / "state"
     audit = Audit(options={"path": str(folder)})
     sink = {"format": "json", "options": {"path": str(tmp_path / "made")}, "schema": "value INT"}
@@ -91,7 +93,7 @@ def test_every_end_at_every_vertex_has_one_row_and_can_be_queried_and_traced(run
     ended = Counter((row["vertex"], row["id"]) for row in rows if row["final"])
     assert set(ended.values()) == {1}
     assert {row["sent_to"] for row in rows if row["vertex"] == "work"} == {"query", ""}
-    assert len({row["batch"] for row in rows}) > 1, "it was written while the run went on"
+    assert len({row["batch"] for row in rows}) > 1, "it was written during the run"
     days = {f"day={row['ended']:%Y-%m-%d}" for row in rows}
     assert {path.name for path in folder.iterdir()} == {"_ebbflow", *days}
     assert list((folder / "_ebbflow").iterdir()) == []
@@ -118,13 +120,13 @@ def test_every_end_at_every_vertex_has_one_row_and_can_be_queried_and_traced(run
 
 
 @pytest.mark.parametrize("name", ["parquet", "json", "csv", "orc"])
-def test_a_batch_that_is_written_twice_is_there_once(spark, audited: Audited, tmp_path, name):
+def test_a_batch_that_is_written_twice_is_stored_once(spark, audited: Audited, tmp_path, name):
     audited.settle("in", "a", "b")
     audited.settle("work", "a", at=None)
     batch = audited.link.run(audited.stream().begin_batch())
     assert batch is not None
     folder = tmp_path / "table"
-    # A setting of Spark's own writer has Parquet written by it as well.
+    # With a setting of Spark's own writer, Spark writes Parquet as well.
     options = {"path": str(folder)} | ({"compression": "gzip"} if name == "parquet" else {})
     format = Format(name, tuple(options.items()))
     rows = BatchRows(audited.link.server, audited.names.pipeline, batch)
@@ -150,7 +152,7 @@ def test_a_batch_that_is_written_twice_is_there_once(spark, audited: Audited, tm
         assert [(row[0], row[3]) for row in local] == ends
 
 
-def test_a_table_that_is_appended_to_tells_copies_by_their_batch(spark, audited, tmp_path):
+def test_duplicates_in_an_append_only_table_are_recognised_by_their_batch(spark, audited, tmp_path):
     audited.settle("in", "a", "b")
     batch = audited.link.run(audited.stream().begin_batch())
     format = Format("parquet", (("path", str(tmp_path / "appended")),))
@@ -162,7 +164,7 @@ def test_a_table_that_is_appended_to_tells_copies_by_their_batch(spark, audited,
     assert set(table.column("batch").to_pylist()) == {batch.name}
 
 
-def test_a_folder_that_cannot_be_is_said_before_the_run(spark, tmp_path):
+def test_an_impossible_table_folder_is_reported_before_the_run(spark, tmp_path):
     (tmp_path / "file").touch()
     format = Format("parquet", (("path", str(tmp_path / "file" / "table")),))
     with pytest.raises(SetupError, match="The audit table cannot be written to"):
@@ -170,7 +172,7 @@ def test_a_folder_that_cannot_be_is_said_before_the_run(spark, tmp_path):
 
 
 class Broken:
-    """A table that cannot be written for a while."""
+    """A table that cannot be written at first."""
 
     merges = True
 
@@ -198,21 +200,21 @@ class Broken:
         self.expired = pipeline
 
 
-def test_what_cannot_be_written_waits_and_the_run_says_so(spark, audited: Audited):
+def test_rows_that_cannot_be_written_wait_and_the_run_reports_it(spark, audited: Audited):
     audited.settle("in", "a")
-    table, told = Broken(), list[str]()
+    table, reported = Broken(), list[str]()
     plan = SimpleNamespace(
         run=SimpleNamespace(server=audited.link.server), pipeline=audited.names.pipeline
     )
     times = AuditTimes(lambda: 0.01, 60, timedelta(days=1))
-    parts = (spark, table, audited.stream(), audited.link, plan, times, told.append)
+    parts = (spark, table, audited.stream(), audited.link, plan, times, reported.append)
     writer = AuditWriter(*parts)
     assert writer.list_concerns() == ()
     assert not writer._attempt()
     (concern,) = writer.list_concerns()
     assert "cannot be written" in concern.what
     assert "the disk is full" in concern.what
-    assert told == [concern.what]
+    assert reported == [concern.what]
     assert audited.waiting() == 1
     table.is_broken = False
     writer.start()
@@ -229,23 +231,23 @@ def test_a_silent_server_does_not_delay_the_end_of_a_run(spark, names, tmp_path)
     with start_embedded(tmp_path) as server, open_link(server) as link:
         audited = Audited(link, names, str(tmp_path / "table"))
         audited.settle("in", "a")
-        table, told = Broken(), list[str]()
+        table, reported = Broken(), list[str]()
         table.is_broken = False
         plan = SimpleNamespace(run=SimpleNamespace(server=server), pipeline=names.pipeline)
         times = AuditTimes(lambda: 60, 60, answer=0.5)
-        writer = AuditWriter(spark, table, audited.stream(), link, plan, times, told.append)
+        writer = AuditWriter(spark, table, audited.stream(), link, plan, times, reported.append)
         writer.start()
         finishing = threading.Thread(target=writer.finish)
         with frozen(int((tmp_path / "nats" / "pid").read_text())):
             finishing.start()
             finishing.join(120)
             assert not finishing.is_alive(), "it would wait for a minute or two"
-        assert told[-1].endswith("The next run writes the waiting rows.")
+        assert reported[-1].endswith("The next run writes the waiting rows.")
         assert table.batches == []
         assert audited.waiting() == 1
 
 
-def test_a_table_that_was_begun_without_days_goes_on_and_what_waits_is_read(
+def test_a_table_without_day_folders_is_continued_and_waiting_rows_are_read(
     spark, audited: Audited, tmp_path
 ):
     folder = tmp_path / "table"
@@ -276,7 +278,7 @@ def test_a_table_that_was_begun_without_days_goes_on_and_what_waits_is_read(
     assert table.is_merge_due(0)
     table.merge(BatchSpan(life, 0, 1))
     (first,) = folder.glob("day=*/*.parquet")
-    first.rename(folder / f"{life}-00000000.parquet")  # as tables were before
+    first.rename(folder / f"{life}-00000000.parquet")  # the former layout of tables
     first.parent.rmdir()
     write("b")
     assert ids_read() == ["a", "b"]

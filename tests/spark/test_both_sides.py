@@ -1,4 +1,4 @@
-"""The same functions in Spark's workers and over gRPC: one run each, with the same end."""
+"""The same functions in Spark's workers and over gRPC: one run each, with equal outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ebbflow.connectors import Generator
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.status.run_report import Summary
-from tests.spark import spoken
+from tests.spark import mixed_outcomes
 
 pytestmark = pytest.mark.slow
 
@@ -25,18 +25,18 @@ QUICK = Backoff("10ms", steps=2)
 
 
 def served(name: str) -> Function:
-    """The function as Numaflow would run it."""
-    command = [sys.executable, "-m", "ebbflow", "serve-udf", f"tests.spark.spoken:{name}"]
+    """The function, served as Numaflow would run it."""
+    command = [sys.executable, "-m", "ebbflow", "serve-udf", f"tests.spark.mixed_outcomes:{name}"]
     return Function(command, working_dir=ROOT)
 
 
 def in_process(name: str) -> Any:
-    return getattr(spoken, name)
+    return getattr(mixed_outcomes, name)
 
 
 @pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("side", [in_process, pytest.param(served, marks=pytest.mark.long)])
-def test_both_sides_come_to_the_same_end(
+def test_functions_have_the_same_outcomes_in_process_and_over_grpc(
     side: Callable[[str], Any],
     run: Callable[..., Summary],
     server_letters: Callable[[str], list[Letter]],
@@ -59,7 +59,7 @@ def test_both_sides_come_to_the_same_end(
     )
     vertices = run(pipeline).vertices
     assert vertices["m"] == Counts(
-        # 2, 3 and 4 came twice; of 3, 4 and 6 there is a letter; 7 has two outputs.
+        # 2, 3 and 4 were delivered twice; 3, 4 and 6 are dead letters; 7 has two outputs.
         read=COUNT + 3,
         written=COUNT - 4 + 1,
         done=COUNT - 4,
@@ -69,7 +69,7 @@ def test_both_sides_come_to_the_same_end(
     )
     written = COUNT - 4 + 1
     assert vertices["out"] == Counts(
-        # 15 came twice; 12, and 17 with its deliveries used up, fell back; 16 is a letter.
+        # 15 was delivered twice; 12 and 17, out of deliveries, fell back; 16 is a dead letter.
         read=written + 1,
         written=written - 1 + 1,
         done=written - 3,

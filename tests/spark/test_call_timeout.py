@@ -1,4 +1,4 @@
-"""Calls that do not end are ended after ``limits.callTimeout``, in every mode."""
+"""Calls that do not return are ended after ``limits.callTimeout``, in every mode."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_sinks_and_transformers_that_hang_on_one_message_are_ended(run, server_l
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("library", ["CDLL", "PyDLL"], ids=["without", "with the interpreter"])
-def test_c_code_that_never_comes_back_is_ended_with_its_worker(run, server_letters, library):
+def test_c_code_that_never_returns_is_ended_with_its_worker(run, server_letters, library):
     def locks(datum):
         if is_bad(datum.value):
             mutex = ctypes.create_string_buffer(64)
@@ -216,7 +216,7 @@ def test_queries_and_spark_sinks_that_hang_on_one_message_are_cancelled(
 
 
 class Jobs:
-    """Spark's jobs as far as tags go; ``cancelled`` is set when a tag is cancelled."""
+    """The tags of Spark's jobs; ``cancelled`` is set when a tag is cancelled."""
 
     def __init__(self):
         self.tags, self.cancelled = [], threading.Event()
@@ -232,7 +232,7 @@ class Jobs:
         self.cancelled.set()
 
 
-def test_a_function_on_the_driver_that_returns_too_late_fails_then_and_is_shown_meanwhile():
+def test_a_driver_function_that_returns_too_late_fails_and_is_shown_meanwhile():
     jobs, shown = Jobs(), []
     attempt = partial(watch_call, jobs, "test", 1.2, shown.append)
 

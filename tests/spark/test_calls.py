@@ -1,4 +1,4 @@
-"""Calls of user code: how many messages they get."""
+"""Calls of user code: how many messages each one receives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ebbflow.connectors import Generator
 pytestmark = pytest.mark.slow
 
 
-def test_a_sink_whose_calls_have_a_fixed_cost_gets_full_calls(run, journal):
+def test_a_sink_with_a_fixed_cost_per_call_receives_full_batches(run, journal):
     def store(data):
         time.sleep(0.3)
         journal.write(len(data))

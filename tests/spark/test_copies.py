@@ -1,4 +1,4 @@
-"""A vertex knows the frames that it has read before, also in its next run, and reads no copy."""
+"""A vertex recognises frames that it has read before, even in its next run, and skips copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 def write_again(state, rows):
     """Put frames into the buffer of ``work`` as if its writer had written its last chunk again."""
     names = Names("test")
-    # Its ids are known for a tenth of a second, as if the last run was two minutes ago.
+    # Its ids are known for a tenth of a second only, as if the last run was long ago.
     window = catalogue.buffer_config(names, "work", 0, 10_000) | {"duplicate_window": 10**8}
     with start_embedded(state) as server, open_link(server) as link:
         link.run(provision.ensure(link.client, window))
@@ -42,7 +42,7 @@ MAPS = {
 
 @pytest.mark.guarantee("at-least-once")
 @pytest.mark.parametrize("kind", ["map", pytest.param("sql", marks=pytest.mark.long)])
-def test_what_a_writer_repeats_is_passed_over_in_the_next_run(run, journal, tmp_path, kind):
+def test_frames_that_a_writer_repeats_are_skipped_in_the_next_run(run, journal, tmp_path, kind):
     def store(data):
         journal.write(*(datum.id for datum in data))
         return [Response.ok(datum.id) for datum in data]

@@ -1,7 +1,7 @@
-"""Workers come from a process that was loaded while the JVM was starting; without it, from Spark's.
+"""Workers are forked from a process preloaded while the JVM starts, or else from Spark's daemon.
 
-What Spark talks to is the daemon's standard input and output: it reads a port from the one and ends
-the daemon by closing the other.
+Spark talks to the daemon's standard input and output: it reads a port from its output and ends
+the daemon by closing its input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.waiting import until
 
 DAEMON = [sys.executable, "-m", "ebbflow.spark.daemon", "pyspark.worker"]
 
-linux = pytest.mark.skipif(not host.is_linux(), reason="loads ahead on Linux only")
+linux = pytest.mark.skipif(not host.is_linux(), reason="preloads on Linux only")
 
 
 def parent():
@@ -36,7 +36,7 @@ def parents(batches):
 
 
 @linux
-def test_workers_are_forked_from_the_process_that_was_loaded_ahead(spark):
+def test_workers_are_forked_from_the_preloaded_process(spark):
     row = spark.range(1).mapInArrow(parents, "command string, here string").first()
 
     assert "--preload" in row.command
@@ -44,7 +44,7 @@ def test_workers_are_forked_from_the_process_that_was_loaded_ahead(spark):
 
 
 @linux
-def test_tasks_and_queries_have_workers_of_the_same_daemon(spark):
+def test_tasks_and_queries_use_workers_of_the_same_daemon(spark):
     row = spark.range(1).mapInArrow(parents, "command string, here string").first()
     command = spark.sparkContext.parallelize([0], 1).map(lambda _: parent()).first()
 
@@ -52,8 +52,8 @@ def test_tasks_and_queries_have_workers_of_the_same_daemon(spark):
 
 
 @pytest.fixture
-def ahead(tmp_path):
-    """A process that loads ahead, and the environment of a daemon that finds it."""
+def preloaded(tmp_path):
+    """A preloaded process, and the environment of a daemon that finds it."""
     env = {**os.environ, "EBBFLOW_LOADED_AHEAD": str(tmp_path / "daemon")}
     command = [sys.executable, "-m", "ebbflow.spark.daemon", "--preload", str(os.getpid())]
     process = subprocess.Popen(command, env=env)
@@ -69,8 +69,8 @@ def port_of(daemon: subprocess.Popen[bytes]) -> int:
 
 
 @linux
-def test_both_end_when_spark_closes_the_input_of_the_daemon(ahead):
-    process, env = ahead
+def test_daemon_and_preloaded_process_end_when_spark_closes_the_daemons_input(preloaded):
+    process, env = preloaded
     with subprocess.Popen(DAEMON, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         port = port_of(daemon)
         listening = psutil.Process(process.pid).net_connections("inet")
@@ -81,8 +81,8 @@ def test_both_end_when_spark_closes_the_input_of_the_daemon(ahead):
 
 
 @linux
-def test_both_end_when_spark_terminates_the_daemon(ahead):
-    process, env = ahead
+def test_daemon_and_preloaded_process_end_when_spark_terminates_the_daemon(preloaded):
+    process, env = preloaded
     with subprocess.Popen(DAEMON, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         port_of(daemon)
         daemon.send_signal(signal.SIGTERM)
@@ -90,8 +90,8 @@ def test_both_end_when_spark_terminates_the_daemon(ahead):
     process.wait(120)
 
 
-@pytest.mark.parametrize("place", [None, "/nowhere/daemon"], ids=["not said", "not there"])
-def test_a_daemon_without_anything_ahead_of_it_loads_everything_itself(place):
+@pytest.mark.parametrize("place", [None, "/nowhere/daemon"], ids=["not set", "missing"])
+def test_a_daemon_without_a_preloaded_process_loads_everything_itself(place):
     env = {name: value for name, value in os.environ.items() if name != "EBBFLOW_LOADED_AHEAD"}
     env |= {} if place is None else {"EBBFLOW_LOADED_AHEAD": place}
     with subprocess.Popen(DAEMON, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
@@ -101,7 +101,7 @@ def test_a_daemon_without_anything_ahead_of_it_loads_everything_itself(place):
 
 
 @linux
-def test_what_loads_ahead_ends_with_the_driver_that_started_it(tmp_path):
+def test_the_preloaded_process_ends_with_the_driver_that_started_it(tmp_path):
     program = "import time; from ebbflow.spark.daemon import preload\n"
     program += "with preload(): time.sleep(60)"
     env = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -113,7 +113,7 @@ def test_what_loads_ahead_ends_with_the_driver_that_started_it(tmp_path):
 
 
 def test_a_worker_ends_when_its_daemon_is_killed():
-    """It may wait for a NATS server that is down as well, and no one would tell it to stop."""
+    """It may be waiting for a NATS server that is down as well, and then nothing would stop it."""
     with (
         subprocess.Popen(DAEMON, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon,
         socket.create_connection(("127.0.0.1", port_of(daemon))),

@@ -1,6 +1,6 @@
 """Every row of the table of outcomes, on real pipelines and on a real MonoVertex.
 
-A pipeline has many vertices that decide, so one run shows many rows; a MonoVertex has one.
+A pipeline has many deciding vertices, so one run covers many rows; a MonoVertex has one.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MOST_ROWS = 10
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a row: the counts of the vertex, its letters, and what its sinks were given."""
+    """The outcome of a row: its vertex's counts, its dead letters, and what its sinks received."""
 
     counts: Counts
     letters: list[Letter]
     entries: list[tuple[str, int, str]]
 
     def written(self, role: str) -> int:
-        """How often the message 3 was accepted by a sink."""
+        """How often a sink accepted the message 3."""
         accepted = ("Status.OK", "Status.ON_SUCCESS") if role != "sink" else ("Status.OK",)
         return sum(
             name == role and value == 3 and any(status in response for status in accepted)
@@ -53,7 +53,7 @@ class Ended:
 
 
 class Row:
-    """The user code of a case, whose sinks write to the journal what they are given."""
+    """The user code of a case; its sinks write what they receive to the journal."""
 
     def __init__(self, case: Case, number: int, journal: Journal) -> None:
         self.case = case
@@ -93,7 +93,7 @@ class Row:
         return options
 
     def add_to(self, pipeline: Pipeline) -> Pipeline:
-        """A branch of the pipeline: the vertices of this row behind the source."""
+        """Adds the vertices of this row to the pipeline, as a branch after the source."""
         case, before = self.case, "in"
         if case.map:
             before = self.vertex
@@ -127,7 +127,7 @@ def store_of(case: Case) -> NatsStore | None:
 
 
 def execute(built: Any, folder: Path) -> tuple[dict[str, Counts], list[Letter]]:
-    """Run it to its end; the counts of its vertices, and all its dead letters."""
+    """Run it to its end; return the counts of its vertices and all its dead letters."""
     state = folder / "state"
     summary = run_pipeline(built.spec, drain=True, timeout="240s", state=state, watcher=Failures())
     with start_embedded(state) as server, open_link(server) as link:
@@ -136,7 +136,7 @@ def execute(built: Any, folder: Path) -> tuple[dict[str, Counts], list[Letter]]:
 
 
 def together() -> Iterator[list[Case]]:
-    """The cases that can be rows of one pipeline: few, all with a store or all without."""
+    """Groups of cases that fit into one pipeline: few, and all with a store or all without."""
     for cases in (SINK_CASES, MAP_CASES):
         for stored in (False, True):
             alike = [case for case in cases if (store_of(case) is not None) is stored]
@@ -145,7 +145,7 @@ def together() -> Iterator[list[Case]]:
 
 @pytest.fixture(scope="module")
 def of_pipelines(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """What came of each row, by its name."""
+    """The outcome of each row, by its name."""
     ended = {}
     for cases in together():
         folder = tmp_path_factory.mktemp("rows")
@@ -177,7 +177,7 @@ def ended_of(request: pytest.FixtureRequest, spark: Any, tmp_path: Path) -> Any:
 
 @pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("case", SINK_CASES, ids=str)
-def test_what_a_sink_says_decides(case, ended_of):
+def test_the_response_of_a_sink_decides_the_outcome(case, ended_of):
     ended = ended_of(case)
     counts = ended.counts.as_dict()
 
@@ -193,7 +193,7 @@ def test_what_a_sink_says_decides(case, ended_of):
 
 @pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("case", MAP_CASES, ids=str)
-def test_what_a_map_says_decides(case, ended_of):
+def test_the_result_of_a_map_decides_the_outcome(case, ended_of):
     ended = ended_of(case)
     counts = ended.counts.as_dict()
 

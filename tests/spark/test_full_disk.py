@@ -1,4 +1,4 @@
-"""A disk that is full stops a pipeline, tells so and loses nothing; room is all it takes."""
+"""A full disk stops a pipeline, which reports it, loses nothing and continues with new room."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MESSAGES = 8_000
 
 @pytest.mark.guarantee("back-pressure-loses-nothing")
 @pytest.mark.parametrize("whose", ["embedded", "own"])
-def test_a_pipeline_on_a_full_disk_waits_and_goes_on_when_there_is_room(
+def test_a_pipeline_on_a_full_disk_waits_and_continues_when_there_is_room(
     run, small_disk, journal, tmp_path, whose
 ):
-    gate, told = tmp_path / "gate", []
+    gate, stages = tmp_path / "gate", []
     sign = " is full, with " if whose == "embedded" else "confirmed nothing that work wrote"
 
     class MakingRoom(Watcher):
         def stage(self, text):
-            told.append(text)
+            stages.append(text)
             if sign in text:
                 small_disk.enlarge("200m")
                 gate.touch()
@@ -51,12 +51,12 @@ def test_a_pipeline_on_a_full_disk_waits_and_goes_on_when_there_is_room(
     with ExitStack() as stack:
         place = {"state": small_disk.folder}
         if whose == "own":
-            # It mends itself; that is not the run's business here.
+            # The server recovers by itself; the run is not responsible for it here.
             server = stack.enter_context(start_embedded(small_disk.folder))
             place = {"nats": server.urls[0], "login": server.login}
         summary = run(pipeline, watcher=MakingRoom(), **place)
 
-    assert any(sign in text for text in told)
+    assert any(sign in text for text in stages)
     assert Counter(journal.read()) == dict.fromkeys((f"in-{n}/work" for n in range(MESSAGES)), 1)
     assert all(c.read == c.done == MESSAGES for c in summary.vertices.values())
 
@@ -72,7 +72,7 @@ class Deletes(Failures):
             shutil.rmtree(self._state, ignore_errors=True)
 
 
-def test_a_run_whose_state_folder_is_deleted_ends_and_says_what_is_lost(run, tmp_path):
+def test_a_run_whose_state_folder_is_deleted_ends_and_reports_what_is_lost(run, tmp_path):
     pipeline = Pipeline("test").source("in", Generator(rpu=100)).sink("out", Blackhole())
     state = tmp_path / "state"
     with pytest.raises(SetupError, match=r"was deleted while the pipeline ran\. The messages that"):

@@ -20,7 +20,7 @@ MESSAGES = 300
 
 @dataclass
 class Edges(Failures):
-    """Remembers which edges were inline, ever."""
+    """Remembers all edges that were inline at any time."""
 
     inline: set[tuple[str, str]] = field(default_factory=set)
 
@@ -75,7 +75,7 @@ def test_counts_and_dead_letters_are_the_same_inline_and_through_buffers(
 ):
     edges = Edges()
     summary = run(pipeline(inline), watcher=edges)
-    # Which of them depends on how fast the machine is: a slow vertex reads its buffer.
+    # Which edges are inline depends on the machine: a slow vertex reads its buffer.
     assert bool(edges.inline) == inline
     assert summary.vertices == EXPECTED
     letters = [(letter.vertex, letter.id) for letter in server_letters("test")]

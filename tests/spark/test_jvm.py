@@ -1,4 +1,4 @@
-"""What PySpark does when it talks to its JVM, and does not do needlessly."""
+"""How PySpark talks to its JVM, and which needless work it avoids."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ebbflow.spark.jvm import ClassArchive, OnlyNumpy, is_not_of_py4j
 from ebbflow.spark.session import SessionPlan, quieten_accumulators, quieten_py4j
 
 
-class Asked:
+class RecordingConverter:
     def __init__(self):
-        self.about = []
+        self.values = []
 
     def can_convert(self, value):
-        self.about.append(value)
+        self.values.append(value)
         return True
 
 
@@ -36,15 +36,15 @@ class Table(np.ndarray):
 
 
 @pytest.mark.parametrize("value", [np.int64(1), np.zeros(2), np.zeros(2).view(Table)])
-def test_the_converters_of_numpy_are_asked_about_its_values(value):
-    assert OnlyNumpy(Asked()).can_convert(value)
+def test_numpy_values_are_passed_to_numpys_converters(value):
+    assert OnlyNumpy(RecordingConverter()).can_convert(value)
 
 
-def test_they_are_asked_about_nothing_else():
-    asked = Asked()
+def test_other_values_are_not_passed_to_numpys_converters():
+    converter = RecordingConverter()
     for value in (1, "text", [1], {"a": 1}, object()):
-        assert not OnlyNumpy(asked).can_convert(value)
-    assert asked.about == []
+        assert not OnlyNumpy(converter).can_convert(value)
+    assert converter.values == []
 
 
 def test_numpy_values_reach_queries(spark):
@@ -54,7 +54,7 @@ def test_numpy_values_reach_queries(spark):
     assert tuple(row) == (7, [1, 2])
 
 
-def test_the_modules_of_the_driver_are_for_its_workers_and_not_for_every_python_it_starts(spark):
+def test_the_drivers_module_path_is_passed_to_its_workers_only(spark):
     def path(_=None):
         return os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
@@ -74,7 +74,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("filters", [[], [is_not_of_py4j]], ids=["by itself", "in a run"])
-def test_calls_that_the_end_of_a_jvm_interrupts_print_no_traceback(filters, caplog, monkeypatch):
+def test_calls_interrupted_by_the_end_of_a_jvm_print_no_traceback(filters, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "filters", filters)
     client = GatewayClient()
     monkeypatch.setattr(client, "_get_connection", Broken)
@@ -83,12 +83,12 @@ def test_calls_that_the_end_of_a_jvm_interrupts_print_no_traceback(filters, capl
 
 
 @pytest.mark.parametrize("own", [logging.NOTSET, logging.DEBUG])
-def test_py4j_logs_its_calls_only_if_the_program_asks_py4j_for_it(own, caplog):
+def test_py4j_logs_its_calls_only_if_its_own_logger_is_set_to_debug(own, caplog):
     py4j = logging.getLogger("py4j")
     before = py4j.level
     py4j.setLevel(own)
     try:
-        with caplog.at_level(logging.DEBUG):  # as logging.basicConfig(level=DEBUG) has it
+        with caplog.at_level(logging.DEBUG):  # as logging.basicConfig(level=DEBUG) does
             quieten_py4j()
             logging.getLogger("py4j.clientserver").debug("Command to send")
     finally:
@@ -101,7 +101,7 @@ class Breaks(socketserver.BaseRequestHandler):
         raise EOFError("the JVM has died")
 
 
-def test_a_jvm_that_dies_leaves_no_traceback_of_the_server_for_accumulators(capfd):
+def test_a_dead_jvm_causes_no_traceback_in_the_accumulator_server(capfd):
     with socketserver.TCPServer(("127.0.0.1", 0), Breaks) as server:
         server.timeout = 10
         quieten_accumulators(SimpleNamespace(_accumulatorServer=server))
@@ -110,7 +110,7 @@ def test_a_jvm_that_dies_leaves_no_traceback_of_the_server_for_accumulators(capf
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_session_of_a_run_has_such_a_server(spark):
+def test_the_accumulator_server_of_a_run_is_quiet(spark):
     assert "handle_error" in vars(spark.sparkContext._accumulatorServer)
 
 
@@ -120,7 +120,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "ebbflow"
 
 
-def test_a_first_jvm_writes_it_under_another_name_and_has_time_for_that(cache):
+def test_the_first_jvm_writes_a_class_archive_draft_and_gets_time_for_it(cache):
     archive = ClassArchive(17)
     assert "-XX:ArchiveClassesAtExit=" in archive.java_option()
     assert archive.seconds_to_end == 300
@@ -134,7 +134,7 @@ def test_a_first_jvm_writes_it_under_another_name_and_has_time_for_that(cache):
     assert archive.seconds_to_end == 30
 
 
-def test_what_a_killed_jvm_has_written_is_not_used(cache):
+def test_the_archive_draft_of_a_killed_jvm_is_not_used(cache):
     archive = ClassArchive(17)
     draft = archive.java_option().partition("ArchiveClassesAtExit=")[2].partition('"')[0]
     open(draft, "wb").close()
@@ -145,7 +145,7 @@ def test_what_a_killed_jvm_has_written_is_not_used(cache):
 
 
 @pytest.mark.parametrize("name", ["spark-4.2-java-17-ab.jsa", "spark-4.3-java-17-ab.jsa.123"])
-def test_archives_and_drafts_that_nobody_uses_are_removed(cache, name):
+def test_unused_archives_and_drafts_are_removed(cache, name):
     cache.mkdir()
     old = cache / name
     old.touch()
@@ -158,7 +158,7 @@ def test_archives_and_drafts_that_nobody_uses_are_removed(cache, name):
     assert not old.exists()
 
 
-def test_a_jvm_that_only_places_tasks_is_small_and_has_an_archive_of_its_own(cache, tmp_path):
+def test_a_jvm_that_only_schedules_tasks_is_small_and_has_its_own_archive(cache, tmp_path):
     tasks = SessionPlan("plain", None, 3, tmp_path, schedules=True)
     tables = replace(tasks, schedules=False)
 
@@ -171,7 +171,7 @@ def test_a_jvm_that_only_places_tasks_is_small_and_has_an_archive_of_its_own(cac
 @pytest.mark.parametrize(
     "changed", [{"conf": {"spark.driver.memory": "4g"}}, {"master": "spark://there:7077"}]
 )
-def test_memory_that_the_user_sets_and_memory_on_a_cluster_remain(cache, tmp_path, changed):
+def test_memory_set_by_the_user_or_on_a_cluster_is_not_changed(cache, tmp_path, changed):
     plan = replace(SessionPlan("plain", None, 3, tmp_path, schedules=True), **changed)
 
     assert plan.settings().get("spark.driver.memory") == plan.conf.get("spark.driver.memory")

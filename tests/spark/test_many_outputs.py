@@ -1,4 +1,4 @@
-"""One input with very many outputs: buffers hold the writer back, and a stop does not wait."""
+"""One input with very many outputs: full buffers block the writer but not a stop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def columnar(rows):
 
 
 @pytest.mark.long
-def test_all_outputs_of_one_input_pass_a_buffer_for_two_frames_in_every_mode(run, journal):
+def test_all_outputs_of_one_input_fit_through_a_two_frame_buffer_in_every_mode(run, journal):
     def store(data):
         journal.write(*(datum.value.decode() for datum in data))
         return [Response.ok(datum.id) for datum in data]
@@ -53,7 +53,7 @@ def test_all_outputs_of_one_input_pass_a_buffer_for_two_frames_in_every_mode(run
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-def test_a_stop_lets_go_of_a_stream_map_that_waits_for_room(run, journal, tmp_path):
+def test_a_stop_interrupts_a_stream_map_that_waits_for_room(run, journal, tmp_path):
     gate = tmp_path / "gate"
 
     def numbers(datum):

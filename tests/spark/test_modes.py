@@ -1,4 +1,4 @@
-"""How user code may be written, what it is told, and what holds a run back."""
+"""The modes of user code, what it receives, stored answers, and a paused pipeline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def generated(count, **options):
     return Pipeline("test").source("in", Generator(**{"messages": count} | options))
 
 
-def test_a_batch_map_answers_by_id_and_nacks_only_what_it_wants(run, journal, store):
+def test_a_batch_map_answers_by_id_and_nacks_single_messages(run, journal, store):
     def squares(data):
         assert len(data) <= 50
         results = {}
@@ -48,9 +48,7 @@ def test_a_batch_map_answers_by_id_and_nacks_only_what_it_wants(run, journal, st
     assert (summary.vertices["m"].redelivered, summary.vertices["m"].dropped) == (30, 30)
 
 
-def test_a_batch_map_that_forgets_an_id_fails_only_that_message(
-    run, journal, store, server_letters
-):
+def test_a_batch_map_that_omits_an_id_fails_only_that_message(run, journal, store, server_letters):
     def forgetful(data):
         return {d.id: Message(str(value(d)).encode()) for d in data if value(d) != 7}
 
@@ -62,7 +60,7 @@ def test_a_batch_map_that_forgets_an_id_fails_only_that_message(
     assert "returned no result for 1" in letter.error
 
 
-def test_a_stream_map_forwards_while_it_still_yields(run, journal):
+def test_a_stream_map_forwards_outputs_before_it_has_returned(run, journal):
     def slowly(datum):
         for part in range(4):
             yield Message(f"{part} {time.time()}".encode())
@@ -76,11 +74,11 @@ def test_a_stream_map_forwards_while_it_still_yields(run, journal):
 
     waits = [float(e.split()[2]) - float(e.split()[1]) for e in journal.read()]
     assert Counter(e.split()[0] for e in journal.read()) == {"0": 2, "1": 2, "2": 2, "3": 2}
-    assert sorted(waits)[3] < 0.6  # half of them were there long before their input was done
+    assert sorted(waits)[3] < 0.6  # half of them arrived long before their input was done
     assert summary.vertices["m"].written == 8
 
 
-def test_a_columnar_map_gives_rows_back_by_a_column(run, journal, store):
+def test_a_columnar_map_nacks_rows_through_a_column(run, journal, store):
     def columnar(batch: pa.RecordBatch) -> pa.RecordBatch:
         numbers = [json.loads(v)["value"] for v in batch.column("value").to_pylist()]
         first = pc.equal(batch.column("deliveries"), 1)
@@ -102,7 +100,7 @@ def test_a_columnar_map_gives_rows_back_by_a_column(run, journal, store):
     assert summary.vertices["m"].redelivered == 400
 
 
-def test_a_pandas_map_may_leave_rows_out_and_add_others(run, journal, store):
+def test_a_pandas_map_may_omit_and_add_rows(run, journal, store):
     def frame(data):
         data["n"] = [json.loads(v)["value"] for v in data["value"]]
         kept = data[data["n"] < 5][["id", "n"]]
@@ -116,7 +114,7 @@ def test_a_pandas_map_may_leave_rows_out_and_add_others(run, journal, store):
     assert (summary.vertices["m"].done, summary.vertices["m"].dropped) == (5, 15)
 
 
-def test_async_maps_run_side_by_side_up_to_the_limit(run, journal):
+def test_async_calls_run_concurrently_up_to_the_limit(run, journal):
     running = {"now": 0, "most": 0}
 
     async def waits(datum):
@@ -132,21 +130,21 @@ def test_async_maps_run_side_by_side_up_to_the_limit(run, journal):
     assert max(journal.read()) == 20
 
 
-def test_user_code_finds_its_place_in_the_environment(run, journal):
-    def tell(data):
+def test_user_code_finds_its_vertex_in_environment_variables(run, journal):
+    def record_environment(data):
         import os
 
         names = ("NAMESPACE", "POD", "REPLICA", "PIPELINE_NAME", "VERTEX_NAME")
         journal.write([os.environ[f"NUMAFLOW_{name}"] for name in names])
         return [Response.ok(datum.id) for datum in data]
 
-    run(generated(1).sink("out", tell))
+    run(generated(1).sink("out", record_environment))
 
     assert journal.read() == [["default", "test-out-0", "0", "test", "out"]]
 
 
 @pytest.mark.guarantee("outcomes-hold")
-def test_answers_are_stored_under_the_request_and_found_again(run, tmp_path):
+def test_answers_are_stored_and_found_by_request(run, tmp_path):
     def serve(data):
         return [Response.serve(d.id, b"answer to " + d.value) for d in data]
 
@@ -169,7 +167,7 @@ def test_answers_are_stored_under_the_request_and_found_again(run, tmp_path):
         assert Counter(a.request for a in stored.list()) == {f"in-{n}": 24 for n in range(10)}
 
 
-def test_a_monovertex_stores_every_answer_that_came_of_a_request(run, tmp_path):
+def test_a_monovertex_stores_every_answer_to_a_request(run, tmp_path):
     mono = MonoVertex("test", serving_store="nats").source(Generator(messages=5))
     mono = mono.map(lambda d: [Message(b"%d" % n) for n in range(12)]).sink(Serve())
     counts = run(mono)
@@ -180,7 +178,7 @@ def test_a_monovertex_stores_every_answer_that_came_of_a_request(run, tmp_path):
 
 
 @pytest.mark.guarantee("outcomes-hold")
-def test_a_store_of_the_users_own_is_given_the_answers(run, journal):
+def test_a_store_written_by_the_user_receives_the_answers(run, journal):
     class Answers:
         def put(self, id, payloads):
             if not hasattr(self, "failed"):
@@ -199,7 +197,7 @@ def test_a_store_of_the_users_own_is_given_the_answers(run, journal):
     assert (counts.vertices["test"].served, counts.vertices["test"].redelivered) == (5, 1)
 
 
-def test_a_paused_pipeline_reads_nothing_new_and_finishes_what_it_has(run, journal, store):
+def test_a_paused_pipeline_reads_nothing_new_and_finishes_its_messages(run, journal, store):
     first = generated(9_000, rpu=300).map("m", lambda d: Message(str(value(d)).encode()))
     first = first.sink("out", store)
     run(first, drain=False, watcher=StopWhen(lambda v: v["out"].counts.done))

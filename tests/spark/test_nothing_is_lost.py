@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def facts_of(letters):
-    """What dead letters of the same messages have in common, whoever stored them."""
+    """The fields in which dead letters of the same messages agree, whether real or simulated."""
     return Counter((each.vertex, each.id, each.reason, each.deliveries) for each in letters)
 
 
@@ -34,7 +34,7 @@ def value(datum):
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-def test_a_store_that_is_down_for_some_loses_nothing_and_holds_up_nobody(run, journal, tmp_path):
+def test_a_store_that_rejects_some_messages_loses_none_and_delays_no_others(run, journal, tmp_path):
     """A quarter of the messages cannot be stored until all the others are."""
     back = tmp_path / "back"
 
@@ -102,7 +102,7 @@ def test_wrong_response_counts_never_stall_and_nothing_is_lost(run, journal, ser
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(plan=topologies)
-def test_random_user_code_ends_every_message_exactly_once_as_the_simulation_says(plan):
+def test_random_user_code_ends_every_message_exactly_once_as_simulated(plan):
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
         summary = run_pipeline(
@@ -120,7 +120,7 @@ def test_random_user_code_ends_every_message_exactly_once_as_the_simulation_says
         simulated = simulate(build(plan))
         assert {n: v.counts for n, v in simulated.vertices.items()} == dict(summary.vertices)
         assert facts_of(simulated.dead_letters) == facts_of(letters)
-    # What one vertex writes is what the next one reads, but for what comes back to it.
+    # A vertex reads exactly what the one before it writes, apart from redeliveries.
     names = list(summary.vertices)
     for before, after in pairwise(names):
         read = summary.vertices[after]

@@ -1,4 +1,4 @@
-"""A system that is down is nobody's fault: the vertex waits, says so, and continues by itself."""
+"""A system that is down penalises no message: the vertex waits, reports it, and continues."""
 
 from __future__ import annotations
 
@@ -22,38 +22,40 @@ from tests.spark.runs import Failures
 pytestmark = pytest.mark.slow
 
 MESSAGES = 120
-# The system goes away at its third use: the first call, whatever the size of its batch, has passed.
+# The system goes down at its third use, so that the first call, of whatever size, succeeds.
 USES = 3
-CALLS_FOR_HELP = 5
+ATTEMPTS_WHILE_DOWN = 5
 
 
 class System:
-    """Goes down by itself when it has been used a while, and is back after some have asked for it.
+    """Goes down after a few uses, and is up again after a few failed attempts.
 
     Connections made before the outage stay broken after it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        for name in ("uses", "calls for help"):
+        for name in ("uses", "attempts while down"):
             (folder / name).touch()
 
     def _count(self, name: str) -> int:
-        """So often by now, this time included."""
+        """The number of calls so far, including this one."""
         with open(self._folder / name, "a") as file:
             file.write("x")
             return file.tell()
 
     def _is_down(self) -> bool:
-        return (self._folder / "down").exists() and self._count("calls for help") <= CALLS_FOR_HELP
+        return (self._folder / "down").exists() and self._count(
+            "attempts while down"
+        ) <= ATTEMPTS_WHILE_DOWN
 
     @property
-    def was_away(self) -> bool:
-        return (self._folder / "calls for help").stat().st_size > CALLS_FOR_HELP
+    def was_down(self) -> bool:
+        return (self._folder / "attempts while down").stat().st_size > ATTEMPTS_WHILE_DOWN
 
     def connect(self) -> str:
         if self._is_down():
-            raise ConnectionRefusedError("nobody is there")
+            raise ConnectionRefusedError("nothing listens there")
         return "old" if not (self._folder / "down").exists() else "new"
 
     def use(self, connection: str) -> None:
@@ -71,7 +73,7 @@ def system(tmp_path: Path) -> System:
 
 
 class Watching(Failures):
-    """Sees what a vertex waits for."""
+    """Records what a vertex waits for."""
 
     def __init__(self, vertex: str) -> None:
         self._vertex = vertex
@@ -84,7 +86,7 @@ class Watching(Failures):
 
 
 class Connected:
-    """User code as the guide shows it: connects in open(), uses the connection, lets errors fly."""
+    """User code as in the guide: connects in open(), uses the connection, lets errors propagate."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -151,12 +153,12 @@ def storing(journal):
 
 def messages() -> Pipeline:
     source = {"messages": MESSAGES, "rpu": 20, "duration": "200ms"}
-    # However much has come before the first call, there are more calls than the system stands.
+    # However much arrives before the first call, there are more calls than the system survives.
     limits = Limits(read_batch_size=20)
     return Pipeline("test", limits=limits).source("in", Generator(**source))
 
 
-def assert_nobody_was_blamed(counts: Counts) -> None:
+def assert_no_message_was_penalised(counts: Counts) -> None:
     assert (counts.done, counts.dead_lettered) == (MESSAGES, 0)
 
 
@@ -173,53 +175,53 @@ def assert_nobody_was_blamed(counts: Counts) -> None:
     ],
     ids=["unary", "async", "stream", "batch", "columnar", "pandas"],
 )
-def test_a_map_whose_system_goes_away_waits_and_goes_on(run, journal, system, mode, code):
+def test_a_map_whose_system_goes_down_waits_and_continues(run, journal, system, mode, code):
     pipeline = messages().map("m", partial(code, system), mode=mode)
     summary = run(pipeline.sink("out", storing(journal)))
 
-    assert_nobody_was_blamed(summary.vertices["m"])
+    assert_no_message_was_penalised(summary.vertices["m"])
     assert sorted(journal.read()) == [[number, 1] for number in range(MESSAGES)]
-    assert system.was_away
+    assert system.was_down
 
 
 @pytest.mark.guarantee("outages-blame-no-message")
-@pytest.mark.parametrize("beside", ["sink", "fallback", "on_success"])
-def test_a_sink_whose_system_goes_away_waits_and_goes_on(run, journal, system, beside):
+@pytest.mark.parametrize("role", ["sink", "fallback", "on_success"])
+def test_a_sink_whose_system_goes_down_waits_and_continues(run, journal, system, role):
     sink = partial(Sink, system, journal)
 
     def request_on_success(data):
-        answer = Response.fallback if beside == "fallback" else Response.on_success
+        answer = Response.fallback if role == "fallback" else Response.on_success
         return [answer(datum.id) for datum in data]
 
     pipeline = messages()
-    if beside == "sink":
+    if role == "sink":
         pipeline = pipeline.sink("out", sink)
     else:
-        pipeline = pipeline.sink("out", request_on_success, **{beside: sink})
+        pipeline = pipeline.sink("out", request_on_success, **{role: sink})
     summary = run(pipeline)
 
     assert summary.vertices["out"].dead_lettered == 0
     assert sorted(journal.read()) == list(range(MESSAGES))
-    assert system.was_away
+    assert system.was_down
 
 
 @pytest.mark.guarantee("outages-blame-no-message")
-def test_an_ordered_vertex_waits_with_the_message_at_hand(run, journal, system):
+def test_an_ordered_vertex_waits_with_its_current_message(run, journal, system):
     pipeline = messages().map("m", partial(Unary, system), ordered=True)
     summary = run(pipeline.sink("out", storing(journal), ordered=True))
 
-    assert_nobody_was_blamed(summary.vertices["m"])
+    assert_no_message_was_penalised(summary.vertices["m"])
     assert journal.read() == [[number, 1] for number in range(MESSAGES)]
 
 
-def test_a_store_for_answers_that_goes_away_is_waited_for(run, journal, system):
+def test_a_serving_store_that_goes_down_is_waited_for(run, journal, system):
     class Store(Sink):
         def put(self, request, payloads):
             self.work()
             self._journal.write(request)
 
         def get(self, request):
-            """Is not asked."""
+            """Is not called."""
 
     pipeline = Pipeline("test", serving_store=partial(Store, system, journal))
     source = {"messages": MESSAGES, "rpu": 20, "duration": "200ms"}
@@ -227,11 +229,11 @@ def test_a_store_for_answers_that_goes_away_is_waited_for(run, journal, system):
     pipeline = pipeline.sink("out", lambda data: [Response.serve(d.id, b"yes") for d in data])
     summary = run(pipeline)
 
-    assert_nobody_was_blamed(summary.vertices["out"])
+    assert_no_message_was_penalised(summary.vertices["out"])
     assert len(set(journal.read())) == MESSAGES
 
 
-def test_what_a_vertex_waits_for_is_shown_until_it_is_there(run, journal, tmp_path):
+def test_the_system_that_a_vertex_waits_for_is_shown_until_it_is_up(run, journal, tmp_path):
     ready = tmp_path / "ready"
 
     def careful(datum):
@@ -284,7 +286,7 @@ def test_an_outage_that_fills_the_buffer_ends_although_vertices_share_a_task(
 
 
 @pytest.mark.guarantee("outages-blame-no-message")
-def test_a_message_that_fails_while_others_pass_is_to_blame_whatever_it_raises(
+def test_a_message_that_fails_while_others_pass_is_penalised_whatever_it_raises(
     run, journal, server_letters
 ):
     def lookup(datum):
@@ -302,7 +304,7 @@ def test_a_message_that_fails_while_others_pass_is_to_blame_whatever_it_raises(
     assert {letter.deliveries for letter in letters} == {3}
 
 
-def test_errors_of_ones_own_can_mean_that_a_system_is_away(run, journal, system):
+def test_user_defined_errors_can_mean_that_a_system_is_down(run, journal, system):
     class Gone(Exception):
         pass
 
@@ -318,19 +320,19 @@ def test_errors_of_ones_own_can_mean_that_a_system_is_away(run, journal, system)
     pipeline = messages().map("m", own, on_unavailable=OnUnavailable([Gone], interval="50ms"))
     summary = run(pipeline.sink("out", storing(journal)))
 
-    assert_nobody_was_blamed(summary.vertices["m"])
+    assert_no_message_was_penalised(summary.vertices["m"])
     assert sorted(journal.read()) == [[number, 1] for number in range(MESSAGES)]
 
 
 @pytest.mark.guarantee("outages-blame-no-message")
-def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letters(
+def test_a_bug_that_hits_every_message_stops_the_vertex_without_dead_letters(
     run, journal, server_letters, tmp_path
 ):
-    mended = tmp_path / "mended"
+    fixed = tmp_path / "fixed"
     seen = []
 
     def buggy(datum):
-        if not mended.exists():
+        if not fixed.exists():
             raise KeyError("customer")
         return Message(datum.value)
 
@@ -338,7 +340,7 @@ def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letter
         def look(self, status):
             if (waiting := status["m"].waiting) and waiting.seconds > 2:
                 seen.append(waiting)
-                mended.touch()
+                fixed.touch()
 
     pipeline = Pipeline("test").source("in", Generator(messages=300))
     pipeline = pipeline.map("m", buggy, on_error=Backoff("10ms", steps=3))
@@ -353,11 +355,11 @@ def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letter
 def test_a_flood_of_dead_letters_stops_the_vertex_until_it_is_resumed(
     run, journal, server_letters, tmp_path
 ):
-    mended = tmp_path / "mended"
-    seen, said = [], []
+    fixed = tmp_path / "fixed"
+    seen, outputs = [], []
 
     def mostly_buggy(datum):
-        if not mended.exists() and number_of(datum) % 10:
+        if not fixed.exists() and number_of(datum) % 10:
             raise KeyError("customer")
         return Message(datum.value)
 
@@ -365,9 +367,9 @@ def test_a_flood_of_dead_letters_stops_the_vertex_until_it_is_resumed(
         def look(self, status):
             if status["m"].halted and not seen:
                 seen.append(status["m"].halted)
-                mended.touch()
+                fixed.touch()
                 args = ["resume", "test", "m", "--state", str(tmp_path / "state")]
-                said.append(CliRunner().invoke(app, args).output)
+                outputs.append(CliRunner().invoke(app, args).output)
 
     pipeline = Pipeline("test").source("in", Generator(messages=1_000))
     policy = Backoff("10ms", steps=1)
@@ -379,16 +381,16 @@ def test_a_flood_of_dead_letters_stops_the_vertex_until_it_is_resumed(
         "20 of the last 100 messages became dead letters, the last one because of: "
         "KeyError: 'customer'"
     ]
-    assert said == ["Resumed: m.\n"]
+    assert outputs == ["Resumed: m.\n"]
     assert (summary.vertices["m"].done, summary.vertices["m"].dead_lettered) == (980, 20)
     assert len(server_letters("test")) == 20
 
 
-def test_a_run_begins_with_all_vertices_resumed(run, journal, tmp_path):
-    mended = tmp_path / "mended"
+def test_a_new_run_resumes_halted_vertices(run, journal, tmp_path):
+    fixed = tmp_path / "fixed"
 
     def buggy(datum):
-        if not mended.exists() and number_of(datum) % 3:
+        if not fixed.exists() and number_of(datum) % 3:
             raise KeyError("customer")
         return Message(datum.value)
 
@@ -397,9 +399,9 @@ def test_a_run_begins_with_all_vertices_resumed(run, journal, tmp_path):
 
         def look(self, status):
             if status["m"].halted:
-                mended.touch()
+                fixed.touch()
                 self.halted += 1
-            if self.halted > 5:  # it is mended for some seconds, and stays halted
+            if self.halted > 5:  # the bug is fixed for some seconds, and the vertex stays halted
                 os.kill(os.getpid(), signal.SIGINT)
 
     pipeline = Pipeline("test").source("in", Generator(messages=500))

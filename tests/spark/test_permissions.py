@@ -1,6 +1,6 @@
-"""A pipeline with exactly the permissions that ``ebbflow permissions`` prints: what it needs.
+"""A pipeline needs exactly the permissions that ``ebbflow permissions`` prints.
 
-The server writes down what is sent to it, so that every permission is seen to be used.
+The server logs what it receives, which shows that every permission is used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SENT = re.compile(r'/user:me" - <<- \[(H?PUB|SUB) (\S+)')
 
 
 class Watched:
-    """A server that writes down what each login sends."""
+    """A server that logs what each login sends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,18 +84,18 @@ class Watched:
         return Addresses((self.url,), Login(user=user, password=password), inbox)
 
     def dlq(self, *arguments: str) -> str:
-        """A command with dead letters, as the login of the pipeline."""
+        """Runs a dead-letter command with the login of the pipeline."""
         return self.run("dlq", *arguments)
 
     def run(self, *arguments: str) -> str:
-        """A command, as the login of the pipeline."""
+        """Runs a command with the login of the pipeline."""
         login = {"EBBFLOW_NATS_USER": "me", "EBBFLOW_NATS_PASSWORD": "m"}
         result = CliRunner().invoke(app, [*arguments, "--nats", self.url], env=login)
         assert result.exit_code == 0, result.output
         return result.output
 
     def sent(self) -> tuple[set[str], set[str]]:
-        """What the login of the pipeline has published and subscribed to."""
+        """The subjects that the login of the pipeline has published and subscribed to."""
         found = set(_SENT.findall((self.folder / "nats.log").read_text()))
         published = {subject for verb, subject in found if verb.endswith("PUB")}
         return published, {subject for verb, subject in found if verb == "SUB"}
@@ -117,7 +117,7 @@ def number(datum):
 
 
 def troubled(datum):
-    """The first delivery of some messages is refused: at once, later, for good."""
+    """Nacks some messages once, at once or with a delay, and always fails on one."""
     print("in prints")
     if datum.deliveries == 1 and number(datum) in (1, 2):
         raise Nack(delay="0s" if number(datum) == 1 else "50ms")
@@ -141,7 +141,7 @@ def answer(data):
 
 
 def some_of_everything(name: str) -> Pipeline:
-    """Every vertex redelivers at once and later, and dead-letters; the sink answers, too."""
+    """Every vertex redelivers at once and with a delay, and dead-letters; the sink also answers."""
     return (
         Pipeline(name, serving_store="nats")
         .source("in", Generator(messages=12), transformer=troubled, on_error=QUICK)
@@ -151,7 +151,7 @@ def some_of_everything(name: str) -> Pipeline:
 
 
 def troubled_later(datum):
-    """As ``troubled``, for messages that have got this far."""
+    """Like ``troubled``, for messages that reach this vertex."""
     print("work prints")
     if datum.deliveries == 1 and number(datum) in (7, 8):
         raise Nack(delay="0s" if number(datum) == 7 else PARKED)
@@ -161,7 +161,7 @@ def troubled_later(datum):
 
 
 class Impatient(Watcher):
-    """Tries to run the pipeline a second time while it runs; that is refused."""
+    """Tries to run the pipeline a second time while it runs, which is rejected."""
 
     def __init__(self, pipeline: Pipeline, options: dict[str, Any]) -> None:
         self._again = lambda: run_pipeline(pipeline.spec, **options)
@@ -175,7 +175,7 @@ class Impatient(Watcher):
 
 
 def have_changed(server: Watched) -> None:
-    """As an earlier version might have made the streams: the next run brings them up to date."""
+    """Changes the streams as if from an earlier version: the next run updates them."""
     with open_link(server.as_("admin", "a")) as link:
         found = link.run(api.list_streams(link.client, ""))
         for stream in found:
@@ -195,7 +195,7 @@ def follow_logs(server: Watched) -> None:
 
 
 def look_inside(server: Watched) -> None:
-    """As people do who pause, tap and send, with the permissions of the pipeline."""
+    """Pauses, resumes, draws and taps, with the permissions of the pipeline."""
     assert server.run("pause", "p", "out").startswith("Paused: out.")
     assert server.run("resume", "p").startswith("Resumed: out.")
     assert "work" in server.run("graph", "p")
@@ -203,7 +203,7 @@ def look_inside(server: Watched) -> None:
     assert server.run("tap", "p", "work", "--timeout", "100ms") == ""
     names = Names("p")
     with open_link(server.as_("me", "m", names.inbox)) as link:
-        # As tasks do while somebody taps.
+        # As tasks do during a tap.
         taps = Taps(link, names, "work", known={})
         taps.take(TapRequest("t", "work").to_json())
         taps.see(account_of(verdict_on(some("a"))))
@@ -211,7 +211,7 @@ def look_inside(server: Watched) -> None:
 
 
 def look_at_status(server: Watched) -> None:
-    """As ``ebbflow status --watch`` and the page do, with the permissions of the pipeline."""
+    """As ``ebbflow status --watch`` and the web UI do, with the permissions of the pipeline."""
     names = Names("p")
 
     async def follow(client: SecuredClient) -> PipelineStatus:
@@ -236,7 +236,7 @@ def unused(allowed: Permissions, server: Watched) -> list[str]:
 
 
 @pytest.mark.guarantee("printed-permissions-are-enough")
-def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, server):
+def test_a_pipeline_needs_exactly_its_printed_permissions(run, server):
     pipeline = some_of_everything("p")
     allowed = permissions_of(pipeline.spec)
     login = Login(user="me", password="m")
@@ -284,7 +284,9 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
 
 
 @pytest.mark.long
-def test_a_monovertex_whose_source_takes_messages_back_needs_its_own(run, server, tmp_path):
+def test_a_monovertex_with_a_redelivering_source_needs_its_printed_permissions(
+    run, server, tmp_path
+):
     queue = QueueFile(tmp_path / "queue.db")
     queue.fill(json.dumps({"value": n}).encode() for n in range(5))
     source = type("MyQueue", (RedeliveringQueue,), {"path": str(queue.path)})
@@ -321,7 +323,7 @@ class Serving(BackgroundRun):
 
 
 @pytest.mark.guarantee("printed-permissions-are-enough")
-def test_a_pipeline_that_answers_requests_needs_what_is_printed(spark, server, tmp_path):
+def test_a_serving_pipeline_needs_its_printed_permissions(spark, server, tmp_path):
     ports = Ports(http=0, https=0)
     pipeline = (
         Pipeline("s")
@@ -353,7 +355,7 @@ def test_a_pipeline_that_answers_requests_needs_what_is_printed(spark, server, t
 
 
 @pytest.mark.long
-def test_a_vertex_whose_batches_are_planned_needs_what_is_printed(run, server):
+def test_a_vertex_with_planned_batches_needs_its_printed_permissions(run, server):
     pipeline = (
         Pipeline("q")
         .source("in", Generator(messages=20))
@@ -375,7 +377,7 @@ def test_a_vertex_whose_batches_are_planned_needs_what_is_printed(run, server):
 
 @pytest.mark.guarantee("printed-permissions-are-enough")
 @pytest.mark.parametrize("name", ["other", "p-2"])
-def test_another_pipeline_is_out_of_reach(run, server, name):
+def test_the_permissions_of_a_pipeline_give_no_access_to_another_one(run, server, name):
     mine, theirs = some_of_everything("p"), some_of_everything(name)
     stream = f"ebb_{name}_out_0"
     with server.serving(permissions_of(mine.spec)):
@@ -408,15 +410,15 @@ def without(allowed: Permissions, subject: str) -> Permissions:
 
 
 @pytest.mark.guarantee("denied-subjects-are-named")
-def test_a_run_without_a_permission_names_it_and_goes_on_once_it_has_it(run, server):
-    """What only workers use is shown as the vertex's failure; what the driver uses ends the run."""
+def test_a_run_names_a_missing_permission_and_continues_once_it_is_granted(run, server):
+    """One that only workers use is shown as the vertex's failure; the driver's end the run."""
     source = Pipeline("p", inline=False).source("in", Generator(messages=5))
     pipeline = source.sink("out", Blackhole())
     allowed = permissions_of(pipeline.spec)
     seen: list[str] = []
 
-    class Giving(Watcher):
-        """Gives the permission when the failure has been shown."""
+    class Granting(Watcher):
+        """Grants the permission when the failure has been shown."""
 
         def look(self, status):
             failure = status["in"].failure
@@ -427,7 +429,7 @@ def test_a_run_without_a_permission_names_it_and_goes_on_once_it_has_it(run, ser
     login = Login(user="me", password="m")
     subject = "ebb.p.vertex.out.0.in"
     with server.serving(without(allowed, subject)):
-        summary = run(pipeline, nats=server.url, login=login, watcher=Giving())
+        summary = run(pipeline, nats=server.url, login=login, watcher=Granting())
         assert summary.vertices["out"].done == 5
         assert re.fullmatch(
             rf"PermanentPublishError: {subject}: refused by the server after 1 attempt in .* s: "

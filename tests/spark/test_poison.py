@@ -1,6 +1,6 @@
-"""In whatever way user code is given its messages, each one that kills its worker is found alone.
+"""In every mode, each message that kills its worker is found individually.
 
-Neighbours that are given to user code in one call with it are processed, in the same run.
+Its neighbours in the same call of user code are processed in the same run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ COUNT = 100
 
 
 def touch(value):
-    """What user code does with the bytes of a message: a bad one ends the process."""
+    """Ends the process on a bad message."""
     number = json.loads(value)["value"]
     if number == 33:
         os._exit(3)
-    if number in KILLERS:  # the second as the kernel does it when memory runs out
+    if number in KILLERS:  # SIGKILL as from the kernel when memory runs out
         os.kill(os.getpid(), signal.SIGSEGV if number == 34 else signal.SIGKILL)
 
 
@@ -71,7 +71,7 @@ def store(journal):
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("code", [batch, columnar, pandas, unary, stream], ids=lambda f: f.__name__)
-def test_each_killer_is_found_alone_and_its_neighbours_are_processed(
+def test_each_message_that_kills_its_worker_is_found_and_its_neighbours_are_processed(
     run, journal, server_letters, store, code
 ):
     pipeline = Pipeline("test").source("in", Generator(messages=COUNT, rpu=COUNT))
@@ -84,7 +84,7 @@ def test_each_killer_is_found_alone_and_its_neighbours_are_processed(
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_killers_in_a_monovertex_are_found_in_its_map_and_in_its_sink(
+def test_messages_that_kill_the_map_or_the_sink_of_a_monovertex_are_found(
     run, journal, server_letters, store
 ):
     def fragile(datum):
@@ -106,14 +106,16 @@ def test_killers_in_a_monovertex_are_found_in_its_map_and_in_its_sink(
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_a_message_whose_child_was_killed_from_outside_is_tried_once_more(
+def test_a_message_whose_child_process_was_killed_externally_is_retried_once(
     run, journal, server_letters, store, tmp_path
 ):
     kills = tmp_path / "kills"
 
     def killed_twice(datum):
         kills.open("a").write(".")
-        if len(kills.read_text()) <= 2:  # the worker, and then the child that has the message alone
+        if (
+            len(kills.read_text()) <= 2
+        ):  # the worker, and then the child that handles only this message
             os.kill(os.getpid(), signal.SIGKILL)
         return Message(datum.value)
 
@@ -126,7 +128,7 @@ def test_a_message_whose_child_was_killed_from_outside_is_tried_once_more(
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_killers_in_chunks_that_follow_each_other_are_all_found(
+def test_killer_messages_in_consecutive_chunks_are_all_found(
     run, journal, server_letters, store, tmp_path
 ):
     killers = {4, 5, 6}
@@ -158,7 +160,7 @@ def test_killers_in_chunks_that_follow_each_other_are_all_found(
     assert found(server_letters("test")) == killers
 
 
-def test_a_message_that_asks_for_more_memory_than_there_is_fails_alone(run, server_letters):
+def test_a_message_that_needs_too_much_memory_fails_alone(run, server_letters):
     def greedy(datum):
         return Message(bytes(1 << 50 if json.loads(datum.value)["value"] == 3 else 1))
 
@@ -171,7 +173,7 @@ def test_a_message_that_asks_for_more_memory_than_there_is_fails_alone(run, serv
 
 
 def found(letters):
-    """The numbers of the dead letters, each of which says what the message did."""
+    """The numbers of the dead letters, each of which names the cause."""
     assert {letter.reason for letter in letters} == {"killed its worker"}
     assert len(letters) == len(KILLERS)
     return {json.loads(letter.value)["value"] for letter in letters}

@@ -1,4 +1,4 @@
-"""SQL and DataFrame vertices: what a query gives is forwarded, and no message is lost by it."""
+"""SQL and DataFrame vertices: the result of a query is forwarded, and no message is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(journal):
     return sink
 
 
-class Told(Failures):
+class FailureLog(Failures):
     """Remembers why vertices failed."""
 
     def __init__(self):
@@ -47,7 +47,7 @@ def numbers(count):
     return Pipeline("test").source("in", Generator(messages=count, key_count=2))
 
 
-def test_each_row_of_a_query_goes_where_its_tags_say(run, journal, another_journal):
+def test_each_row_of_a_query_is_routed_by_its_tags(run, journal, another_journal):
     def look(to):
         def sink(data):
             to.write(*([d.id, d.value.decode(), d.keys, d.headers] for d in data))
@@ -73,7 +73,7 @@ def test_each_row_of_a_query_goes_where_its_tags_say(run, journal, another_journ
     assert (counts.read, counts.done, counts.dropped, counts.written) == (100, 90, 10, 90)
 
 
-def test_a_dataframe_function_makes_any_number_of_messages(run, store, journal):
+def test_a_dataframe_function_can_return_any_number_of_messages(run, store, journal):
     from pyspark.sql import functions as F
 
     def twice(messages):
@@ -90,7 +90,7 @@ def test_a_dataframe_function_makes_any_number_of_messages(run, store, journal):
     assert {"in-3/twice", "in-3/twice.1"} <= set(ids)
 
 
-def test_a_query_may_make_one_message_of_many_in_batches_of_a_size(run, store, journal):
+def test_a_query_can_aggregate_batches_of_a_limited_size(run, store, journal):
     query = f"SELECT to_json(struct(count(*) AS n, sum({NUMBER}) AS total)) AS value FROM messages"
 
     limits = Limits(read_batch_size=40)
@@ -105,12 +105,14 @@ def test_a_query_may_make_one_message_of_many_in_batches_of_a_size(run, store, j
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_only_the_rows_that_a_query_fails_on_are_dead_lettered(run, store, journal, server_letters):
+def test_only_the_messages_that_a_query_fails_on_are_dead_lettered(
+    run, store, journal, server_letters
+):
     query = f"SELECT id, CAST(100 / ({NUMBER} - 47) AS STRING) AS value FROM messages"
 
     more = {"on_error": Backoff("100ms", steps=1), "limits": Limits(read_batch_size=20)}
-    told = Told()
-    summary = run(numbers(60).map("q", sql=query, **more).sink("out", store), watcher=told)
+    failure_log = FailureLog()
+    summary = run(numbers(60).map("q", sql=query, **more).sink("out", store), watcher=failure_log)
 
     assert sorted(message_id for message_id, _, _ in journal.read()) == sorted(
         f"in-{n}/q" for n in range(60) if n != 47
@@ -120,11 +122,11 @@ def test_only_the_rows_that_a_query_fails_on_are_dead_lettered(run, store, journ
     assert letter.error.startswith("SparkArithmeticException: [DIVIDE_BY_ZERO] Division by zero.")
     assert letter.traceback is None
     assert summary.vertices["q"].redelivered == 1
-    assert told.failures == []
+    assert failure_log.failures == []
 
 
 @pytest.mark.long
-def test_what_a_function_raises_on_a_message_is_told_in_its_letter(run, store, server_letters):
+def test_an_exception_of_a_function_on_a_message_is_in_its_dead_letter(run, store, server_letters):
     from pyspark.sql import functions as F
 
     @F.udf("string")
@@ -142,7 +144,7 @@ def test_what_a_function_raises_on_a_message_is_told_in_its_letter(run, store, s
     assert (letter.id, letter.error) == ("in-3", "LookupError: three is not known")
 
 
-def test_a_query_can_nack_and_sees_how_often_a_message_came(run, store, journal):
+def test_a_query_can_nack_and_sees_the_number_of_deliveries(run, store, journal):
     query = f"""
         SELECT id, CAST(deliveries AS STRING) AS value, {NUMBER} = 4 AND deliveries < 3 AS nack,
                200 AS nack_delay, 'too early' AS nack_reason
@@ -155,7 +157,7 @@ def test_a_query_can_nack_and_sees_how_often_a_message_came(run, store, journal)
     assert summary.vertices["q"].redelivered == 2
 
 
-def test_partitions_work_side_by_side_and_may_be_many(run, store, journal):
+def test_query_vertices_can_have_several_partitions(run, store, journal):
     query = "SELECT id, value FROM messages"
     pipeline = numbers(900).map("q", sql=query, partitions=2)
     summary = run(pipeline.map("p", sql=query, partitions=2).sink("out", store), epoch="2s")
@@ -165,9 +167,7 @@ def test_partitions_work_side_by_side_and_may_be_many(run, store, journal):
     assert summary.vertices["p"].read == 900
 
 
-def test_a_function_may_make_dataframes_and_leaves_the_session_as_it_was(
-    run, spark, store, journal
-):
+def test_a_function_can_create_dataframes_without_changing_the_session(run, spark, store, journal):
     from pyspark.sql import SparkSession
 
     def looked_up(messages):
@@ -196,7 +196,7 @@ def raising(_messages):
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "message"),
     [
         (
             {"sql": "SELEC id FROM messages"},
@@ -229,13 +229,13 @@ def raising(_messages):
         ({"dataframe": str}, "q: returned str, not a DataFrame. Return a column 'value' of type"),
     ],
 )
-def test_a_query_that_cannot_work_is_refused_before_anything_runs(run, step, told):
+def test_an_invalid_query_is_rejected_before_anything_runs(run, step, message):
     with pytest.raises(SetupError) as refused:
         run(numbers(1).map("q", **step).sink("out", Blackhole()))
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(message)
 
 
-def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(run, tmp_path):
+def test_a_query_that_returns_unknown_ids_fails_the_vertex_and_loses_nothing(run, tmp_path):
     failures = []
 
     def has_failed(status):
@@ -257,10 +257,10 @@ def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-def test_a_partition_that_somebody_else_has_claimed_is_settled_by_one_of_them(
+def test_a_partition_claimed_by_another_task_is_settled_by_one_of_the_two(
     run, store, journal, tmp_path
 ):
-    class Claiming(Told):
+    class Claiming(FailureLog):
         claimed = False
 
         def look(self, status):
@@ -271,16 +271,19 @@ def test_a_partition_that_somebody_else_has_claimed_is_settled_by_one_of_them(
                     link.run(PositionStore(link.client, Names("test"), "q", 0).claim())
 
     source = Pipeline("test").source("in", Generator(messages=900, rpu=300))
-    told = Claiming()
-    run(source.map("q", sql="SELECT id, value FROM messages").sink("out", store), watcher=told)
+    failure_log = Claiming()
+    run(
+        source.map("q", sql="SELECT id, value FROM messages").sink("out", store),
+        watcher=failure_log,
+    )
 
-    assert "another task now owns partition 0 of q" in told.failures
+    assert "another task now owns partition 0 of q" in failure_log.failures
     ids = Counter(message_id for message_id, _, _ in journal.read())
     assert ids == {f"in-{n}/q": 1 for n in range(900)}
 
 
 @pytest.mark.guarantee("pauses-hold")
-def test_a_query_that_is_paused_takes_nothing_until_it_is_resumed(run, store, tmp_path):
+def test_a_paused_query_reads_nothing_until_it_is_resumed(run, store, tmp_path):
     state = ["--state", str(tmp_path / "state")]
     seen = []
 
@@ -302,7 +305,7 @@ def test_a_query_that_is_paused_takes_nothing_until_it_is_resumed(run, store, tm
     assert summary.vertices["q"].done == 10
 
 
-def test_a_query_that_fails_for_most_messages_is_stopped_until_a_new_run(run, store):
+def test_a_query_that_fails_for_many_messages_is_halted_until_a_new_run(run, store):
     halted = []
 
     def is_halted(status):

@@ -1,4 +1,4 @@
-"""What queries give for a batch: rows of inputs, rows of no input, and in which order."""
+"""The rows that queries return for a batch: with and without an input, and in which order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def settled(verdict: Verdict, *edges: Edge):
     return settle(Chunk("batch 1", verdict.rows), verdict, place, NOW)
 
 
-def test_rows_in_any_order_go_to_their_inputs_which_give_what_is_not_said():
+def test_rows_are_matched_to_their_inputs_which_supply_missing_columns():
     result = pa.table({"id": ["b", "a"], "value": [b"2", b"1"], "keys": [None, ["mine"]]})
     verdict = returned(
         result, "a", "b", event_time=WHEN, headers=[[("h", "1")], None], keys=[["k"]] * 2
@@ -54,23 +54,23 @@ def test_rows_in_any_order_go_to_their_inputs_which_give_what_is_not_said():
     assert rows[0]["headers"] == [("h", "1")]
 
 
-def test_headers_can_be_given():
+def test_returned_headers_replace_those_of_the_input():
     headers = pa.array([[("new", "1")], None], HEADERS)
     result = pa.table({"id": ["a", "b"], "value": [b"1", b"2"], "headers": headers})
     rows = rows_of(returned(result, "a", "b", headers=[[("old", "1")]] * 2))
     assert [row["headers"] for row in rows] == [[("new", "1")], [("old", "1")]]
 
 
-def test_an_input_without_a_row_is_dropped_and_without_any_rows_all_are():
+def test_inputs_without_a_row_are_dropped():
     assert returned(pa.table({"id": ["b"], "value": [b"2"]})).outcomes == {0: EMPTY, 2: EMPTY}
     assert returned(None).outcomes == {0: EMPTY, 1: EMPTY, 2: EMPTY}
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.binary(max_size=2)), min_size=1))
-def test_the_order_of_the_rows_changes_nothing(rows):
-    def table(given):
-        return pa.table({"id": [i for i, _ in given], "value": pa.array([v for _, v in given])})
+def test_the_order_of_the_rows_does_not_matter(rows):
+    def table(ordered):
+        return pa.table({"id": [i for i, _ in ordered], "value": pa.array([v for _, v in ordered])})
 
     shuffled = random.Random(1).sample(rows, len(rows))
     for traced in (True, False):
@@ -82,7 +82,7 @@ def test_the_order_of_the_rows_changes_nothing(rows):
         assert len(set(ids)) == len(ids) == len(rows)
 
 
-def test_a_row_without_a_value_is_held_against_its_input_alone():
+def test_a_row_without_a_value_fails_only_its_input():
     result = pa.table({"id": ["a", "b", "b"], "value": [b"1", b"2", None]})
     verdict = returned(result, "a", "b")
     assert [row["id"] for row in rows_of(verdict)] == ["a/v"]
@@ -91,22 +91,22 @@ def test_a_row_without_a_value_is_held_against_its_input_alone():
     assert failed.reason == "ContractViolation: v: returned NULL as value. Return a text or binary."
 
 
-def test_a_row_may_nack_its_input():
+def test_a_row_can_nack_its_input():
     result = pa.table({"id": ["a", "b"], "value": [b"1", None], "nack": [None, True]})
     verdict = returned(result.append_column("nack_delay", [[None, 500]]), "a", "b")
     assert verdict.outcomes[1].delay == 500
     assert [row["id"] for row in rows_of(verdict)] == ["a/v"]
 
 
-@pytest.mark.parametrize(("given", "told"), [("x", "the unknown id 'x'"), (None, "NULL")])
-def test_an_id_that_is_no_inputs_is_refused(given, told):
+@pytest.mark.parametrize(("returned_id", "shown_as"), [("x", "the unknown id 'x'"), (None, "NULL")])
+def test_an_id_that_belongs_to_no_input_is_rejected(returned_id, shown_as):
     with pytest.raises(
-        ContractViolation, match=f"v: returned {told} as id. Return the id of an input"
+        ContractViolation, match=f"v: returned {shown_as} as id. Return the id of an input"
     ):
-        returned(pa.table({"id": ["a", given], "value": [b"", b""]}))
+        returned(pa.table({"id": ["a", returned_id], "value": [b"", b""]}))
 
 
-def test_aggregates_have_ids_of_their_own_and_the_latest_event_time():
+def test_aggregates_have_their_own_ids_and_the_latest_event_time():
     result = pa.table({"value": [b"1", b"1", b"2"], "tags": [["t"], ["t"], None]})
     times = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 3, 2)]
     verdict = returned(result, traced=False, event_time=times)
@@ -119,7 +119,7 @@ def test_aggregates_have_ids_of_their_own_and_the_latest_event_time():
     assert verdict.outcomes == {}
 
 
-def test_another_batch_or_another_result_gives_other_ids():
+def test_ids_differ_between_batches_and_between_results():
     def ids(batch, value):
         verdict = verdict_on(some("a"))
         record_query_rows(verdict, pa.table({"value": [value]}), batch, False)
@@ -130,7 +130,7 @@ def test_another_batch_or_another_result_gives_other_ids():
     assert ids("batch 1", b"1").isdisjoint(ids("batch 1", b"2"))
 
 
-def test_inputs_of_aggregates_are_done_wherever_these_go():
+def test_inputs_of_aggregates_are_done_wherever_the_aggregates_are_routed():
     result = pa.table({"value": [b"1", b"2"], "tags": [["big"], ["small"]]})
     only_big = Edge("big", values=frozenset({"big"}), discards=True)
     settlement = settled(returned(result, traced=False), only_big)
@@ -141,12 +141,12 @@ def test_inputs_of_aggregates_are_done_wherever_these_go():
     assert (discarded.done, discarded.dropped, discarded.written) == (3, 0, 0)
 
 
-def test_an_aggregate_that_no_message_can_hold_is_refused():
+def test_an_aggregate_too_large_for_a_message_is_rejected():
     with pytest.raises(MessageTooLarge):
         returned(pa.table({"value": [b"x" * 1_001]}), traced=False)
 
 
-def test_a_query_that_gives_nothing_for_the_batch_ends_it():
+def test_a_query_without_a_result_completes_the_batch():
     settlement = settled(returned(None, traced=False))
     assert settlement.publications == []
     assert settlement.counts.done == 3

@@ -1,4 +1,4 @@
-"""A run says that it is ready while every task of every vertex is at work, and only then."""
+"""A run reports that it is ready only while every task of every vertex is running."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Model:
         if (self.folder / "deadly").exists():
             (self.folder / "deadly").unlink()
             os._exit(9)
-        # Some pass: if all failed alike, a system might be down, and the vertex would wait for it.
+        # Some pass: if all failed, a system might be down, and the vertex would wait for it.
         if (self.folder / "buggy").exists() and not datum.id.endswith("0"):
             raise KeyError("customer")
         return Message(datum.value)
 
 
-def test_a_run_is_ready_while_all_vertices_are_at_work(tmp_path: Path) -> None:
+def test_a_run_is_ready_only_while_all_vertices_are_running(tmp_path: Path) -> None:
     pipeline = (
         Pipeline("test")
         .source("in", Generator(rpu=100))

@@ -1,4 +1,4 @@
-"""Nack for real: delay, max deliveries, reason and count, on Spark and JetStream."""
+"""Nacks on Spark and JetStream: delay, maximum deliveries, reason and delivery count."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_thousands_of_messages_nacked_twice_arrive_on_their_third_delivery(run, 
 
 
 @pytest.mark.guarantee("max-deliveries-is-exact")
-def test_max_deliveries_two_means_three_calls_and_then_one_dead_letter(run, journal, tmp_path):
+def test_with_max_deliveries_two_a_message_is_called_three_times_and_then_dead_lettered(
+    run, journal, tmp_path
+):
     def always_nack(datum):
         journal.write(datum.deliveries)
         nack(delay="10ms", max_deliveries=2, reason="no customer")
@@ -126,7 +128,7 @@ def test_an_exception_is_retried_with_back_off_and_then_dead_lettered_with_its_t
 
 
 @pytest.mark.guarantee("sink-contract")
-def test_a_sink_decides_about_each_message_of_its_batch(run, journal, server_letters):
+def test_a_sink_decides_the_outcome_of_each_message_of_its_batch(run, journal, server_letters):
     def store(data):
         assert len(data) <= 16
         for datum in data:
@@ -151,7 +153,7 @@ def test_a_sink_decides_about_each_message_of_its_batch(run, journal, server_let
 
 
 @pytest.mark.guarantee("sink-contract")
-def test_one_bad_message_in_a_sink_batch_does_not_take_its_neighbours_along(run, journal):
+def test_one_bad_message_in_a_sink_batch_does_not_affect_its_neighbours(run, journal):
     def store(data):
         if any(json.loads(datum.value)["value"] == 5 for datum in data):
             raise RuntimeError("5 breaks the batch")
@@ -183,10 +185,10 @@ def test_a_message_larger_than_the_servers_limit_is_dead_lettered_with_that_reas
     assert "9,000,000 bytes is over the limit" in letter.error
 
 
-def test_a_replayed_dead_letter_comes_back_as_a_first_delivery(run, journal, tmp_path):
+def test_a_replayed_dead_letter_is_delivered_as_a_first_delivery(run, journal, tmp_path):
     def stubborn(datum):
         journal.write([datum.deliveries, datum.nack_reason])
-        if not (tmp_path / "mended").exists():
+        if not (tmp_path / "fixed").exists():
             nack(max_deliveries=1, reason="no customer")
         return Message(datum.value)
 
@@ -198,7 +200,7 @@ def test_a_replayed_dead_letter_comes_back_as_a_first_delivery(run, journal, tmp
         letters = DeadLetters(link, "test")
         assert letters.replay(letters.list()).sent == 1
         assert list(letters.list()) == []
-    (tmp_path / "mended").touch()
+    (tmp_path / "fixed").touch()
     summary = run(pipeline())
 
     calls = sorted(journal.read(), key=str)

@@ -26,7 +26,7 @@ def value(datum):
 
 @pytest.fixture
 def collect(journal):
-    """A sink that writes down values under a name."""
+    """A sink that records values under a name."""
 
     def named(name):
         def sink(data):
@@ -49,7 +49,7 @@ def collected(journal):
     return read
 
 
-def test_conditions_choose_the_edges_and_what_fits_none_is_dropped_and_counted(
+def test_conditions_choose_the_edges_and_unmatched_messages_are_dropped_and_counted(
     run, collect, collected
 ):
     def tag(datum):
@@ -69,7 +69,7 @@ def test_conditions_choose_the_edges_and_what_fits_none_is_dropped_and_counted(
     assert found["neither"] == [n for n in range(40) if n % 4 == 3]
 
 
-def test_an_output_that_no_edge_takes_is_dropped(run, collect):
+def test_an_output_that_matches_no_edge_is_dropped(run, collect):
     def tag(datum):
         return Message(datum.value, tags=["kept"] if value(datum) < 5 else ["other"])
 
@@ -92,7 +92,7 @@ def test_branches_join_again_and_every_copy_arrives(run, collect, collected):
     assert Counter(collected()["out"]) == {"left": 50, "right": 50}
 
 
-def test_a_cycle_to_itself_goes_round_until_the_tag_leads_out(run, collect, collected):
+def test_a_message_cycles_through_a_vertex_until_its_tag_leads_out(run, collect, collected):
     def three_rounds(datum):
         text = datum.value.decode()
         rounds = int(text) if text.isdigit() else 0
@@ -106,7 +106,7 @@ def test_a_cycle_to_itself_goes_round_until_the_tag_leads_out(run, collect, coll
     assert summary.vertices["round"].read == 90
 
 
-def test_a_cycle_to_an_earlier_vertex_works_too(run, collect, collected):
+def test_a_message_can_cycle_back_to_an_earlier_vertex(run, collect, collected):
     def first(datum):
         text = datum.value.decode()
         return Message((text if text.startswith("x") else "").encode() + b"x")
@@ -139,7 +139,7 @@ def test_a_full_buffer_makes_the_writer_wait_and_nothing_is_lost(run, collect, c
 
 
 class FullBuffer(Watcher):
-    """Lets the sink continue once the source has waited for room for a while; weighs the source."""
+    """Lets the sink continue after the source has waited for room; measures the source's memory."""
 
     def __init__(self, folder):
         self.pid, self.gate = folder / "pid", folder / "gate"
@@ -159,7 +159,7 @@ class FullBuffer(Watcher):
 
 @pytest.mark.long
 @pytest.mark.guarantee("back-pressure-loses-nothing")
-def test_while_a_buffer_is_full_the_writer_waits_counts_and_does_not_grow(run, tmp_path):
+def test_a_writer_that_waits_for_a_full_buffer_counts_it_and_does_not_grow(run, tmp_path):
     watcher = FullBuffer(tmp_path)
     pid, gate = watcher.pid, watcher.gate
 
@@ -182,12 +182,12 @@ def test_while_a_buffer_is_full_the_writer_waits_counts_and_does_not_grow(run, t
     assert watcher.fulls == sorted(watcher.fulls)
     assert summary.publishing["in"].full > 150
     assert len(watcher.sizes) > 3
-    # A copy of each attempt would be 20 times as much; a worker that others used may still grow.
+    # A copy per attempt would be 20 times as much; a reused worker may still grow a little.
     assert max(watcher.sizes) - min(watcher.sizes) < 8, watcher.sizes
 
 
 @pytest.mark.guarantee("back-pressure-loses-nothing")
-def test_a_full_buffer_drops_and_counts_where_the_edge_says_so(run, collect, collected):
+def test_a_full_buffer_drops_and_counts_messages_if_the_edge_says_so(run, collect, collected):
     slow = collect("out")
 
     def crawling(data):
@@ -204,7 +204,9 @@ def test_a_full_buffer_drops_and_counts_where_the_edge_says_so(run, collect, col
     assert source.written == source.done == sink.done == len(collected()["out"])
 
 
-def test_a_transformer_gives_event_times_tags_and_several_messages(run, collect, collected):
+def test_a_transformer_sets_event_times_and_tags_and_can_return_several_messages(
+    run, collect, collected
+):
     start = datetime(2021, 12, 31, 23, 59, 58, tzinfo=UTC)
 
     def by_year(datum):
@@ -244,7 +246,7 @@ def test_a_nack_in_the_transformer_redelivers_from_the_source(run, collect, coll
 
 
 @pytest.mark.guarantee("the-watermark-only-rises")
-def test_the_watermark_reaches_later_vertices_and_never_goes_back(run, journal):
+def test_the_watermark_reaches_later_vertices_and_never_decreases(run, journal):
     base = datetime(2024, 1, 1, tzinfo=UTC)
 
     def timed(datum):
@@ -264,10 +266,10 @@ def test_the_watermark_reaches_later_vertices_and_never_goes_back(run, journal):
     assert marks
     assert marks == sorted(marks)
     assert all(mark is None or mark <= number for number, mark in seen)
-    assert max(marks) > min(marks), "it rises, however few chunks a busy machine makes"
+    assert max(marks) > min(marks), "it rises, even with few chunks on a busy machine"
 
 
-def test_bypass_rules_lead_from_transformer_and_map_straight_to_a_sink(run, collect, collected):
+def test_bypass_rules_route_from_transformer_and_map_directly_to_a_sink(run, collect, collected):
     def first(datum):
         tags = {0: ["to-fallback"], 1: ["to-success"]}.get(value(datum) % 5, [])
         return Message(str(value(datum)).encode(), tags=tags)
@@ -333,7 +335,7 @@ def test_ordered_vertices_keep_the_order_of_each_key_through_nacks(run, journal)
 
     by_key = defaultdict(list)
     for key, number, _at in sorted(journal.read(), key=lambda entry: entry[2]):
-        if number not in by_key[key]:  # a row behind a nack in the same call may come again
+        if number not in by_key[key]:  # a row after a nack in the same call may be redelivered
             by_key[key].append(number)
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
     assert sorted(n for numbers in by_key.values() for n in numbers) == list(range(1_000))
@@ -368,7 +370,7 @@ def test_two_sources_into_an_ordered_vertex_keep_the_order_of_each_key(run, jour
     assert sum(map(len, by_key.values())) == 1_000
 
 
-def test_metadata_goes_along_from_the_transformer_to_the_sink(run, journal):
+def test_metadata_is_carried_from_the_transformer_to_the_sink(run, journal):
     def first(datum):
         return Message(datum.value, metadata={"shop": {"order": b"17"}})
 

@@ -1,4 +1,4 @@
-"""A run that Python code starts: what it shows, and the handle to it."""
+"""A run started from Python code: its output, and its handle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import until
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_a_run_shows_itself_only_when_it_is_not_to_be_quiet(spark, tmp_path, capsys, quiet):
+def test_a_run_shows_its_progress_unless_it_is_quiet(spark, tmp_path, capsys, quiet):
     pipeline = Pipeline("orders").source("in", Generator(messages=3)).sink("out", Log())
 
     summary = pipeline.run(quiet=quiet, drain=True, timeout="240s", state=tmp_path / "state")
@@ -44,7 +44,7 @@ def endless():
     return Pipeline("steady").source("in", Generator(rpu=20)).sink("out", Blackhole())
 
 
-def test_a_handle_shows_pauses_and_ends_a_run(spark, tmp_path):
+def test_a_handle_shows_pauses_and_stops_a_run(spark, tmp_path):
     with endless().start(state=tmp_path / "state") as run:
         assert isinstance(run, PipelineRun)
         assert until(lambda: run.status()["out"].counts.done > 0)
@@ -63,7 +63,7 @@ def test_a_handle_shows_pauses_and_ends_a_run(spark, tmp_path):
     assert run.wait().ended == run.stop().ended == run.status().ended == "stopped"
 
 
-def test_a_handle_has_the_dead_letters_of_its_run_also_afterwards(spark, tmp_path):
+def test_a_handle_has_the_dead_letters_of_its_run_even_after_its_end(spark, tmp_path):
     async def drained():
         pipeline = Pipeline("orders").source("in", Generator(messages=4))
         pipeline = pipeline.map("check", fail_on_two, on_error=Backoff("1s", steps=0))
@@ -78,13 +78,13 @@ def test_a_handle_has_the_dead_letters_of_its_run_also_afterwards(spark, tmp_pat
     assert "<td>check</td>" in summary._repr_html_()
 
 
-def test_an_error_of_the_block_ends_the_run_and_is_the_one_that_is_raised(spark, tmp_path):
+def test_an_error_in_the_with_block_ends_the_run_and_is_raised(spark, tmp_path):
     with pytest.raises(ZeroDivisionError), endless().start(state=tmp_path / "state") as run:
         _ = 1 / 0
     assert not run.is_running
 
 
-def test_what_keeps_a_run_from_starting_is_raised_by_start(spark, tmp_path):
+def test_start_raises_the_error_that_keeps_a_run_from_starting(spark, tmp_path):
     with (
         endless().start(state=tmp_path / "state"),
         pytest.raises(SetupError, match="belongs to a running instance"),
@@ -94,7 +94,7 @@ def test_what_keeps_a_run_from_starting_is_raised_by_start(spark, tmp_path):
 
 @pytest.fixture
 def shown(monkeypatch) -> list[PipelineStatus]:
-    """What a notebook shows; this process is its kernel."""
+    """The states shown by a notebook whose kernel is this process."""
 
     class ZMQInteractiveShell:
         pass
@@ -121,7 +121,7 @@ def test_a_notebook_shows_the_state_below_the_cell(spark, tmp_path, shown, capsy
     assert shown[-1]["out"].counts.done == 3
 
 
-def test_a_notebook_shows_nothing_of_a_run_that_cannot_begin(shown):
+def test_a_notebook_shows_nothing_of_a_run_that_cannot_start(shown):
     with pytest.raises(TypeError, match="did you mean 'drain'"):
         endless().run(drian=True)
     assert shown == []

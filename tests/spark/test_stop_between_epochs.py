@@ -1,4 +1,4 @@
-"""A stop that comes between two epochs closes what the last one left open for the next."""
+"""A stop between two epochs closes what the last one left open for the next."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ebbflow.testing.conformance.trial import processes_of
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-def test_no_source_process_outlives_a_run_whenever_it_is_stopped(spark, tmp_path):
+def test_no_source_process_outlives_a_run_whenever_the_run_is_stopped(spark, tmp_path):
     with MemorySource() as source, MemorySink() as sink:
         pipeline = Pipeline("between").source("in", source.code).sink("out", sink.code)
         for number in range(2):
-            # Epochs so short that most stops come while none is running.
+            # Epochs so short that most stops happen while none is running.
             live = BackgroundRun(pipeline, tmp_path, epoch="0.01s")
             source.put(b"%d" % number)
             assert until(lambda: len(sink.values) > number, 120)  # noqa: B023 - called at once
@@ -28,12 +28,12 @@ def test_no_source_process_outlives_a_run_whenever_it_is_stopped(spark, tmp_path
 def test_every_run_uses_its_own_code_whenever_the_last_one_was_stopped(spark, tmp_path):
     with MemorySource() as source, MemorySink() as sink:
         for number in range(3):
-            said = b"run %d" % number
-            # The names are the same in all runs; only what the function does is not.
+            text = b"run %d" % number
+            # All names are the same in all runs; only the function differs.
             pipeline = (
                 Pipeline("changing")
                 .source("in", source.code)
-                .map("say", lambda datum, said=said: Message(said))
+                .map("say", lambda datum, text=text: Message(text))
                 .sink("out", sink.code)
             )
             live = BackgroundRun(pipeline, tmp_path, epoch="0.01s")

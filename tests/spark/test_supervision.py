@@ -1,4 +1,4 @@
-"""A vertex that fails is started again, and a message that kills its worker is found."""
+"""A vertex that fails is restarted, and a message that kills its worker is found."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_message_that_kills_its_worker_is_dead_lettered_alone(
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_a_message_that_kills_its_worker_is_found_though_it_has_forked_a_child(
+def test_a_message_that_kills_its_worker_is_found_even_if_it_forked_a_child(
     run, server_letters, tmp_path
 ):
     end = tmp_path / "end"
@@ -83,8 +83,8 @@ def test_a_message_that_kills_its_worker_is_found_though_it_has_forked_a_child(
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-@pytest.mark.parametrize("deadly", [False, True], ids=["without a killer", "beside a killer"])
-def test_what_user_code_prints_decides_about_no_message(run, deadly):
+@pytest.mark.parametrize("deadly", [False, True], ids=["without a killer", "next to a killer"])
+def test_the_output_of_user_code_affects_no_messages_outcome(run, deadly):
     texts = []
 
     class Reading(Failures):
@@ -114,7 +114,7 @@ def test_what_user_code_prints_decides_about_no_message(run, deadly):
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_a_child_that_looks_for_a_killer_opens_user_code_once_for_many_chunks(run, journal):
+def test_the_search_for_a_killer_message_opens_user_code_once_for_many_chunks(run, journal):
     class Model:
         def open(self):
             journal.write("open")
@@ -128,12 +128,12 @@ def test_a_child_that_looks_for_a_killer_opens_user_code_once_for_many_chunks(ru
     summary = run(pipeline.map("m", Model).sink("out", Blackhole()))
 
     assert summary.vertices["out"].done == 19_999
-    # Workers, and a child for each half that the killer was in.
+    # Workers, and one child for each half that contained the killer.
     assert len(journal.read()) < 25
 
 
 @pytest.mark.guarantee("a-run-goes-on")
-def test_a_vertex_that_cannot_open_is_retried_while_the_others_go_on(run, journal, tmp_path):
+def test_a_vertex_that_cannot_open_is_retried_while_the_others_continue(run, journal, tmp_path):
     ready = tmp_path / "ready"
 
     class NeedsTime:
@@ -200,7 +200,7 @@ def test_partitions_share_the_work_and_lose_nothing(run, journal):
 
 @pytest.fixture
 def turns(run, journal):
-    """What each worker wrote about a map's ``open`` and ``close``, after a run of some messages."""
+    """The calls of a map's ``open`` and ``close`` on each worker, after a run."""
 
     class Counting:
         def open(self):
@@ -214,7 +214,7 @@ def turns(run, journal):
 
     def of(messages, epoch):
         pipeline = Pipeline("test").source("in", Generator(messages=messages, rpu=200))
-        # In the task of "in" it would be closed whenever it gets a task of its own.
+        # Inline with "in", it would be closed whenever it moves to its own task.
         pipeline = pipeline.map("m", Counting, inline=False).sink("out", Blackhole())
         run(pipeline, epoch=epoch)
         by_worker = [path.read_text().split() for path in journal.folder.iterdir()]
@@ -223,8 +223,8 @@ def turns(run, journal):
     return of
 
 
-def test_user_code_is_opened_once_a_worker_and_kept_for_the_next_epochs(turns):
-    # A worker that is idle when the run stops keeps its code open until Spark gives it another run.
+def test_user_code_is_opened_once_per_worker_and_kept_for_the_next_epochs(turns):
+    # A worker that is idle when the run stops keeps its code open until its next run.
     seen = turns(messages=600, epoch="0.5s")
     assert seen
     assert set(seen) <= {"open", "open close"}
@@ -249,17 +249,19 @@ Traceback (most recent call last):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "explanation"),
     [
         ("ebbflow.domain.errors.MessageTooLarge: 9 bytes\nfor: one", "MessageTooLarge: 9 bytes"),
         ("KeyError: 'customer'", "KeyError: 'customer'"),
         ("AssertionError", "AssertionError"),
     ],
 )
-def test_a_failed_epoch_is_explained_by_the_error_of_the_worker_whatever_its_name(line, said):
+def test_a_failed_epoch_is_explained_by_the_error_of_the_worker_whatever_its_name(
+    line, explanation
+):
     error = RuntimeError(WORKER_ERROR % line)
-    assert explain(error) == said
-    assert find_raised(error).kind == said.partition(":")[0]
+    assert explain(error) == explanation
+    assert find_raised(error).kind == explanation.partition(":")[0]
 
 
 JAVA_ERROR = """\
@@ -272,7 +274,7 @@ An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectA
 
 
 @pytest.mark.parametrize(
-    ("cause", "said"),
+    ("cause", "explanation"),
     [
         ("", "SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed"),
         (
@@ -282,7 +284,7 @@ An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectA
         ),
     ],
 )
-def test_a_failed_epoch_is_explained_by_the_jvm_where_no_worker_has_raised(cause, said):
+def test_a_failed_epoch_is_explained_by_the_jvm_where_no_worker_has_raised(cause, explanation):
     class JavaError(Py4JJavaError):
         def __init__(self):
             pass
@@ -292,11 +294,11 @@ def test_a_failed_epoch_is_explained_by_the_jvm_where_no_worker_has_raised(cause
 
     with pytest.raises(Py4JJavaError) as raised:
         raise JavaError
-    assert explain(raised.value) == said
+    assert explain(raised.value) == explanation
     assert find_raised(raised.value).where is None
 
 
-def test_a_failed_epoch_is_that_of_the_vertex_whose_loop_raised():
+def test_a_failed_epoch_is_attributed_to_the_vertex_that_raised():
     def fail():
         raise KeyError("customer")
 

@@ -70,7 +70,7 @@ def traced(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sim
             post(port, "in", b"without")
             assert until(lambda: len(receiver.taken) == 3, 120), live.failures
             assert until(lambda: any(s.failed for s in collector.spans.copy()), 120)
-            # Positions are read; how long a chunk took is told by its task a moment later.
+            # Positions are read; the duration of a chunk is reported by its task a moment later.
             assert until(lambda: live.status["out"].totals.done == 3, 120)
             assert until(lambda: _timed(live, "step") == 5 and _timed(live, "out") == 3, 120)
             metrics = render_metrics([live.status]).body.decode()
@@ -86,7 +86,7 @@ def traced(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sim
 
 
 def _timed(live: BackgroundRun, vertex: str) -> int:
-    """The messages of a vertex whose time is known."""
+    """The number of messages of a vertex with a known duration."""
     spread = live.status[vertex].spreads.get("message")
     return 0 if spread is None else spread.count
 
@@ -103,7 +103,9 @@ def spans_of(traced: SimpleNamespace, name: str, trace: str = TRACE) -> list[See
 
 
 @pytest.mark.guarantee("a-trace-goes-where-its-message-goes")
-def test_the_trace_of_a_request_goes_through_vertices_and_nacks(traced: SimpleNamespace) -> None:
+def test_the_trace_of_a_request_continues_through_vertices_and_nacks(
+    traced: SimpleNamespace,
+) -> None:
     ids = {span.id: span for span in traced.collector.spans}
     again = [s for s in spans_of(traced, "step process") if "dies" not in name_of(ids, s)]
     first, second = [s for s in again if s.attributes["ebbflow.deliveries"] in (1, 2)][:2]
@@ -126,7 +128,7 @@ def test_the_trace_of_a_request_goes_through_vertices_and_nacks(traced: SimpleNa
 
 
 def name_of(ids: dict[str, SeenSpan], span: SeenSpan) -> str:
-    """What user code called the span that it made within this one."""
+    """The name of the span that user code created within this one."""
     return next((s.name for s in ids.values() if s.parent == span.id and s.name[:5] == "user "), "")
 
 
@@ -140,7 +142,7 @@ def test_spans_of_user_code_are_in_the_span_of_their_message(traced: SimpleNames
 
 
 @pytest.mark.guarantee("a-trace-goes-where-its-message-goes")
-def test_a_dead_letter_and_its_replay_are_of_the_same_trace(traced: SimpleNamespace) -> None:
+def test_a_dead_letter_and_its_replay_belong_to_the_same_trace(traced: SimpleNamespace) -> None:
     dead = [s for s in spans_of(traced, "step process") if s.failed]
 
     assert [span.attributes["ebbflow.outcome"] for span in dead] == [
@@ -153,7 +155,7 @@ def test_a_dead_letter_and_its_replay_are_of_the_same_trace(traced: SimpleNamesp
 
 
 @pytest.mark.guarantee("a-trace-goes-where-its-message-goes")
-def test_a_trace_that_is_not_recorded_goes_on_without_spans(traced: SimpleNamespace) -> None:
+def test_an_unsampled_trace_is_propagated_without_spans(traced: SimpleNamespace) -> None:
     (taken,) = [t for t in traced.taken if t.body == b"not recorded"]
     ids = {span.attributes.get("messaging.message.id") for span in traced.collector.spans}
 
@@ -162,7 +164,7 @@ def test_a_trace_that_is_not_recorded_goes_on_without_spans(traced: SimpleNamesp
     assert len(ids - {None}) >= 3
 
 
-def test_a_message_without_a_trace_begins_one_at_its_source(traced: SimpleNamespace) -> None:
+def test_a_message_without_a_trace_starts_one_at_its_source(traced: SimpleNamespace) -> None:
     (taken,) = [t for t in traced.taken if t.body == b"without"]
     trace = taken.headers["traceparent"].split("-")[1]
     way = {span.name for span in traced.collector.spans if span.trace == trace}
@@ -170,7 +172,7 @@ def test_a_message_without_a_trace_begins_one_at_its_source(traced: SimpleNamesp
     assert way == {"in process", "step process", "out process", "user without"}
 
 
-def test_a_chunk_has_a_span_with_links_to_those_of_its_messages(traced: SimpleNamespace) -> None:
+def test_the_span_of_a_chunk_links_to_the_spans_of_its_messages(traced: SimpleNamespace) -> None:
     chunks = traced.collector.named("step chunk")
     linked = {link for chunk in chunks for link in chunk.links}
 
@@ -178,7 +180,7 @@ def test_a_chunk_has_a_span_with_links_to_those_of_its_messages(traced: SimpleNa
     assert all(chunk.attributes["messaging.batch.message_count"] >= 1 for chunk in chunks)
 
 
-def test_what_user_code_logs_names_the_span_that_it_is_in(traced: SimpleNamespace) -> None:
+def test_log_entries_of_user_code_name_their_span(traced: SimpleNamespace) -> None:
     (entry,) = [entry for entry in traced.logs if entry.printed.text == "a trace begins"]
     (span,) = traced.collector.named("user without")
 
@@ -186,7 +188,7 @@ def test_what_user_code_logs_names_the_span_that_it_is_in(traced: SimpleNamespac
 
 
 @pytest.mark.guarantee("metrics-are-bounded")
-def test_metrics_of_a_run_say_what_became_of_its_messages(traced: SimpleNamespace) -> None:
+def test_the_metrics_of_a_run_count_the_outcomes_of_its_messages(traced: SimpleNamespace) -> None:
     lines = traced.metrics.splitlines()
 
     def value(name: str, vertex: str, kind: str) -> float:

@@ -48,12 +48,12 @@ def answer(data):
 
 @pytest.fixture
 def serving_generator(monkeypatch):
-    """The generator counts as a source that serves."""
+    """Makes the generator count as a serving source."""
     monkeypatch.setitem(SOURCES, "generator", replace(SOURCES["generator"], serves=True))
 
 
 def read(state, name) -> dict[str, list[TrailRow]]:
-    """The rows of each vertex, in the order in which they were told."""
+    """The rows of each vertex, in the order in which they were reported."""
 
     async def gather(link):
         rows: dict[str, list[TrailRow]] = {}
@@ -66,9 +66,11 @@ def read(state, name) -> dict[str, list[TrailRow]]:
         return link.run(gather(link), timeout=120)
 
 
-def test_every_message_is_told_from_its_source_to_its_ends(run, tmp_path, serving_generator):
+def test_the_trail_follows_every_message_from_its_source_to_its_ends(
+    run, tmp_path, serving_generator
+):
     pipeline = (
-        Pipeline("told", serving_store=NatsStore(bucket="answers"))
+        Pipeline("followed", serving_store=NatsStore(bucket="answers"))
         .source("in", Generator(messages=COUNT, rpu=COUNT))
         .map("branch", branch)
         .map("each", each, mode="stream")
@@ -76,12 +78,12 @@ def test_every_message_is_told_from_its_source_to_its_ends(run, tmp_path, servin
         .edge("branch", "out", tags=["odd"])
     )
     run(pipeline)
-    rows = read(tmp_path / "state", "told")
-    told = {(vertex, row.id) for vertex, own in rows.items() for row in own if row.is_final}
+    rows = read(tmp_path / "state", "followed")
+    followed = {(vertex, row.id) for vertex, own in rows.items() for row in own if row.is_final}
     sent = {(o.to, o.id) for own in rows.values() for row in own for o in row.sent}
     roots = {("in", row.id) for row in rows["in"]}
     assert len(roots) == COUNT
-    assert told == roots | sent, "whatever was sent on has ended, and nothing else has"
+    assert followed == roots | sent, "everything that was forwarded has ended, and nothing else has"
 
     ends = {v: {row.outcome for row in own} for v, own in rows.items()}
     assert ends == {

@@ -1,4 +1,4 @@
-"""The order in which vertices have their turns when there are fewer slots than tasks."""
+"""The order of the vertices' turns when there are fewer slots than tasks."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import pytest
 from ebbflow.spark.supervisor import Supervisor, TaskSupervisor
 
 
-def test_turns_go_downstream_so_that_a_message_passes_many_vertices_in_one_round(
+def test_turns_follow_the_flow_so_that_a_message_passes_many_vertices_in_one_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[str] = []

@@ -1,4 +1,4 @@
-"""A run that people look into: they pause it, tap it, send to it, and read its spec."""
+"""A run under inspection: it is paused and tapped, receives messages, and shows its spec."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_pipeline() -> Pipeline:
 
 
 class Watched:
-    """Runs of one pipeline, and the commands of people who look at it."""
+    """Runs of one pipeline, and commands that inspect it."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
@@ -75,7 +75,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     made.live.stop()
 
 
-def test_a_tap_shows_what_comes_in_how_it_ends_and_what_goes_out(watched: Watched) -> None:
+def test_a_tap_shows_the_input_outcome_and_outputs_of_a_message(watched: Watched) -> None:
     row, *_ = watched.rows("work", "--limit", "3")
     assert (row["vertex"], row["outcome"], row["outputs"][0]["to"]) == ("work", "done", ["out"])
     assert row["outputs"][0]["value"] == row["value"].upper()
@@ -85,7 +85,7 @@ def test_a_tap_shows_what_comes_in_how_it_ends_and_what_goes_out(watched: Watche
     assert sink["id"].endswith("/work")
 
 
-def test_what_is_sent_passes_like_any_other(watched: Watched) -> None:
+def test_a_message_that_is_sent_is_processed_like_any_other(watched: Watched) -> None:
     watched.command("pause", "test", "out")
     watched.command("send", "test", "work", "later", "--id", "mine")
     watched.command("send", "test", "in", "hello", "--id", "given")
@@ -104,7 +104,7 @@ def test_what_is_sent_passes_like_any_other(watched: Watched) -> None:
 def test_a_pause_holds_across_epochs_and_runs_until_it_is_resumed(watched: Watched) -> None:
     assert "Paused: work." in watched.command("pause", "test", "work")
     assert {name for name, paused in watched.paused().items() if paused} == {"work.0", "work.1"}
-    # The state that a run tells may be of a moment before.
+    # The reported state of a run may lag behind by a moment.
     assert until(lambda: watched.live.status["work"].condition == "paused", PATIENCE)
     before, made = watched.read("work"), watched.read("in")
     # Several epochs of two seconds: the source continues, the vertex takes nothing.
@@ -121,7 +121,7 @@ def test_a_pause_holds_across_epochs_and_runs_until_it_is_resumed(watched: Watch
     assert not any(watched.paused().values())
 
 
-def test_the_run_keeps_its_spec(watched: Watched) -> None:
+def test_a_run_stores_its_spec(watched: Watched) -> None:
     document = json.loads(watched.command("echo", "test", "--json"))
     assert [v["name"] for v in document["spec"]["vertices"]] == ["in", "work", "out"]
     assert "work x2" in watched.command("graph", "test")

@@ -1,4 +1,4 @@
-"""Lint, as tests of specs ask for it."""
+"""Fixtures that lint a spec."""
 
 from __future__ import annotations
 

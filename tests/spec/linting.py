@@ -1,4 +1,4 @@
-"""Lint for tests: a text as a file next to user code, and what is wrong with it."""
+"""Lint for tests: a text as a file next to user code, and its problems."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Store:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with user code in it, for a pipeline to be put beside."""
+    """A folder with user code, next to which a pipeline is put."""
     (tmp_path / "handlers.py").write_text(HANDLERS)
     return tmp_path
 
 
 @pytest.fixture
 def problems_of(folder: Path) -> Callable[[str], list[str]]:
-    """Lint a text as a file; problems without the file's name: ``line:col: code message``."""
+    """Lints a text as a file and returns its problems: ``line:col: code message``."""
 
     def run(text: str) -> list[str]:
         file = folder / "pipeline.yaml"

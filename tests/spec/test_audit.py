@@ -1,4 +1,4 @@
-"""The ``audit`` section: what it may say, and where lint points when it is wrong."""
+"""The ``audit`` section: its valid fields, and where lint points when it is wrong."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def problems(folder: Path, audit: str) -> list[str]:
         ("table", ["5:10: EB103"]),
     ],
 )
-def test_lint_points_at_what_is_wrong(tmp_path: Path, audit: str, expected: list[str]):
+def test_lint_points_at_the_problem(tmp_path: Path, audit: str, expected: list[str]):
     found = problems(tmp_path, audit)
     assert len(found) == len(expected), found
     for problem, beginning in zip(found, expected, strict=True):
         assert problem.startswith(beginning)
 
 
-def test_pipelines_in_python_have_a_table_as_well():
+def test_pipelines_in_python_can_have_an_audit_table():
     audit = Audit(format="json", options={"path": "table"})
     pipeline = Pipeline("p", audit=audit).source("in", Generator()).sink("out", Log()).spec
     mono = MonoVertex("m", audit=audit).source(Generator()).sink(Log()).spec
@@ -85,7 +85,7 @@ def test_pipelines_in_python_have_a_table_as_well():
         Pipeline("p", audit=Audit()).source("in", Generator()).sink("out", Log()).spec  # noqa: B018
 
 
-def test_the_plan_names_the_table_from_any_folder_and_without_secrets(tmp_path, monkeypatch):
+def test_the_plan_names_the_table_with_an_absolute_path_and_without_secrets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET", "hidden")
     audit = Audit(options={"path": "table"}, secret_options={"key": SecretRef(env="SECRET")})
@@ -99,7 +99,7 @@ def test_the_plan_names_the_table_from_any_folder_and_without_secrets(tmp_path, 
     assert "SECRET" in (plans[0].run.audit or "")
 
 
-def test_only_a_pipeline_with_a_table_may_write_one():
+def test_only_a_pipeline_with_an_audit_table_has_the_permissions_for_it():
     plain = Pipeline("p").source("in", Generator()).sink("out", Log()).spec
     audited = Pipeline("p", audit=Audit(options={"path": "t"}))
     kept = audited.source("in", Generator()).sink("out", Log()).spec

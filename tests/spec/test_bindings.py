@@ -1,4 +1,4 @@
-"""Bindings: which image they are bound to, what they make of it, and what is wrong with a file."""
+"""Bindings: how an image is bound, the resulting function, and problems in a bindings file."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def write(folder: Path, *lines: str, name: str = "bindings.yaml") -> Path:
         ("a/cat:v1@sha256:ab", "a/cat", "sha256:ab"),
     ],
 )
-def test_parts_of_an_image(image: str, path: str, tag: str) -> None:
+def test_an_image_name_is_split_into_path_and_tag(image: str, path: str, tag: str) -> None:
     assert split_image(image) == (path, tag)
 
 
@@ -80,11 +80,11 @@ def test_parts_of_an_image(image: str, path: str, tag: str) -> None:
         (["map-cat:stable", "numaflow-go/map-cat"], "numaflow-go/map-cat"),
     ],
 )
-def test_the_name_that_stands_for_an_image(names: list[str], bound: str | None) -> None:
+def test_the_most_specific_name_binds_an_image(names: list[str], bound: str | None) -> None:
     assert Bindings("", dict.fromkeys(names, Binding())).find(CAT) == bound
 
 
-def test_an_image_becomes_a_command_where_the_bindings_are(file: Path) -> None:
+def test_an_image_becomes_a_command_in_the_folder_of_the_bindings(file: Path) -> None:
     elsewhere = file.parent / "local"
     elsewhere.mkdir()
     bindings = write(
@@ -113,7 +113,7 @@ def test_arguments_of_the_binding_replace_those_of_the_spec(file: Path) -> None:
     assert sink is not None
     assert sink.udsink.plan_function().folder == str(file.parent / "d")  # type: ignore[attr-defined]
     written = sink.section.plan()
-    # As many messages at a time as functions are written for.
+    # The batch size that functions are written for.
     assert (written.mode, written.rows) == ("columnar", 500)  # type: ignore[union-attr]
 
 
@@ -140,7 +140,7 @@ def problems(file: Path) -> list[str]:
     return [str(problem).removeprefix(f"{file.parent}/") for problem in read_specs(file).problems]
 
 
-def test_images_without_a_binding_are_told_with_what_to_write(file: Path) -> None:
+def test_an_image_without_a_binding_is_reported_with_the_line_to_write(file: Path) -> None:
     write(file.parent, "log: {python: handlers:Store}")
     (problem,) = problems(file)
     assert problem == (
@@ -191,7 +191,7 @@ OTHERS = ["enrich: {command: [a]}", "log: {sockets: a}"]
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_what_is_wrong_with_bindings_is_told_where_it_is(
+def test_a_mistake_in_bindings_is_reported_where_it_is(
     file: Path, lines: list[str], expected: str
 ) -> None:
     bindings = write(file.parent, *lines)
@@ -199,7 +199,7 @@ def test_what_is_wrong_with_bindings_is_told_where_it_is(
     assert problems(bindings)[0].startswith(f"bindings.yaml:{expected}")
 
 
-def test_code_that_an_image_is_bound_to_is_looked_at(file: Path) -> None:
+def test_the_code_that_an_image_is_bound_to_is_checked(file: Path) -> None:
     write(
         file.parent,
         "enrich: {python: handlers:enrch}",
@@ -213,7 +213,7 @@ def test_code_that_an_image_is_bound_to_is_looked_at(file: Path) -> None:
     ]
 
 
-def test_lint_tells_which_bindings_nobody_uses(file: Path) -> None:
+def test_lint_reports_unused_bindings(file: Path) -> None:
     bindings = write(file.parent, *OTHERS, "other: {sockets: a}")
     shown = CliRunner().invoke(app, ["lint", str(file)])
     assert shown.exit_code == 0
@@ -225,7 +225,7 @@ def test_lint_tells_which_bindings_nobody_uses(file: Path) -> None:
     assert "unused" not in shown.stderr
 
 
-def test_a_file_that_is_named_replaces_the_one_beside_the_pipeline(file: Path) -> None:
+def test_a_named_bindings_file_replaces_the_one_next_to_the_pipeline(file: Path) -> None:
     write(file.parent, *OTHERS)
     mine = write(file.parent, "enrich: {command: [mine]}", "log: {sockets: a}", name="mine.yaml")
     assert enrich_of(file, bind=mine).plan_function().command == ("mine",)

@@ -1,4 +1,4 @@
-"""Which images Ebbflow stands in for, and how they are recognised."""
+"""Which images Ebbflow replaces, and how they are recognised."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from ebbflow.usercode.targets import resolve
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_every_entry_leads_to_code(name: str) -> None:
+def test_every_entry_resolves_to_code(name: str) -> None:
     assert callable(resolve(BUILT_IN[name].target))
 
 
@@ -27,7 +27,7 @@ def test_registry_and_tag_do_not_matter(image: str) -> None:
     assert entry.target == "ebbflow.numaflow.image_functions:cat"
 
 
-def test_the_folder_decides_where_sdks_differ() -> None:
+def test_the_folder_of_an_image_decides_where_sdks_differ() -> None:
     targets = {
         image: entry.target.partition(":")[2]
         for image in ("numaflow-go/map-even-odd", "numaflow-rs/map-even-odd:stable",
@@ -53,5 +53,5 @@ def test_the_folder_decides_where_sdks_differ() -> None:
         "",
     ],
 )
-def test_other_images_are_left_alone(image: str) -> None:
+def test_other_images_are_not_replaced(image: str) -> None:
     assert find_built_in(image) is None

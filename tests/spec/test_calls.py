@@ -1,4 +1,4 @@
-"""Lint of calls: whether user code can be made, and called with what its place gives."""
+"""Lint of calls: whether user code can be created and called with the arguments of its place."""
 
 import functools
 from pathlib import Path
@@ -16,7 +16,7 @@ FOR_PYNUMAFLOW = "or def handler(keys, datum) for pynumaflow"
 
 
 def faults(code, place="map", mode="unary"):
-    """What is wrong with the code."""
+    """Returns the problems of the code."""
     return [fault.what for fault in find_faults(code, place, mode)]
 
 
@@ -39,18 +39,18 @@ class Adds:
 
 
 class Counts(Source):
-    """A source for Ebbflow."""
+    """A source of Ebbflow."""
 
     def read(self, limit, timeout):
-        """Gives nothing."""
+        """Returns no messages."""
         return []
 
     def ack(self, offsets):
-        """Forgets."""
+        """Does nothing."""
 
 
 def injecting(function):
-    """A decorator that gives an argument of its own."""
+    """A decorator that adds an argument of its own."""
 
     @functools.wraps(function)
     def wrapper(datum):
@@ -61,12 +61,12 @@ def injecting(function):
 
 @injecting
 def injected(datum, more):
-    """Is called with one argument by whoever calls it."""
+    """Callers pass only the first argument."""
 
 
 @functools.lru_cache
 def cached(datum):
-    """Is no Python function any more."""
+    """Is not a plain Python function."""
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def cached(datum):
     ],
     ids=[f"code {n}" for n in range(17)],
 )
-def test_code_that_can_be_called_is_left_alone(code, place, mode):
+def test_code_that_can_be_called_is_accepted(code, place, mode):
     assert faults(code, place, mode) == []
 
 
@@ -106,19 +106,19 @@ def test_code_that_can_be_called_is_left_alone(code, place, mode):
         *((name, "source") for name in ("Numbers", "source_server")),
     ],
 )
-def test_code_for_pynumaflow_is_left_alone(name, place):
+def test_code_for_pynumaflow_is_accepted(name, place):
     assert faults(getattr(functions, name), place, "batch" if place == "sink" else "unary") == []
 
 
 def takes_three(a, b, c):
-    """Takes more than any place gives."""
+    """Takes more arguments than any place passes."""
 
 
 class Needs:
-    """Cannot be made without a setting."""
+    """Cannot be created without a setting."""
 
     def __init__(self, url):
-        """Keeps it."""
+        """Ignores it."""
 
     def __call__(self, datum):
         """Is fine."""
@@ -129,25 +129,25 @@ class Silent:
 
 
 class Greedy:
-    """Wants more than there is."""
+    """Its methods take more or fewer arguments than they are called with."""
 
     def __call__(self, datum, context):
-        """Waits for a context."""
+        """Needs a context, which is never passed."""
 
     def put(self, id):
-        """Takes no payloads."""
+        """Does not accept payloads."""
 
     def get(self, id):
         """Is fine."""
 
     def read(self):
-        """Takes no limits."""
+        """Does not accept a limit or a timeout."""
 
     def ack(self, offsets):
         """Is fine."""
 
     def pending(self, since):
-        """Wants to know since when."""
+        """Needs an argument, which is never passed."""
 
 
 @pytest.mark.parametrize(
@@ -249,11 +249,13 @@ class Greedy:
     ],
     ids=[f"fault {n}" for n in range(14)],
 )
-def test_code_that_cannot_be_called_is_told_with_what_to_write(code, place, mode, fault):
+def test_code_that_cannot_be_called_is_reported_with_the_signature_to_write(
+    code, place, mode, fault
+):
     assert faults(code, place, mode) == [fault]
 
 
-def test_methods_of_a_source_are_looked_at_one_by_one():
+def test_each_method_of_a_source_is_checked():
     assert faults(Greedy, "source") == [
         "its method 'read' cannot be called with (limit, timeout): too many positional "
         "arguments; write def read(self, limit, timeout)",
@@ -262,18 +264,18 @@ def test_methods_of_a_source_are_looked_at_one_by_one():
     ]
 
 
-def test_handlers_of_pynumaflows_classes_are_looked_at():
+def test_handlers_of_pynumaflows_classes_are_checked():
     class Wrong(functions.Mapper):
-        """Takes no keys."""
+        """Does not accept keys."""
 
         def handler(self, datum):
-            """Is called with keys, too."""
+            """Is called with keys as well."""
 
     class Unfinished(functions.Sourcer):
-        """Has hardly anything."""
+        """Lacks most methods."""
 
         async def read_handler(self, datum, output):
-            """Gives nothing."""
+            """Returns no messages."""
 
     assert faults(Wrong) == [
         "its method 'handler' cannot be called with (keys, datum): too many positional "
@@ -285,7 +287,7 @@ def test_handlers_of_pynumaflows_classes_are_looked_at():
     ]
 
 
-def test_a_reducer_has_no_place():
+def test_a_reducer_is_rejected():
     from pynumaflow.reducer import Reducer
 
     class Sum(Reducer):
@@ -316,7 +318,7 @@ spec:
 """
 
 
-def test_a_finding_names_the_place_in_the_file(tmp_path: Path):
+def test_a_problem_names_its_place_in_the_file(tmp_path: Path):
     (tmp_path / "calls.py").write_text("def fine(data): ...\n\ndef wrong(data, how): ...\n")
     (tmp_path / "pipeline.yaml").write_text(SPEC)
     (problem,) = lint(tmp_path / "pipeline.yaml")
@@ -327,10 +329,10 @@ def test_a_finding_names_the_place_in_the_file(tmp_path: Path):
     )
 
 
-def test_code_given_in_python_is_refused_in_the_same_words():
+def test_code_passed_in_python_is_rejected_in_the_same_words():
     pipeline = Pipeline("calls").source("in", Generator()).map("map", takes_three)
     with pytest.raises(SpecError) as refused:
-        pipeline.sink("out", Log()).spec  # noqa: B018 - making it is what is refused
+        pipeline.sink("out", Log()).spec  # noqa: B018 - building the spec is what fails
     assert str(refused.value) == (
         "pipeline calls, vertex map: EB403 cannot use 'tests.spec.test_calls:takes_three': it "
         "cannot be called with (datum): missing a required argument: 'b'; write "

@@ -52,12 +52,14 @@ def token_of(file: Path) -> str:
 
 
 @pytest.mark.parametrize("text", [PIPELINE + SECRET, SECRET + "---\n" + PIPELINE])
-def test_a_secret_in_the_pipelines_file_is_read_wherever_it_stands(folder: Path, text: str) -> None:
+def test_a_secret_in_the_pipelines_file_is_read_wherever_it_is_written(
+    folder: Path, text: str
+) -> None:
     (folder / "web.yaml").write_text(text)
     assert token_of(folder / "web.yaml") == "hunter2"
 
 
-def test_a_secret_that_is_nowhere_is_told_when_the_run_is_planned_and_not_by_lint(
+def test_a_missing_secret_is_reported_when_a_run_is_planned_and_not_by_lint(
     folder: Path, problems_of: Lint
 ) -> None:
     assert problems_of(PIPELINE) == []
@@ -66,7 +68,7 @@ def test_a_secret_that_is_nowhere_is_told_when_the_run_is_planned_and_not_by_lin
 
 
 @pytest.mark.guarantee("secrets-are-in-no-text")
-def test_what_is_wrong_with_a_secret_is_told_without_its_values(problems_of: Lint) -> None:
+def test_problems_of_a_secret_are_reported_without_its_values(problems_of: Lint) -> None:
     secret = """\
 apiVersion: v1
 kind: Secret
@@ -124,7 +126,7 @@ def test_a_buffer_service_is_checked_as_numaflow_checks_it(
     assert problems_of(PIPELINE + service) == ([problem] if problem else [])
 
 
-def test_what_has_no_effect_is_told_once_for_all_vertices(folder: Path) -> None:
+def test_fields_without_effect_are_reported_once_for_all_vertices(folder: Path) -> None:
     pods = "limits: {readTimeout: 2s}, scale: {min: 1}, containerTemplate: {a: b}"
     text = PIPELINE.replace("name: in,", f"name: in, {pods},")
     text = text.replace("name: out,", f"name: out, {pods},")
@@ -137,7 +139,7 @@ def test_what_has_no_effect_is_told_once_for_all_vertices(folder: Path) -> None:
     )
 
 
-def test_what_has_no_effect_in_a_container_or_a_monovertex_is_told_too(folder: Path) -> None:
+def test_fields_without_effect_in_a_container_or_a_monovertex_are_reported(folder: Path) -> None:
     text = """\
 apiVersion: numaflow.numaproj.io/v1alpha1
 kind: MonoVertex
@@ -156,14 +158,16 @@ spec:
     )
 
 
-def test_documents_of_other_systems_are_left_alone_beside_a_pipeline(folder: Path) -> None:
+def test_documents_of_other_systems_next_to_a_pipeline_are_ignored(folder: Path) -> None:
     other = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n---\n"
     (folder / "web.yaml").write_text(other + PIPELINE)
     read = read_specs(folder / "web.yaml")
     assert (read.problems, read.notes) == ((), ("not read: Deployment in line 1",))
 
 
-def test_a_misspelt_kind_of_numaflow_is_not_taken_for_another_systems(problems_of: Lint) -> None:
+def test_a_misspelt_numaflow_kind_is_not_taken_for_another_systems_document(
+    problems_of: Lint,
+) -> None:
     wrong = "apiVersion: numaflow.numaproj.io/v1\nkind: Pipelin\nmetadata: {name: x}\n---\n"
     assert problems_of(wrong + PIPELINE) == [
         "1:13: EB005 unknown apiVersion 'numaflow.numaproj.io/v1'; expected "
@@ -172,7 +176,7 @@ def test_a_misspelt_kind_of_numaflow_is_not_taken_for_another_systems(problems_o
     ]
 
 
-def test_a_file_without_a_pipeline_is_refused_when_one_is_to_run(
+def test_a_file_without_a_pipeline_passes_lint_but_cannot_be_run(
     folder: Path, problems_of: Lint
 ) -> None:
     assert problems_of(SERVICE) == []

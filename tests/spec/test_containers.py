@@ -1,4 +1,4 @@
-"""Containers in a spec: what is refused where, and which function comes out of them."""
+"""Containers in a spec: which fields are rejected where, and the function that results."""
 
 import os
 from collections.abc import Callable
@@ -86,11 +86,13 @@ def enrich_of(folder: Path, *lines: str, secrets: Path | None = None) -> CodeSec
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )  # fmt: skip
-def test_what_is_wrong_with_a_container(problems_of: Lint, lines: list[str], expected: str) -> None:
+def test_a_mistake_in_a_container_is_reported_where_it_is(
+    problems_of: Lint, lines: list[str], expected: str
+) -> None:
     assert problems_of(with_container(*lines)) == [expected]
 
 
-def test_a_command_is_started_with_its_arguments_where_the_file_is(folder: Path) -> None:
+def test_a_command_is_started_with_its_arguments_in_the_folder_of_the_file(folder: Path) -> None:
     plan = enrich_of(
         folder,
         "image: org/enrich:v1",
@@ -107,18 +109,18 @@ def test_a_command_is_started_with_its_arguments_where_the_file_is(folder: Path)
     assert "high" not in repr(plan)
 
 
-def test_a_folder_of_its_own_is_where_the_file_is(folder: Path) -> None:
+def test_a_working_directory_is_relative_to_the_folder_of_the_file(folder: Path) -> None:
     plan = enrich_of(folder, "command: [./a]", "workingDir: bin").plan_function()
     assert plan.cwd == str(folder / "bin")
     assert plan.name == "./a"
 
 
-def test_a_running_function_is_named_by_its_folder(folder: Path) -> None:
+def test_a_running_function_is_identified_by_its_sockets_folder(folder: Path) -> None:
     plan = enrich_of(folder, "sockets: run/enrich").plan_function()
     assert (plan.folder, plan.command) == (str(folder / "run/enrich"), None)
 
 
-def test_variables_come_from_all_their_places(
+def test_environment_variables_are_collected_from_all_their_sources(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secrets = folder / "secrets"
@@ -167,7 +169,7 @@ def test_variables_come_from_all_their_places(
     ],
     ids=["key", "whole"],
 )
-def test_a_secret_that_is_missing_is_told_when_the_run_begins(
+def test_a_missing_secret_is_reported_when_the_run_begins(
     folder: Path, lines: str, expected: str
 ) -> None:
     section = enrich_of(folder, "image: org/a", "command: [a]", lines)
@@ -175,7 +177,7 @@ def test_a_secret_that_is_missing_is_told_when_the_run_begins(
         section.plan_function()
 
 
-def test_variables_reach_python_code_beside_a_container(folder: Path) -> None:
+def test_variables_of_a_container_reach_the_python_code_next_to_it(folder: Path) -> None:
     file = folder / "pipeline.yaml"
     text = with_container("image: any", "env: [{name: LEVEL, value: high}]")
     file.write_text(text.replace("    udf:", "    udf:\n      python: handlers:enrich"))

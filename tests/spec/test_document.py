@@ -47,13 +47,15 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "expected"), BROKEN)
-def test_a_file_that_cannot_be_parsed_is_a_problem_with_a_place(
+def test_a_file_that_cannot_be_parsed_is_reported_with_a_position(
     problems_of: Callable[[str], list[str]], text: str, expected: list[str]
 ) -> None:
     assert problems_of(text) == expected
 
 
-def test_aliases_that_multiply_are_refused(problems_of: Callable[[str], list[str]]) -> None:
+def test_exponentially_growing_aliases_are_rejected(
+    problems_of: Callable[[str], list[str]],
+) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     for n in range(1, 8):
         lines.append(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]")
@@ -62,7 +64,7 @@ def test_aliases_that_multiply_are_refused(problems_of: Callable[[str], list[str
     )
 
 
-def test_a_key_written_twice_is_a_problem_at_the_second(
+def test_a_key_written_twice_is_reported_at_its_second_occurrence(
     problems_of: Callable[[str], list[str]],
 ) -> None:
     text = "kind: Pod\napiVersion: numaflow.numaproj.io/v1alpha1\nkind: Pod\n"
@@ -71,8 +73,8 @@ def test_a_key_written_twice_is_a_problem_at_the_second(
 
 def test_a_missing_file_and_a_folder_are_problems(tmp_path: Path) -> None:
     missing = tmp_path / "missing.yaml"
-    told = [str(problem) for problem in [*lint(missing), *lint(tmp_path)]]
-    assert told == [
+    found = [str(problem) for problem in [*lint(missing), *lint(tmp_path)]]
+    assert found == [
         f"{missing}:1:1: EB001 cannot be read: No such file or directory",
         f"{tmp_path}:1:1: EB001 cannot be read: Is a directory",
     ]
@@ -89,7 +91,7 @@ def test_a_file_that_is_not_text_is_a_problem(tmp_path: Path) -> None:
     assert (problem.code, problem.message[:33]) == ("EB001", "cannot be read: not UTF-8 text ('")
 
 
-def test_dates_stay_text_and_unquoted_words_stay_names_of_fields(tmp_path: Path) -> None:
+def test_dates_stay_text_and_unquoted_words_stay_field_names(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("on: 2024-01-01\nyes: [yes, 1, 1.5, null]\n")
     ((document,), problems) = read(tmp_path / "a.yaml")
     assert document.data == {"on": "2024-01-01", "yes": [True, 1, 1.5, None]}
@@ -103,7 +105,7 @@ def test_merge_keys_are_followed_and_may_be_overridden(tmp_path: Path) -> None:
     assert document.problems == []
 
 
-def test_a_finding_about_an_absent_field_is_placed_at_what_should_hold_it(tmp_path: Path) -> None:
+def test_a_problem_with_an_absent_field_points_at_its_parent(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a:\n  b:\n    c: 1\n")
     ((document,), _) = read(tmp_path / "a.yaml")
     problem = document.problem(Finding("EB102", "missing", ("a", "b", "d")))

@@ -1,4 +1,4 @@
-"""A spec as text again: what it says, and nothing that is secret."""
+"""A spec as text again: all of it except its secrets."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def spec(tmp_path):
     return load(file)
 
 
-def test_secrets_that_were_written_into_a_spec_are_hidden(spec):
+def test_secrets_written_into_a_spec_are_hidden(spec):
     text = to_yaml(spec)
     assert SECRET not in text
     assert SECRET not in to_yaml(spec, defaults=True)
@@ -138,7 +138,7 @@ def test_no_value_of_a_variable_is_shown_wherever_it_was_written(container, defa
     assert shown == [{"name": each["name"], "value": HIDDEN} for each in container["env"]]
 
 
-def test_where_secrets_are_is_shown(spec):
+def test_references_to_secrets_are_shown(spec):
     plain = to_document(spec)["spec"]["vertices"][2]["sink"]["kafka"]["sasl"]["plain"]
     assert plain == {
         "userSecret": {"name": "login", "key": "user"},
@@ -189,21 +189,21 @@ def test_options_that_hold_secrets_are_hidden(name, value):
         ("mail", "me@example.com at 10:30"),
     ],
 )
-def test_other_options_are_shown(name, value):
+def test_options_without_secrets_are_shown(name, value):
     assert hide_secrets({"options": {name: value}}) == {"options": {name: value}}
 
 
-def test_of_arguments_only_the_one_behind_a_flag_is_named_by_it():
+def test_a_secret_flag_hides_only_the_argument_that_follows_it():
     args = ["--password", SECRET, f"--token={SECRET}", "-p", "80"]
     assert hide_secrets(args) == ["--password", HIDDEN, f"--token={HIDDEN}", "-p", "80"]
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*/*.yaml")), ids=lambda file: file.stem)
-def test_what_is_echoed_is_the_same_pipeline(file, tmp_path):
+def test_the_echoed_spec_is_the_same_pipeline(file, tmp_path):
     if file.name == "bindings.yaml":
         return
     spec = load(file, containers="docker")
-    # Its code is looked for next to the file.
+    # The code is looked up next to the file.
     again = shutil.copytree(file.parent, tmp_path / "again") / file.name
     again.write_text(to_yaml(spec))
     assert to_document(load(again, containers="docker")) == to_document(spec)

@@ -1,4 +1,4 @@
-"""A misspelt option of a builder is refused at the call, with the one that was probably meant."""
+"""A misspelt option of a builder is rejected at the call, with a suggestion."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pipeline().map("enrich", enrich, on_eror={"steps": 1}),
         "Pipeline.map() has no option 'on_eror'; did you mean 'on_error'?",
     ),
-    "YAML's name in place of Python's": (
+    "YAML's name instead of Python's": (
         lambda: pipeline().sink("out", enrich, onError={"steps": 1}),
         "Pipeline.sink() has no option 'onError'; did you mean 'on_error'?",
     ),
-    "a kind of source, as it was written before": (
+    "a kind of source, in the older form": (
         lambda: pipeline().source("more", generator={}),
         "Pipeline.source() has no option 'generator'; give Generator(...) of ebbflow.connectors in "
         "place of the code",
     ),
-    "a kind of sink, as it was written before": (
+    "a kind of sink, in the older form": (
         lambda: monovertex().sink(log=True),
         "MonoVertex.sink() has no option 'log'; give Log(...) of ebbflow.connectors in place of "
         "the code",
@@ -66,7 +66,7 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: monovertex().source(enrich, retries={}),
         "MonoVertex.source() has no option 'retries'; did you mean 'retry'?",
     ),
-    "a connector's class in place of a connector": (
+    "a connector's class instead of a connector": (
         lambda: pipeline().sink("out", Log),
         "Log is the class of a connector; write Log(...)",
     ),
@@ -97,14 +97,14 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("call", "told"), MISSPELT.values(), ids=list(MISSPELT))
-def test_a_misspelt_option_is_refused_at_the_call(call: Callable[[], Any], told: str) -> None:
+@pytest.mark.parametrize(("call", "message"), MISSPELT.values(), ids=list(MISSPELT))
+def test_a_misspelt_option_is_rejected_at_the_call(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(TypeError) as raised:
         call()
-    assert str(raised.value) == told
+    assert str(raised.value) == message
 
 
-def test_what_looks_like_nothing_is_answered_with_all_there_is() -> None:
+def test_an_unrecognisable_option_is_rejected_with_all_valid_ones() -> None:
     with pytest.raises(TypeError) as raised:
         monovertex().map(enrich, banana=1)
     assert str(raised.value) == (
@@ -114,7 +114,7 @@ def test_what_looks_like_nothing_is_answered_with_all_there_is() -> None:
 
 
 @pytest.mark.parametrize("builder", [Pipeline, MonoVertex])
-def test_no_method_of_a_builder_swallows_options(builder: type) -> None:
+def test_no_method_of_a_builder_ignores_unknown_options(builder: type) -> None:
     made: Any = builder("orders")
     methods = {
         name: getattr(made, name)
@@ -151,7 +151,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("build", "problem"), WRONG)
-def test_what_is_not_the_part_that_an_option_takes_is_refused_at_the_call(
+def test_an_option_of_the_wrong_type_is_rejected_at_the_call(
     build: Callable[[], Any], problem: str
 ) -> None:
     with pytest.raises(TypeError) as raised:
@@ -181,7 +181,7 @@ VALUES: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("build", "problem"), VALUES)
-def test_a_wrong_value_is_told_at_the_call_as_lint_tells_it(
+def test_a_wrong_value_is_reported_at_the_call_as_lint_reports_it(
     build: Callable[[], Any], problem: str
 ) -> None:
     with pytest.raises(SpecError) as raised:
@@ -189,26 +189,26 @@ def test_a_wrong_value_is_told_at_the_call_as_lint_tells_it(
     assert str(raised.value) == problem
 
 
-def test_every_connector_has_a_class_whose_options_are_those_of_its_sections() -> None:
+def test_every_connector_has_a_class_with_the_options_of_its_sections() -> None:
     for kind in (SOURCES.keys() | SINKS.keys()) - {"udsource", "udsink"}:
         made = getattr(connectors, class_name(kind))
         assert kind == made.KIND
         assert (made.SOURCE is not None, made.SINK is not None) == (kind in SOURCES, kind in SINKS)
 
 
-def test_the_classes_are_generated_from_the_models() -> None:
+def test_the_connector_classes_are_generated_from_the_models() -> None:
     command = [sys.executable, "scripts/typed_parts.py", "--check"]
     assert subprocess.run(command, check=False).returncode == 0, "run make typed"
 
 
-def test_a_connector_says_what_it_is() -> None:
+def test_a_connector_has_a_readable_repr_and_compares_by_value() -> None:
     assert repr(Generator(messages=5)) == "Generator(messages=5)"
     assert Generator(messages=5) == Generator(messages=5) != Generator(messages=6)
     with pytest.raises(ImportError, match="has no connector 'Kafak'; did you mean 'Kafka'"):
         from ebbflow.connectors import Kafak  # type: ignore[attr-defined]  # noqa: F401
 
 
-def test_a_function_of_its_own_process_stands_wherever_code_can(tmp_path: Path) -> None:
+def test_a_function_in_its_own_process_can_be_used_wherever_code_can(tmp_path: Path) -> None:
     env = {"LEVEL": "high"}
     spec = (
         MonoVertex("all", serving_store=Function(["store"]))
@@ -231,7 +231,7 @@ def test_a_function_of_its_own_process_stands_wherever_code_can(tmp_path: Path) 
     assert [(plans[name].command or ())[0] for name in names] == commands  # type: ignore[index]
 
 
-def test_a_function_of_its_own_process_says_its_mode_itself() -> None:
+def test_a_function_in_its_own_process_declares_its_own_mode() -> None:
     pipeline = Pipeline("orders").source("in", Generator()).map("a", Function(["a"]), mode="batch")
     with pytest.raises(SpecError, match="EB104 'mode' is for Python code"):
         _ = pipeline.sink("out", Log()).spec

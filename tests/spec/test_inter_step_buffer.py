@@ -1,4 +1,4 @@
-"""What a spec can say about the streams of a pipeline: copies, and how hard to try to write."""
+"""The options of a pipeline's streams: replicas, and how persistently to publish."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def retries_of(built):
     return {plan.run.publish for plan in make_plans(built.spec, None, 2**20, None)}
 
 
-def test_vertices_wait_for_as_long_as_it_takes_unless_told_otherwise():
+def test_vertices_retry_forever_by_default():
     assert retries_of(pipeline()) == {BUFFER}
     assert (BUFFER.attempts, BUFFER.ack_wait) == (-1, math.inf)
 
@@ -47,7 +47,7 @@ def test_every_vertex_publishes_as_the_spec_says():
     assert (retry.wait, retry.attempts, retry.ack_wait) == (0.3, 5, 20)
 
 
-def test_a_monovertex_can_say_the_same_of_its_redeliveries_and_dead_letters():
+def test_a_monovertex_has_the_same_options_for_redeliveries_and_dead_letters():
     buffer = InterStepBuffer(replicas=3, publish=Publish(ack_wait="20s"))
     mono = MonoVertex("orders", inter_step_buffer=buffer).source(Generator()).sink(Log())
 
@@ -75,7 +75,7 @@ def test_a_monovertex_can_say_the_same_of_its_redeliveries_and_dead_letters():
         ),
     ],
 )
-def test_a_wrong_value_is_refused_where_it_is(problems_of, text, problem):
+def test_a_wrong_value_is_reported_where_it_is(problems_of, text, problem):
     assert problems_of(SPEC % text) == [problem]
 
 
@@ -83,12 +83,12 @@ def test_numaflows_compression_is_accepted_without_effect(problems_of):
     assert problems_of(SPEC % "{compression: {type: gzip}}") == []
 
 
-def test_the_builder_refuses_what_yaml_refuses():
+def test_the_builder_rejects_what_yaml_rejects():
     with pytest.raises(SpecError, match="replicas"):
         _ = pipeline(inter_step_buffer=InterStepBuffer(replicas=9)).spec
 
 
-def test_only_what_is_stored_in_a_buffer_has_the_buffers_limit():
+def test_the_size_limit_of_a_buffer_applies_only_to_what_is_stored_in_it():
     mono = MonoVertex("m").source(Generator()).sink(Log())
     (single,) = make_plans(mono.spec, None, 2**20, None)
     assert single.largest_output > 2**30

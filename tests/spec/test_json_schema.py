@@ -1,4 +1,4 @@
-"""The JSON schema for editors: made of the models, whole and self-contained."""
+"""The JSON schema for editors: generated from the models, complete and self-contained."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,11 +24,11 @@ def properties(name: str) -> dict[str, Any]:
     return found
 
 
-def test_every_reference_leads_somewhere():
+def test_every_reference_resolves():
     assert {ref.removeprefix("#/$defs/") for ref in references(SCHEMA)} <= set(SCHEMA["$defs"])
 
 
-def test_every_kind_has_its_fields_and_needs_its_header():
+def test_every_kind_has_its_fields_and_requires_its_header():
     assert SCHEMA["properties"]["kind"]["enum"] == list(RUNNABLE)
     for kind, model in RUNNABLE.items():
         definition = SCHEMA["$defs"][model.__name__]
@@ -37,11 +37,11 @@ def test_every_kind_has_its_fields_and_needs_its_header():
         assert definition["additionalProperties"] is False
 
 
-def test_every_connector_is_known():
+def test_every_connector_is_in_the_schema():
     assert set(SOURCES) <= set(properties("SourceSpec"))
     assert set(SINKS) <= set(properties("SinkSpec"))
 
 
-def test_names_are_those_of_yaml_and_durations_are_texts():
+def test_field_names_are_those_of_yaml_and_durations_are_strings():
     assert {"from", "to", "onFull"} <= set(properties("EdgeSpec"))
     assert properties("NatsStoreSpec")["ttl"]["type"] == "string"

@@ -560,11 +560,11 @@ EMPTY = [
     ("spec:\n", "spec:\n  limits: {rateLimit: {}, readBatchSize:}\n  watermark:\n"),
     ("name: out,", "name: out, sideInputs: [], partitions:, limits:, onError:,"),
 ]
-"""Values that count as left out."""
+"""Values that are treated as absent."""
 
 
 @pytest.mark.parametrize(("old", "new"), EMPTY)
-def test_empty_values_count_as_left_out(problems_of: Lint, old: str, new: str) -> None:
+def test_empty_values_are_treated_as_absent(problems_of: Lint, old: str, new: str) -> None:
     assert problems_of(changed(old, new)) == []
 
 
@@ -589,7 +589,7 @@ def test_each_mistake_is_reported_where_it_is(
 
 
 @pytest.mark.parametrize(("behind", "expected"), SINKS_BEHIND)
-def test_the_sinks_behind_a_sink_are_checked_as_sinks(
+def test_fallback_and_on_success_sinks_are_checked_as_sinks(
     problems_of: Lint, behind: str, expected: list[str]
 ) -> None:
     assert problems_of(changed("{log: {}}", f"{{log: {{}}, {behind}}}")) == expected
@@ -602,7 +602,7 @@ def retrying(where: str, strategy: str) -> str:
 
 @pytest.mark.parametrize("where", RETRYING)
 @pytest.mark.parametrize(("strategy", "expected"), RETRIES)
-def test_a_retry_strategy_must_make_sense(
+def test_an_invalid_retry_strategy_is_reported(
     problems_of: Lint, where: str, strategy: str, expected: list[str]
 ) -> None:
     found = problems_of(retrying(where, strategy))
@@ -610,7 +610,7 @@ def test_a_retry_strategy_must_make_sense(
 
 
 @pytest.mark.parametrize("where", RETRYING)
-def test_ending_retries_in_a_fallback_needs_a_fallback_sink(problems_of: Lint, where: str) -> None:
+def test_on_failure_fallback_needs_a_fallback_sink(problems_of: Lint, where: str) -> None:
     (found,) = problems_of(retrying(where, "onFailure: fallback"))
     assert found.partition(": ")[2] == f"EB502 onFailure is fallback, but {NO_FALLBACK[where]}"
 
@@ -641,18 +641,18 @@ def test_a_wrong_store_does_not_hide_other_problems(problems_of: Lint) -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), NOT_YET)
-def test_what_the_runtime_cannot_do_yet_is_refused(
+def test_unsupported_features_are_rejected(
     problems_of: Lint, old: str, new: str, expected: str
 ) -> None:
     assert problems_of(changed(old, new)) == [expected]
 
 
 @pytest.mark.parametrize(("old", "new"), ACCEPTED)
-def test_what_the_runtime_can_do_is_accepted(problems_of: Lint, old: str, new: str) -> None:
+def test_supported_features_are_accepted(problems_of: Lint, old: str, new: str) -> None:
     assert problems_of(changed(old, new)) == []
 
 
-def test_all_problems_are_reported_at_once_in_the_order_of_the_file(problems_of: Lint) -> None:
+def test_all_problems_are_reported_at_once_in_file_order(problems_of: Lint) -> None:
     text = GOOD.replace("orders", "Orders").replace("generator: {}", "generator: {rpu: 0, rpm: 1}")
     text = text.replace("handlers:enrich", "handlers:LIMIT").replace("to: out}", "to: outt}")
     assert problems_of(text) == [
@@ -672,7 +672,7 @@ def test_every_document_of_a_file_is_checked(problems_of: Lint) -> None:
     ]
 
 
-def test_every_code_that_a_rule_uses_is_in_the_table() -> None:
+def test_every_code_in_the_table_is_used_by_a_rule() -> None:
     import ebbflow
 
     sources = "".join(file.read_text() for file in Path(ebbflow.__path__[0]).rglob("*.py"))

@@ -101,13 +101,13 @@ def spec(folder: Path) -> PipelineSpec:
     return loaded
 
 
-def test_a_whole_numaflow_pipeline_lints_when_its_python_code_is_named(
+def test_a_complete_numaflow_pipeline_lints_when_its_python_code_is_named(
     problems_of: Callable[[str], list[str]],
 ) -> None:
     assert problems_of(FULL) == []
 
 
-def test_kubernetes_fields_must_still_be_spelt_right(
+def test_a_misspelt_kubernetes_field_is_reported(
     problems_of: Callable[[str], list[str]],
 ) -> None:
     assert problems_of(FULL.replace("tolerations:", "toleration:")) == [
@@ -124,7 +124,7 @@ def test_the_fields_without_effect_are_listed() -> None:
     )
 
 
-def test_a_pipeline_gives_its_vertices_and_edges_by_name(spec: PipelineSpec) -> None:
+def test_vertices_and_edges_are_found_by_name(spec: PipelineSpec) -> None:
     assert spec.name == "orders"
     assert [vertex.kind for vertex in spec.vertices] == ["source", "map", "sink", "sink"]
     assert spec.vertex("enrich").kind is VertexKind.MAP
@@ -134,14 +134,14 @@ def test_a_pipeline_gives_its_vertices_and_edges_by_name(spec: PipelineSpec) -> 
         spec.vertex("nothing")
 
 
-def test_a_source_and_a_sink_say_their_kind(spec: PipelineSpec) -> None:
+def test_a_source_and_a_sink_know_their_kind(spec: PipelineSpec) -> None:
     source, sink = spec.vertex("in").source, spec.vertex("store").sink
     assert source is not None
     assert sink is not None
     assert (source.kind, sink.kind) == ("generator", "udsink")
 
 
-def test_limits_of_a_vertex_come_before_those_of_the_pipeline(spec: PipelineSpec) -> None:
+def test_limits_of_a_vertex_override_those_of_the_pipeline(spec: PipelineSpec) -> None:
     assert spec.limits_of("enrich") == EffectiveLimits(
         read_batch_size=50,
         buffer_max_length=10_000,
@@ -152,7 +152,7 @@ def test_limits_of_a_vertex_come_before_those_of_the_pipeline(spec: PipelineSpec
     assert spec.limits_of(spec.vertex("store")).read_batch_size == 200
 
 
-def test_the_time_of_a_call_is_limited_by_the_vertex_or_else_by_the_pipeline() -> None:
+def test_the_call_timeout_of_a_vertex_overrides_that_of_the_pipeline() -> None:
     vertices = [{"name": "in"}, {"name": "out", "limits": {"callTimeout": "500ms"}}]
     body = {"vertices": vertices, "limits": {"callTimeout": "1m"}}
     spec = PipelineSpec.model_validate({"metadata": {"name": "a"}, "spec": body})
@@ -164,14 +164,14 @@ def test_the_time_of_a_call_is_limited_by_the_vertex_or_else_by_the_pipeline() -
         )
 
 
-def test_limits_that_nobody_set_have_numaflows_defaults() -> None:
+def test_unset_limits_have_numaflows_defaults() -> None:
     spec = PipelineSpec.model_validate(
         {"metadata": {"name": "a"}, "spec": {"vertices": [{"name": "in"}]}}
     )
     assert spec.limits_of("in") == EffectiveLimits(500, 30_000, 80, 1_000, 500)
 
 
-def test_the_policy_for_errors_is_filled_up_from_the_default(spec: PipelineSpec) -> None:
+def test_an_error_policy_takes_missing_fields_from_the_default(spec: PipelineSpec) -> None:
     # The default cap of a minute would cut the interval that was asked for.
     assert spec.vertex("enrich").on_error.policy(served=False) == Backoff("120s", 3, 2.0, "120s")
     assert spec.vertex("store").on_error.policy(served=False) == DEFAULT_ON_ERROR
@@ -189,14 +189,14 @@ RETRY_STRATEGIES = [
 
 
 @pytest.mark.parametrize(("written", "policy", "on_failure"), RETRY_STRATEGIES)
-def test_a_retry_strategy_is_filled_up_with_numaflows_defaults(
+def test_a_retry_strategy_takes_missing_fields_from_numaflows_defaults(
     written: dict[str, object], policy: Backoff, on_failure: str
 ) -> None:
     strategy = RetrySpec.model_validate(written)
     assert (strategy.policy, strategy.on_failure) == (policy, on_failure)
 
 
-def test_answers_in_nats_are_kept_for_two_hours_unless_said_otherwise() -> None:
+def test_answers_in_nats_are_kept_for_two_hours_by_default() -> None:
     nats = ServingStoreSpec.model_validate({"nats": {"bucket": "answers"}}).nats
     assert nats is not None
     assert (nats.bucket, nats.ttl) == ("answers", 7_200_000)
@@ -212,7 +212,7 @@ ORDERED = [
 
 
 @pytest.mark.parametrize(("pipeline", "vertex", "expected"), ORDERED)
-def test_a_vertex_is_ordered_as_it_says_else_as_the_pipeline_says(
+def test_the_ordered_option_of_a_vertex_overrides_that_of_the_pipeline(
     pipeline: dict[str, bool], vertex: dict[str, bool] | None, expected: bool
 ) -> None:
     step = {"name": "a", "udf": {"python": "os:getcwd"}, "ordered": vertex}
@@ -228,7 +228,7 @@ def test_a_pipeline_is_paused_by_its_desired_phase(spec: PipelineSpec, folder: P
     assert (spec.paused, load(folder / "paused.yaml").paused) == (False, True)
 
 
-def test_a_value_blob_may_be_written_in_several_lines() -> None:
+def test_a_value_blob_may_span_several_lines() -> None:
     assert GeneratorSpec.model_validate({"valueBlob": "aGVs\nbG8=\n"}).blob == b"hello"
 
 
@@ -237,11 +237,11 @@ def test_a_spec_survives_pickling(spec: PipelineSpec, pickler: object) -> None:
     assert pickle.loads(pickler.dumps(spec)) == spec  # type: ignore[attr-defined]
 
 
-def test_a_spec_can_be_dumped_and_read_again(spec: PipelineSpec) -> None:
+def test_a_spec_survives_a_json_round_trip(spec: PipelineSpec) -> None:
     assert PipelineSpec.model_validate_json(spec.model_dump_json(by_alias=True)) == spec
 
 
-def test_a_loaded_spec_has_no_problems_as_a_model_either(spec: PipelineSpec, folder: Path) -> None:
+def test_a_loaded_spec_passes_the_checks_for_models(spec: PipelineSpec, folder: Path) -> None:
     assert check(spec, folder) == []
 
 
@@ -276,7 +276,7 @@ def test_one_of_several_pipelines_in_a_file_is_loaded_by_its_name(folder: Path) 
         ),
     ],
 )
-def test_which_of_several_pipelines_is_meant_must_be_said(
+def test_an_ambiguous_choice_among_several_pipelines_is_rejected(
     folder: Path, second: str, name: str | None, problem: str
 ) -> None:
     (folder / "two.yaml").write_text(f"{FULL}---\n{FULL.replace('orders', second)}")

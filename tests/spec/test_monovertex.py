@@ -211,7 +211,7 @@ def test_settings_are_checked(problems_of: Lint, setting: str, expected: list[st
     assert problems_of(changed("spec:\n", f"spec:\n  {setting}\n")) == expected
 
 
-def test_a_bypass_to_a_missing_fallback_is_refused(problems_of: Lint) -> None:
+def test_a_bypass_to_a_missing_fallback_is_rejected(problems_of: Lint) -> None:
     text = changed(", fallback: {log: {}}", "") + "  bypass: {fallback: {tags: {values: [a]}}}\n"
     assert problems_of(text) == ["8:12: EB209 bypass to 'fallback', but the sink has no 'fallback'"]
 
@@ -221,7 +221,7 @@ def test_a_missing_sink_is_reported_once(problems_of: Lint) -> None:
     assert problems_of(text) == ["5:3: EB204 the MonoVertex has no sink"]
 
 
-def test_a_document_without_a_kind_is_read_as_what_it_looks_like(problems_of: Lint) -> None:
+def test_a_document_without_a_kind_is_recognised_by_its_fields(problems_of: Lint) -> None:
     assert problems_of(changed("kind: MonoVertex\n", "")) == [
         "1:1: EB102 'kind' is missing; write kind: Pipeline, MonoVertex or ServingPipeline"
     ]
@@ -231,7 +231,7 @@ def test_the_fields_without_effect_are_listed() -> None:
     assert {"daemonTemplate", "scale", "volumes"} <= set(MONOVERTEX_NO_EFFECT["spec"])
 
 
-def test_a_monovertex_gives_its_parts(full: MonoVertexSpec) -> None:
+def test_the_parts_of_a_monovertex_are_read(full: MonoVertexSpec) -> None:
     assert (full.name, full.source.kind, full.sink.kind) == ("orders", "generator", "udsink")
     assert full.udf is not None
     assert full.udf.mode == "batch"
@@ -242,7 +242,7 @@ def test_a_monovertex_gives_its_parts(full: MonoVertexSpec) -> None:
     assert not made().paused
 
 
-def test_a_bypass_gives_its_tags(full: MonoVertexSpec) -> None:
+def test_the_tags_of_a_bypass_are_read(full: MonoVertexSpec) -> None:
     rules = (full.bypass.sink, full.bypass.fallback, full.bypass.on_success)
     tags = [rule.tags for rule in rules if rule is not None]
     assert [(one.operator, one.values) for one in tags if one is not None] == [
@@ -261,24 +261,24 @@ PARTITIONS: list[tuple[dict[str, int], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "expected"), PARTITIONS)
-def test_replicas_are_partitions_unless_those_are_given(
-    said: dict[str, int], expected: int
+@pytest.mark.parametrize(("options", "expected"), PARTITIONS)
+def test_replicas_set_the_partitions_unless_partitions_are_given(
+    options: dict[str, int], expected: int
 ) -> None:
-    assert made(**said).steps[0].streams.partitions == expected
+    assert made(**options).steps[0].streams.partitions == expected
 
 
-def test_limits_that_are_not_set_have_numaflows_defaults(full: MonoVertexSpec) -> None:
+def test_unset_limits_have_numaflows_defaults(full: MonoVertexSpec) -> None:
     assert made().limits == EffectiveLimits(500, 30_000, 80, 1_000, 500)
     assert full.limits == EffectiveLimits(50, 30_000, 80, 500, 50)
 
 
-def test_a_monovertex_survives_pickling_and_dumping(full: MonoVertexSpec) -> None:
+def test_a_monovertex_survives_pickling_and_a_json_round_trip(full: MonoVertexSpec) -> None:
     assert pickle.loads(pickle.dumps(full)) == full
     assert MonoVertexSpec.model_validate_json(full.model_dump_json(by_alias=True)) == full
 
 
-def test_a_model_made_in_python_is_checked_by_the_same_rules(
+def test_a_model_built_in_python_is_checked_by_the_same_rules(
     full: MonoVertexSpec, folder: Path
 ) -> None:
     assert check(full, folder) == []

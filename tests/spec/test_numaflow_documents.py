@@ -1,4 +1,4 @@
-"""Numaflow's own documents and the fields of its resources, against lint and the model.
+"""Numaflow's own documents and resource fields, checked against lint and the model.
 
 They are not part of this repository: the variable NUMAFLOW_EXAMPLES names a checkout of Numaflow.
 """
@@ -22,7 +22,7 @@ CHECKOUT = os.environ.get("NUMAFLOW_EXAMPLES")
 FOLDERS = ("examples", "test")
 KINDS = ("Pipeline", "MonoVertex", "ServingPipeline", "InterStepBufferService")
 NOT_HERE = {"EB901", "EB902"}
-"""What is not supported, and images that nothing is bound to."""
+"""Unsupported features, and images without a binding."""
 
 RESOURCES: dict[str, type[BaseModel]] = {
     "pipelines": PipelineSpec,
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def documents() -> Iterator[Path]:
-    """All files that hold a resource of Numaflow's."""
+    """All files that contain a Numaflow resource."""
     for folder in FOLDERS:
         for file in sorted((Path(CHECKOUT or "") / folder).rglob("*.yaml")):
             read = yaml.safe_load_all(file.read_text())
@@ -45,7 +45,7 @@ def documents() -> Iterator[Path]:
                 yield file
 
 
-def test_no_document_is_refused_but_for_what_is_not_supported():
+def test_a_numaflow_document_is_rejected_only_for_unsupported_features():
     problems = {file: lint(file) for file in documents()}
     wrong = [str(p) for found in problems.values() for p in found if p.code not in NOT_HERE]
     assert wrong == []
@@ -53,7 +53,7 @@ def test_no_document_is_refused_but_for_what_is_not_supported():
 
 
 def unknown_fields(schema: Mapping[str, Any], model: type[BaseModel], path: str) -> Iterator[str]:
-    """The fields of a schema that the model does not have, looked for wherever both continue."""
+    """The fields of a schema that the model lacks, searched recursively."""
     for name, part in schema.get("properties", {}).items():
         where = f"{path}.{name}"
         named = (f for key, f in model.model_fields.items() if name in (key, f.alias))
@@ -71,10 +71,10 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 @pytest.mark.parametrize("name", RESOURCES)
-def test_every_field_of_numaflow_is_known(name):
+def test_every_numaflow_field_is_known(name):
     file = f"config/base/crds/full/numaflow.numaproj.io_{name}.yaml"
     definition = yaml.safe_load((Path(CHECKOUT or "") / file).read_text())
     (version,) = definition["spec"]["versions"]
     unknown = unknown_fields(version["schema"]["openAPIV3Schema"], RESOURCES[name], "")
-    # Kafka's section refuses these two by their names, before fields are looked at.
+    # Kafka's section rejects these two by name, before fields are checked.
     assert [field for field in unknown if field.split(".")[-1] not in ("gssapi", "oauth")] == []

@@ -1,4 +1,4 @@
-"""Serving pipelines and serving sources: what they are read as, and what lint says about them."""
+"""Serving pipelines and serving sources: the resulting specs, and what lint reports about them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def feed_of(spec: Spec) -> FeedPlan:
-    """The plan of what feeds the pipeline's first vertex."""
+    """The plan of the feed of the pipeline's first vertex."""
     source = make_plans(spec, Addresses.of("nats://localhost"), 0, "folder")[0].source
     assert isinstance(source, FeedPlan)
     return source
@@ -95,13 +95,13 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     return load(written(tmp_path, SERVING))
 
 
-def test_a_serving_pipeline_runs_as_the_pipeline_of_its_name(ask: Spec) -> None:
+def test_a_serving_pipeline_becomes_a_pipeline_of_the_same_name(ask: Spec) -> None:
     assert isinstance(ask, PipelineSpec)
     assert (ask.kind, ask.name) == ("Pipeline", "ask")
     assert [vertex.name for vertex in ask.vertices] == ["in", "out"]
 
 
-def test_the_settings_of_the_service_are_those_of_the_source(ask: Spec) -> None:
+def test_the_settings_of_the_service_become_those_of_the_source(ask: Spec) -> None:
     settings = feed_of(ask).settings
     assert isinstance(settings, ServingSettings)
     assert settings.id_header == "X-Request-Id"
@@ -112,16 +112,16 @@ def test_the_settings_of_the_service_are_those_of_the_source(ask: Spec) -> None:
     assert settings.token.reveal() == "opensesame"
 
 
-def test_the_store_of_the_service_is_that_of_the_pipeline(ask: Spec) -> None:
+def test_the_store_of_the_service_becomes_that_of_the_pipeline(ask: Spec) -> None:
     store = feed_of(ask).store
     assert store is not None
     assert (store.bucket, store.ttl, store.search) == ("ebb_ask_answers", 7_200_000, "folder")
-    # What is known about requests is in the bucket, and answers are in the container's store.
+    # The state of requests is in the bucket; answers are in the container's store.
     assert store.code is not None
     assert "$KV.ebb_ask_answers.>" in permissions_of(ask).to_config()
 
 
-def test_answers_are_kept_in_nats_if_there_is_no_store(tmp_path: Path) -> None:
+def test_answers_are_kept_in_nats_without_a_store(tmp_path: Path) -> None:
     spec = load(written(tmp_path, without_store(SERVING).replace("    auth", "    #")))
     assert feed_of(spec).store == StorePlan("ebb_ask_answers", 7_200_000, None, "folder")
 
@@ -141,7 +141,7 @@ def test_a_store_in_python_has_the_variables_of_its_container(tmp_path: Path) ->
     assert (sinks.store, sinks.store_env) == ("answers:Store", (("URL", "redis"),))
 
 
-def test_where_a_caller_waits_an_exception_ends_quickly_unless_the_spec_says_otherwise(
+def test_retries_end_quickly_by_default_where_a_caller_waits(
     tmp_path: Path,
 ) -> None:
     spec = load(
@@ -183,7 +183,7 @@ spec:
     }
 
 
-def test_the_fields_without_effect_are_told(tmp_path: Path) -> None:
+def test_fields_without_effect_are_reported(tmp_path: Path) -> None:
     read = read_specs(written(tmp_path, SERVING))
     (note,) = read.notes
     assert note.removeprefix("without effect here: ").split(", ") == [
@@ -199,7 +199,7 @@ def without_store(text: str) -> str:
     return text.replace("    store: {container: {image: 'store:1', command: [bin/store]}}\n", "")
 
 
-# --- what is wrong with one ---------------------------------------------------------------------
+# --- problems of a serving pipeline----------------------------------------------------------------
 
 WRONG_SERVING = [
     ("requestTimeoutSeconds: 30", "requestTimeout: 30",
@@ -236,7 +236,7 @@ WRONG_SERVING = [
 
 
 @pytest.mark.parametrize(("right", "wrong", "problem"), WRONG_SERVING)
-def test_a_problem_of_a_serving_pipeline_is_told_where_it_is_written(
+def test_a_problem_of_a_serving_pipeline_is_reported_where_it_is_written(
     problems_of: Lint, right: str, wrong: str, problem: str
 ) -> None:
     assert right in SERVING
@@ -261,14 +261,14 @@ WRONG_PIPELINES = [
 
 
 @pytest.mark.parametrize(("right", "wrong", "problems"), WRONG_PIPELINES)
-def test_what_would_leave_callers_without_an_answer_is_refused(
+def test_a_pipeline_that_would_leave_callers_without_an_answer_is_rejected(
     problems_of: Lint, right: str, wrong: str, problems: list[str]
 ) -> None:
     assert right in PIPELINE
     assert problems_of(PIPELINE.replace(right, wrong)) == problems
 
 
-def test_without_a_serving_source_nothing_of_that_is_refused(problems_of: Lint) -> None:
+def test_serving_rules_do_not_apply_without_a_serving_source(problems_of: Lint) -> None:
     text = PIPELINE.replace("{serving: {}}", "{generator: {}}").replace(STORE, "")
     text = text.replace("{serve: {}}", "{log: {}}").replace(
         "to: out}", "to: out, onFull: discardLatest}"
@@ -277,16 +277,14 @@ def test_without_a_serving_source_nothing_of_that_is_refused(problems_of: Lint) 
 
 
 @pytest.mark.parametrize("sink", ["{serve: {}}", "{udsink: {python: 'json:loads'}}"])
-def test_where_a_source_serves_answers_are_kept_in_nats_if_nothing_else_is_said(
-    tmp_path: Path, sink: str
-) -> None:
+def test_answers_of_a_serving_source_are_kept_in_nats_by_default(tmp_path: Path, sink: str) -> None:
     spec = load(written(tmp_path, PIPELINE.replace(STORE, "").replace("{serve: {}}", sink)))
     assert feed_of(spec).store == StorePlan(f"ebb_{spec.name}_answers", 7_200_000, None, "folder")
     plans = make_plans(spec, Addresses.of("nats://localhost"), 1_000_000, None)
     assert [plan.role.serves for plan in plans if isinstance(plan.role, SinksPlan)] == [True]
 
 
-def test_a_mono_vertex_serves_as_well(problems_of: Lint, tmp_path: Path) -> None:
+def test_a_monovertex_can_serve(problems_of: Lint, tmp_path: Path) -> None:
     spec = load(written(tmp_path, MONOVERTEX))
     assert feed_of(spec).store == StorePlan("ebb_ask_answers", 600_000, None, "folder")
     assert problems_of(MONOVERTEX.replace("sink: {serve: {}}", "sink: {log: {}}")) == [
@@ -314,7 +312,7 @@ BUILT: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("build", "text"), BUILT, ids=["pipeline", "monovertex"])
-def test_the_builders_make_what_yaml_says(
+def test_the_builders_produce_the_same_spec_as_yaml(
     build: Callable[[], Any], text: str, tmp_path: Path
 ) -> None:
     assert build().spec == load(written(tmp_path, text))
@@ -333,6 +331,6 @@ def test_a_problem_of_a_builder_names_the_vertex() -> None:
     ]
 
 
-def test_a_misspelt_option_is_refused_where_it_is_written() -> None:
+def test_a_misspelt_option_is_rejected_at_the_call() -> None:
     with pytest.raises(TypeError, match=r"Pipeline.serve\(\) has no option 'port'; did you mean"):
         Pipeline("ask").serve("in", port=8080)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Lint on SQL, DataFrame functions, Spark sources and Spark sinks."""
+"""Lint of SQL, DataFrame functions, Spark sources and Spark sinks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ spec:
 """
 
 
-def test_spark_vertices_lint(problems_of: Lint):
+def test_valid_spark_vertices_have_no_problems(problems_of: Lint):
     assert problems_of(GOOD) == []
 
 
@@ -113,7 +113,7 @@ def test_each_mistake_is_reported_where_it_is(problems_of: Lint, old, new, expec
     assert "hunter2" not in problems[0]
 
 
-def test_an_ordered_pipeline_may_have_them_if_they_are_not(problems_of: Lint):
+def test_an_ordered_pipeline_may_contain_unordered_spark_vertices(problems_of: Lint):
     ordered = GOOD.replace("spec:\n", "spec:\n  ordered: {enabled: true}\n")
     assert [problem.partition(" ")[2] for problem in problems_of(ordered)] == [
         "EB210 SQL cannot be ordered; give 'work' ordered: {enabled: false}",
@@ -124,7 +124,7 @@ def test_an_ordered_pipeline_may_have_them_if_they_are_not(problems_of: Lint):
     assert problems_of(ordered) == []
 
 
-def test_a_monovertex_has_a_spark_source_at_most():
+def test_a_monovertex_may_have_a_spark_source_but_no_spark_sink():
     mono = MonoVertex("test").source(Spark(format="rate"))
     assert mono.sink(Log()).spec.source.kind == "spark"
     with pytest.raises(SpecError) as refused:
@@ -132,7 +132,7 @@ def test_a_monovertex_has_a_spark_source_at_most():
     assert "EB210 a MonoVertex cannot have a Spark sink; write a Pipeline" in str(refused.value)
 
 
-def test_the_builder_says_the_same_as_yaml(folder):
+def test_the_builder_produces_the_same_vertices_as_yaml(folder):
     from ebbflow.spec.lint import load
 
     (folder / "orders.yaml").write_text(GOOD)

@@ -1,4 +1,4 @@
-"""What waits for a vertex and what is parked, counted by rows on a real server."""
+"""Waiting and parked messages of a vertex, counted by row on a real server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Vertex:
         self.watch()
 
     def watch(self, **bounds: Any) -> None:
-        """Looks with these bounds from now on, and remembers nothing."""
+        """Starts a new backlog reader with these bounds."""
         streams = VertexStreams("v", 1, True)
         self._backlog = Backlog(self._link.client, self._names, streams, **bounds)
 
@@ -47,7 +47,7 @@ class Vertex:
         self._settle(verdict, Place("before", 0, [Edge("v")], 10**6))
 
     def nack(self, *ids: str, delay: int | None = None, reason: str | None = None) -> None:
-        """Has the messages come back."""
+        """Nacks the messages, so that they are redelivered."""
         verdict = self._verdict(*ids)
         for index in range(len(ids)):
             verdict.nack(index, NackOptions(delay=delay, reason=reason))
@@ -92,12 +92,12 @@ def test_rows_wait_until_they_are_settled(vertex: Vertex) -> None:
     assert vertex.look(Span(Mark(3))) == VertexBacklog()
 
 
-def test_of_a_frame_that_is_half_done_the_rest_waits(vertex: Vertex) -> None:
+def test_the_rest_of_a_half_settled_frame_waits(vertex: Vertex) -> None:
     vertex.arrive("a", "b", "c")
     assert vertex.look(Span(Mark(0, 2))).pending == 1
 
 
-def test_parked_rows_say_until_when_and_why(vertex: Vertex) -> None:
+def test_parked_rows_report_their_due_time_and_reasons(vertex: Vertex) -> None:
     before = datetime.now(UTC)
     vertex.nack("a", "b", delay=600_000, reason="waits for the moon")
     vertex.nack("c", delay=1_200_000)
@@ -111,14 +111,14 @@ def test_parked_rows_say_until_when_and_why(vertex: Vertex) -> None:
     assert timedelta(0) <= parked.next_due - before - timedelta(minutes=10) < timedelta(seconds=5)
 
 
-def test_rows_that_come_again_at_once_wait_and_are_not_parked(vertex: Vertex) -> None:
+def test_rows_nacked_without_a_delay_wait_and_are_not_parked(vertex: Vertex) -> None:
     vertex.nack("a", "b")
     looked = vertex.look()
     assert (looked.pending, looked.parked.messages) == (2, 0)
     assert vertex.look(Span(redelivery=Mark(1))).pending == 0
 
 
-def test_the_row_that_an_ordered_vertex_holds_is_parked_in_the_buffer(vertex: Vertex) -> None:
+def test_the_row_held_by_an_ordered_vertex_counts_as_parked(vertex: Vertex) -> None:
     vertex.arrive("a", "b")
     due = int(datetime.now(UTC).timestamp() * 1000) + 60_000
     looked = vertex.look(held=Held(due, 1, 0, 0, "not yet"))
@@ -126,7 +126,7 @@ def test_the_row_that_an_ordered_vertex_holds_is_parked_in_the_buffer(vertex: Ve
     assert [cause.text for cause in looked.parked.reasons] == ["not yet"]
 
 
-def test_too_many_frames_are_estimated_until_all_are_read(
+def test_a_backlog_of_too_many_frames_is_estimated_until_all_are_read(
     vertex: Vertex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ebbflow.nats.stored._AT_A_TIME", 2)
@@ -154,7 +154,7 @@ def test_a_settled_frame_that_is_still_stored_does_not_wait(vertex: Vertex) -> N
         assert vertex.look(Span(Mark(5))) == VertexBacklog()
 
 
-def test_a_message_that_is_due_waits_and_is_not_parked_any_more(vertex: Vertex) -> None:
+def test_a_parked_message_counts_as_waiting_once_it_is_due(vertex: Vertex) -> None:
     vertex.nack("a", "b", "c", delay=300, reason="soon")
     looks = [vertex.look()]
     while looks[-1].parked.messages:

@@ -1,4 +1,4 @@
-"""The condition of a vertex and its words, and what a person is told to do."""
+"""The condition of a vertex, its wording, and the suggested next step."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def held_for(seconds: float) -> WorkInFlight:
         ),
     ],
 )
-def test_a_vertex_has_a_condition_and_words(
+def test_condition_and_wording_follow_from_the_state_of_a_vertex(
     vertex: VertexStatus, condition: str, words: str
 ) -> None:
     judged = replace(vertex, condition=judge(vertex, NOW))
@@ -103,11 +103,11 @@ def concerns(vertex: VertexStatus) -> list[tuple[str, str]]:
     return [(concern.level, concern.next_step) for concern in list_concerns(status)]
 
 
-def test_a_vertex_that_is_well_concerns_nobody() -> None:
+def test_a_healthy_vertex_raises_no_concern() -> None:
     assert concerns(PLAIN) == concerns(replace(PLAIN, in_flight=held_for(1))) == []
 
 
-def test_what_to_do_about_a_stuck_vertex_depends_on_why_it_is_stuck() -> None:
+def test_the_advice_for_a_stuck_vertex_depends_on_the_cause() -> None:
     hangs = replace(PLAIN, in_flight=held_for(60), in_call=60.0)
     lost = replace(PLAIN, silent=7.0, silent_because="Spark lost an executor on here 3 s ago")
     ((_, step),) = concerns(hangs)
@@ -119,14 +119,14 @@ def test_what_to_do_about_a_stuck_vertex_depends_on_why_it_is_stuck() -> None:
         assert (level, "callTimeout" in step) == ("error", False)
 
 
-def test_a_lost_executor_is_named_although_a_call_was_running_on_it() -> None:
+def test_a_lost_executor_is_named_even_if_a_call_was_running_on_it() -> None:
     because = "Spark lost an executor on here 3 s ago"
     lost = replace(PLAIN, silent=7.0, silent_because=because, in_call=12.0, condition="stuck")
     words = f"stuck, one of its tasks has not reported for 7 s ({because})"
     assert describe_vertex(lost, NOW) == words
 
 
-def test_a_bug_that_hits_every_message_asks_for_a_fix_and_not_for_a_system() -> None:
+def test_a_bug_that_hits_every_message_is_reported_as_a_bug_and_not_as_an_outage() -> None:
     waiting = Waiting("KeyError: 'data'", 12.0, 1.0, certain=False, named=False)
     fails = replace(PLAIN, failure="KeyError: 'data'", waiting=waiting, errors=(ERROR,))
     judged = replace(fails, condition=judge(fails, NOW))
@@ -135,13 +135,13 @@ def test_a_bug_that_hits_every_message_asks_for_a_fix_and_not_for_a_system() -> 
     assert concerns(fails) == [("warning", "Fix the code and restart; no message is lost.")]
 
 
-def test_a_vertex_that_fails_names_the_line_to_correct() -> None:
+def test_a_failing_vertex_names_the_line_to_correct() -> None:
     (concern,) = concerns(replace(PLAIN, failure="KeyError: 'x'", errors=(ERROR,)))
     step = "Correct the error at steps.py:6 and start the pipeline again; nothing is lost."
     assert concern == ("error", step)
 
 
-def test_a_wait_becomes_an_error_when_it_is_long() -> None:
+def test_a_long_wait_becomes_an_error() -> None:
     levels = [
         concerns(replace(PLAIN, waiting=replace(WAITING, seconds=seconds)))[0][0]
         for seconds in (1.0, STUCK_AFTER + 1)
@@ -149,7 +149,7 @@ def test_a_wait_becomes_an_error_when_it_is_long() -> None:
     assert levels == ["warning", "error"]
 
 
-def test_dead_letters_say_how_to_look_at_them() -> None:
+def test_dead_letters_come_with_the_command_that_lists_them() -> None:
     vertex = replace(PLAIN, dead_letters=2, dead_letter_causes=(Cause("KeyError: 'x'", 2),))
     assert concerns(vertex) == [("warning", "See why: ebbflow dlq list p --vertex m.")]
 
@@ -159,25 +159,27 @@ def test_errors_come_before_warnings() -> None:
     assert [level for level, _ in concerns(bad)] == ["error", "warning"]
 
 
-WELL = PipelineStatus("orders", phase="running", ready=True, vertices=(VertexStatus("in"),))
+HEALTHY = PipelineStatus("orders", phase="running", ready=True, vertices=(VertexStatus("in"),))
 STUCK = Concern("error", "slow", "in a call for 63 s", "Limit the time of a call.")
 PRESSED = Concern("warning", "in", "waits for room", "Make the next vertex faster.")
 
 
-def test_a_pipeline_whose_vertices_are_all_at_work_is_well() -> None:
-    assert judge_health(WELL) == Health(True, True, True)
+def test_a_pipeline_whose_vertices_are_all_running_is_healthy() -> None:
+    assert judge_health(HEALTHY) == Health(True, True, True)
 
 
-def test_a_vertex_that_is_dead_or_stuck_turns_health_and_readiness_red() -> None:
-    health = judge_health(replace(WELL, problems=(STUCK, PRESSED)))
+def test_a_dead_or_stuck_vertex_makes_a_run_unhealthy_and_not_ready() -> None:
+    health = judge_health(replace(HEALTHY, problems=(STUCK, PRESSED)))
 
     assert (health.alive, health.healthy, health.ready) == (True, False, False)
     assert health.reason == "slow: in a call for 63 s"
     assert health.problems[0].next_step == "Limit the time of a call."
 
 
-def test_a_warning_leaves_it_green() -> None:
-    assert judge_health(replace(WELL, problems=(PRESSED,))) == Health(True, True, True, (PRESSED,))
+def test_a_warning_leaves_a_run_healthy() -> None:
+    assert judge_health(replace(HEALTHY, problems=(PRESSED,))) == Health(
+        True, True, True, (PRESSED,)
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,12 +193,14 @@ def test_a_warning_leaves_it_green() -> None:
         ({"answers": False}, (False, False, False)),
     ],
 )
-def test_what_a_run_is_in_decides(changes: dict, expected: tuple[bool, bool, bool]) -> None:
-    health = judge_health(replace(WELL, **changes))
+def test_health_depends_on_the_phase_of_the_run(
+    changes: dict, expected: tuple[bool, bool, bool]
+) -> None:
+    health = judge_health(replace(HEALTHY, **changes))
 
     assert (health.alive, health.healthy, health.ready) == expected
 
 
-def test_a_wait_that_has_just_begun_is_told_without_zeros() -> None:
+def test_a_wait_that_has_just_begun_is_described_without_zeros() -> None:
     waiting = Waiting("the store", 0.3, 0.2, named=True)
     assert describe_waiting(waiting) == "waiting for the store for less than 1 s; retrying now"

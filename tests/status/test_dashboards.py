@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask only for metrics that exist, by labels that they have."""
+"""The dashboard and the alerts query only metrics and labels that exist."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUERIES = sorted({*dashboard_queries(), *alert_queries()})
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_query_asks_for_metrics_that_exist(query: str) -> None:
+def test_a_query_uses_only_existing_metrics_and_labels(query: str) -> None:
     selectors = re.findall(r"(\w+)\{(.*?)\}", query)
 
     assert selectors
@@ -55,7 +55,7 @@ def test_a_query_asks_for_metrics_that_exist(query: str) -> None:
     }
 
 
-def test_every_panel_is_placed_where_no_other_one_is() -> None:
+def test_panels_do_not_overlap() -> None:
     board = json.loads((DEPLOY / "grafana" / "ebbflow.json").read_text())
     places = [panel["gridPos"] for panel in board["panels"]]
     cells = [

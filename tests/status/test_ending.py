@@ -1,4 +1,4 @@
-"""The end of a run in words: what is left, where and why; what adds up, when that says anything."""
+"""The end of a run in words: what is left, where and why, and whether the counts add up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def end(status, ended: str = "drained", where: str = "") -> list[str]:
     return list(describe_end(status, ended, 118.74, where))
 
 
-def test_a_run_that_did_not_drain_says_what_is_left_where_and_why():
+def test_a_run_that_did_not_drain_reports_what_is_left_where_and_why():
     until = f"{(NOON + timedelta(minutes=7)).astimezone():%H:%M:%S}"
     assert end(troubled(), "timeout", " --state elsewhere") == [
         "Not drained: 5 messages left. The next run continues with what is left.",
@@ -34,12 +34,12 @@ def test_a_run_that_did_not_drain_says_what_is_left_where_and_why():
     ]
 
 
-def test_a_run_that_was_stopped_with_nothing_on_its_way_says_so():
+def test_a_stopped_run_with_nothing_in_flight_says_so():
     calm = pipeline(vertex("in", 5), vertex("out", 5))
     assert end(calm, "stopped") == ["Nothing is left in flight.", "stopped after 118.7 s"]
 
 
-def test_a_vertex_that_does_not_work_is_told_even_if_nothing_waits_for_it():
+def test_a_halted_vertex_is_reported_even_if_nothing_waits_for_it():
     halted = vertex("db", halted="12 of 20 messages became dead letters")
     lines = end(pipeline(vertex("in", 5), halted), "stopped")
     assert lines[:2] == [
@@ -61,29 +61,29 @@ def drained(*counts: Counts, totals: tuple[Counts, ...] | None = None):
 READ = Counts(read=50, written=50, done=50)
 
 
-def test_a_vertex_whose_tags_no_edge_takes_is_told():
+def test_a_vertex_whose_tags_match_no_edge_is_reported():
     names = ("in", "enrich", "out")
     edges = (EdgeStatus("in", "enrich"), EdgeStatus("enrich", "out", "any of big, huge"))
     dropped, none = Counts(read=50, dropped=50), Counts()
     some = replace(dropped, written=1, done=1, dropped=49)
-    told = (
+    hint = (
         "enrich forwarded nothing. Tags that its edges accept: any of big, huge (out). "
         "Compare them with the tags that its code sets."
     )
-    for counts, is_told in ((dropped, True), (some, False), (none, False)):
+    for counts, is_shown in ((dropped, True), (some, False), (none, False)):
         vertices = zip(names, (READ, counts, none), strict=True)
         status = pipeline(*(vertex(name, counts=now, totals=now) for name, now in vertices))
-        assert (told in end(replace(status, edges=edges))) is is_told
+        assert (hint in end(replace(status, edges=edges))) is is_shown
 
 
-def test_a_drained_run_adds_up_from_its_source_to_its_end():
+def test_the_counts_of_a_drained_run_add_up_from_source_to_sink():
     enrich = Counts(read=52, written=48, done=48, redelivered=2, dead_lettered=1, dropped=1)
     out = Counts(read=48, done=47, fallback=1, written=1)
     first, *_ = end(drained(READ, enrich, out))
     assert first == "Adds up: 50 read by in; 48 done by out, 1 dropped, 1 dead letter."
 
 
-def test_a_run_that_went_on_with_earlier_messages_adds_up_with_the_earlier_runs():
+def test_a_run_that_continues_with_earlier_messages_adds_up_with_the_earlier_runs():
     rest = Counts(read=20, written=20, done=20)
     first, *_ = end(drained(Counts(), rest, rest, totals=(READ, READ, Counts(read=50, done=50))))
     assert first == "Adds up, with earlier runs: 50 read by in; 50 done by out."
@@ -97,11 +97,11 @@ def test_a_run_that_went_on_with_earlier_messages_adds_up_with_the_earlier_runs(
     ],
     ids=["nothing was read", "a dead letter was replayed"],
 )
-def test_nothing_is_said_where_adding_up_would_say_nothing(status):
+def test_sums_that_prove_nothing_are_not_shown(status):
     assert end(status) == ["drained after 118.7 s"]
 
 
-def test_messages_that_have_no_end_do_not_add_up():
+def test_counts_that_do_not_add_up_are_reported():
     first, *_ = end(drained(READ, Counts(read=50, written=49, done=49), Counts(read=49, done=49)))
     assert first == "Counts do not match for enrich: messages read differ from messages finished."
 
@@ -121,10 +121,10 @@ def test_a_drain_waits_for_sources_too():
     assert str(left) == "in: 1,200 at the source; the source is not exhausted"
 
 
-def test_what_a_vertex_waits_for_is_why_its_messages_are_left():
-    away = Waiting("orders-db", 12.0, 1.0)
+def test_leftover_messages_are_explained_by_the_outage_that_their_vertex_waits_for():
+    down = Waiting("orders-db", 12.0, 1.0)
     parked = Parked(30, None, (Cause("busy", 30),), exact=False)
-    db = vertex("db", waiting=away, failure="orders-db", pending=3, parked=parked)
+    db = vertex("db", waiting=down, failure="orders-db", pending=3, parked=parked)
     (left,) = list_leftovers(pipeline(db))
     assert str(left) == (
         "db: 3 waiting; about 30 parked (busy); waiting for orders-db for 12 s; retrying in 1 s"
@@ -146,7 +146,7 @@ def test_durations_have_at_most_two_units(seconds, words):
     assert format_duration(seconds) == words
 
 
-def test_times_of_another_day_have_their_date():
+def test_times_of_another_day_include_the_date():
     assert re.fullmatch(r"2026-11-1\d \d\d:\d\d:\d\d", clock_time(NOON + timedelta(days=2), NOON))
 
 

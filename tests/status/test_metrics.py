@@ -1,4 +1,4 @@
-"""The metrics: every one of them is read back by Prometheus' own parsers, with bounded labels."""
+"""Prometheus' own parsers read every metric back, and all labels are bounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NUMAFLOW = {
     "pipeline_data_processing_health", "pipeline_processing_lag", "pipeline_watermark_cmp_now",
     "vertex_pending_messages_raw",
 }  # fmt: skip
-"""The names that are documented by Numaflow, of those that Ebbflow uses."""
+"""The metric names that Ebbflow uses from Numaflow's documentation."""
 
 
 def spread(*seconds: float) -> Histogram:
@@ -96,7 +96,7 @@ def value(series: Series, name: str, **labels: str) -> float:
     ],
     ids=["text", "openmetrics"],
 )
-def test_both_formats_are_read_by_their_parsers_and_say_the_same(
+def test_prometheus_parsers_read_the_same_values_from_both_formats(
     accept: str, content_type: str, parse: Callable[[str], Iterable[Any]]
 ) -> None:
     sent = render_metrics([PIPELINE, MONO], accept)
@@ -114,13 +114,13 @@ def test_every_metric_of_the_table_is_sent_with_its_type_and_description() -> No
     assert {m.name: m.about for m in METRICS} == {name: f.documentation for name, f in sent.items()}
 
 
-def test_names_are_numaflows_or_begin_with_our_own() -> None:
+def test_metric_names_are_numaflows_or_start_with_ebbflow() -> None:
     names = {metric.full_name for metric in METRICS}
 
     assert {name for name in names if not name.startswith("ebbflow_")} == NUMAFLOW
 
 
-def test_counters_are_the_totals_and_every_message_read_has_ended_or_comes_again() -> None:
+def test_counters_are_totals_and_every_message_read_is_counted_as_acked_or_nacked() -> None:
     step = {"pipeline": "orders", "vertex": "enrich", "vertex_type": "MapUDF"}
     series = scrape(PIPELINE)
 
@@ -145,7 +145,7 @@ def test_only_sinks_have_fallback_sinks_and_only_maps_have_user_functions() -> N
     assert types("forwarder_read_total") == {"Source", "MapUDF", "Sink"}
 
 
-def test_what_waits_is_counted_at_the_source_and_in_the_buffer() -> None:
+def test_waiting_messages_are_counted_at_the_source_and_in_the_buffer() -> None:
     series = scrape(PIPELINE)
 
     assert value(series, "vertex_pending_messages_raw", vertex="in") == 11
@@ -168,7 +168,7 @@ def test_times_are_histograms_in_microseconds() -> None:
     assert value(series, f"{name}_sum", **step) == pytest.approx(4000.002 * 1e6)
 
 
-def test_a_monovertex_has_the_names_that_numaflow_gives_it_and_ours() -> None:
+def test_a_monovertex_has_numaflows_metric_names_and_ours() -> None:
     series = scrape(MONO)
 
     assert value(series, "monovtx_read_total", mvtx_name="alone") == 9
@@ -177,7 +177,7 @@ def test_a_monovertex_has_the_names_that_numaflow_gives_it_and_ours() -> None:
     assert not [name for name, _ in series if name.startswith(("forwarder_", "vertex_"))]
 
 
-def test_one_condition_and_one_phase_are_set() -> None:
+def test_exactly_one_condition_and_one_phase_are_set() -> None:
     series = scrape(PIPELINE)
     chosen = [own for (n, own), v in series.items() if n == "ebbflow_vertex_condition" and v]
 
@@ -187,7 +187,7 @@ def test_one_condition_and_one_phase_are_set() -> None:
     assert value(series, "build_info", version=ebbflow.__version__) == 1
 
 
-def test_what_is_not_known_is_not_sent() -> None:
+def test_unknown_values_are_not_sent() -> None:
     bare = PipelineStatus("new", phase="starting", vertices=(VertexStatus("in", "source"),))
     names = {name for name, _ in scrape(bare)}
 
@@ -197,7 +197,7 @@ def test_what_is_not_known_is_not_sent() -> None:
 
 
 @pytest.mark.guarantee("metrics-are-bounded")
-def test_no_label_holds_a_text_that_a_message_or_an_error_makes_up() -> None:
+def test_no_label_contains_text_from_a_message_or_an_error() -> None:
     text = 'customer 17 is "new"\n'
     talkative = replace(
         STEP,
@@ -222,7 +222,7 @@ def test_the_number_of_series_does_not_depend_on_the_state(condition: Condition)
     assert len(scrape(changed)) == len(scrape(replace(PIPELINE, vertices=(STEP,))))
 
 
-def test_openmetrics_ends_as_it_must() -> None:
+def test_openmetrics_output_ends_with_its_end_marker() -> None:
     body = render_metrics([PIPELINE], openmetrics.exposition.CONTENT_TYPE_LATEST).body
 
     assert body.endswith(b"# EOF\n")

@@ -1,4 +1,4 @@
-"""The model of a pipeline's state, written and read."""
+"""The state of a pipeline is written and read back unchanged."""
 
 import dataclasses
 import json
@@ -89,11 +89,11 @@ WHOLE = PipelineStatus(
 )
 
 
-def test_a_status_comes_back_as_it_was() -> None:
+def test_a_status_survives_a_round_trip() -> None:
     assert PipelineStatus.from_bytes(WHOLE.to_bytes()) == WHOLE
 
 
-def test_a_status_is_one_json_document_without_types_of_its_own() -> None:
+def test_a_status_serialises_to_one_plain_json_document() -> None:
     document = json.loads(json.dumps(WHOLE.to_json()))
     assert document["vertices"][0]["parked"] == {
         "messages": 1,
@@ -104,20 +104,20 @@ def test_a_status_is_one_json_document_without_types_of_its_own() -> None:
     assert document == WHOLE.to_json()
 
 
-def test_readers_and_writers_of_other_versions_are_understood() -> None:
+def test_statuses_of_other_versions_are_read() -> None:
     later = WHOLE.to_json() | {"colour": "blue"}
     later["vertices"][0]["mood"] = "good"
     assert PipelineStatus.from_json(later) == WHOLE
     assert PipelineStatus.from_json({"pipeline": "orders"}) == PipelineStatus("orders")
 
 
-def test_a_record_without_its_name_is_refused() -> None:
+def test_a_record_without_its_name_is_rejected() -> None:
     with pytest.raises(TypeError, match="pipeline"):
         PipelineStatus.from_json({})
 
 
 def test_every_field_of_the_example_differs_from_its_default() -> None:
-    """Otherwise the test above would not see that a field is not written."""
+    """Otherwise the round-trip test would miss a field that is not written."""
     plain = VertexStatus("x")
     same = {f.name for f in dataclasses.fields(plain) if _is_same(BUSY, plain, f.name)}
     assert same == {
@@ -137,7 +137,7 @@ def _is_same(some: Any, other: Any, name: str) -> bool:
 
 
 @given(st.dictionaries(st.text(max_size=8), st.integers(0, 10**12), max_size=4))
-def test_a_sample_comes_back_as_it_was(read: dict[str, int]) -> None:
+def test_a_sample_survives_a_round_trip(read: dict[str, int]) -> None:
     sample = StatusSample(
         NOON, {name: VertexSample(number, parked=1) for name, number in read.items()}
     )
@@ -162,7 +162,7 @@ def test_a_sample_says_whether_its_numbers_are_estimates(vertex: VertexStatus, e
     assert sample.vertices["store"].exact is exact
 
 
-def test_a_prompt_shows_a_status_as_a_table() -> None:
+def test_the_python_prompt_shows_a_status_as_a_table() -> None:
     status = PipelineStatus("p", vertices=(VertexStatus("in"),))
     assert repr(status) == str(status)
     assert len(repr(status)) < 200

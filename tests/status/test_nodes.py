@@ -1,4 +1,4 @@
-"""Which nodes of a NATS cluster are down, from what the leader of a stream says about them."""
+"""Which nodes of a NATS cluster are down, according to the leader of a stream."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def watch(link: Link) -> NodeWatch:
         ({"name": "n2"}, {"n2"}),
     ],
 )
-def test_a_node_is_away_that_its_leader_has_not_heard_of(replica, down) -> None:
+def test_a_node_that_its_leader_has_lost_touch_with_is_down(replica, down) -> None:
     assert find_down(cluster(replica)) == down
 
 
-def test_a_node_that_is_away_twice_in_a_row_is_named_with_what_to_do(watch: NodeWatch) -> None:
+def test_a_node_that_is_down_twice_in_a_row_is_reported_with_a_next_step(watch: NodeWatch) -> None:
     watch.note(cluster(WELL, GONE))
     assert watch.list_concerns() == ()
     watch.note(cluster(WELL, GONE))
@@ -46,14 +46,14 @@ def test_a_node_that_is_away_twice_in_a_row_is_named_with_what_to_do(watch: Node
     assert concern.next_step == "Start it again; until then, streams have 2 of 3 replicas."
 
 
-def test_a_leader_that_has_just_been_elected_makes_nobody_seem_away(watch: NodeWatch) -> None:
+def test_a_newly_elected_leader_makes_no_node_look_down(watch: NodeWatch) -> None:
     new = {"name": "n2", "active": 0}
     for replicas in ((WELL, GONE), (new, GONE), (WELL, GONE), (WELL, GONE)):
         watch.note(cluster(*replicas))
     assert watch.down == {"n3"}
 
 
-def test_a_node_that_is_back_is_told() -> None:
+def test_a_node_that_is_back_up_is_reported() -> None:
     one, none = frozenset({"n3"}), frozenset[str]()
     assert describe_change(none, one) == [
         "NATS node n3 is down; streams continue on the nodes that are left"
@@ -62,7 +62,7 @@ def test_a_node_that_is_back_is_told() -> None:
     assert describe_change(one, one) == []
 
 
-def test_a_single_server_is_not_asked(link: Link) -> None:
+def test_a_single_server_is_not_queried(link: Link) -> None:
     client: SecuredClient = link.client
     watch = NodeWatch(client, "NO_SUCH_STREAM")
     link.run(watch.look())

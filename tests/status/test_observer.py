@@ -1,4 +1,4 @@
-"""The observer only reports: a server that says nothing, or no, neither fails nor delays a run."""
+"""The observer only reports: a silent or refusing server neither fails nor delays a run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Watched:
         self.link.run(self._store.write(self._position))
 
     def delete(self, stream: str) -> None:
-        """Has nobody answer for a stream, as while there is no leader."""
+        """Deletes a stream, so that requests fail as they do while it has no leader."""
         self.link.run(api.delete(self.link.client, [stream]))
 
 
@@ -94,7 +94,7 @@ class Frozen:
 
     @contextmanager
     def silence(self) -> Iterator[None]:
-        """Has the server say nothing."""
+        """Freezes the server."""
         with processes.frozen(self._pid):
             yield
 
@@ -114,7 +114,7 @@ def test_the_end_of_a_run_stores_its_state(watched: Watched) -> None:
 
 
 @pytest.mark.guarantee("reports-never-end-a-run")
-def test_a_last_state_that_finds_no_stream_does_not_fail_the_run(watched: Watched) -> None:
+def test_a_final_state_that_cannot_be_stored_does_not_fail_the_run(watched: Watched) -> None:
     watched.settle(3)
     watched.delete(watched.names.status)  # answered with 503, as while a stream has no leader
     status = watched.observer.end("drained")
@@ -122,7 +122,7 @@ def test_a_last_state_that_finds_no_stream_does_not_fail_the_run(watched: Watche
 
 
 @pytest.mark.guarantee("reports-never-end-a-run")
-def test_a_backlog_that_cannot_be_read_leaves_the_counts(watched: Watched) -> None:
+def test_an_unreadable_backlog_leaves_the_counts_intact(watched: Watched) -> None:
     watched.settle(3)
     watched.delete(watched.names.buffer("out", 0))
     status = watched.observer.end("drained")
@@ -131,7 +131,7 @@ def test_a_backlog_that_cannot_be_read_leaves_the_counts(watched: Watched) -> No
 
 
 @pytest.mark.guarantee("reports-never-end-a-run")
-def test_silence_at_the_end_leaves_the_numbers_that_were_read_last(
+def test_a_silent_server_at_the_end_leaves_the_last_known_numbers(
     frozen: Frozen, short: None
 ) -> None:
     watched = frozen.watched
@@ -149,9 +149,7 @@ def test_silence_at_the_end_leaves_the_numbers_that_were_read_last(
 
 
 @pytest.mark.guarantee("reports-never-end-a-run")
-def test_silence_in_the_middle_is_told_and_over_when_nats_answers(
-    frozen: Frozen, short: None
-) -> None:
+def test_a_silent_server_is_reported_until_it_answers_again(frozen: Frozen, short: None) -> None:
     watched = frozen.watched
     watched.settle(2)
     assert watched.observer.look("running", {})["in"].counts.read == 2
@@ -165,7 +163,9 @@ def test_silence_in_the_middle_is_told_and_over_when_nats_answers(
 
 
 @pytest.mark.guarantee("reports-never-end-a-run")
-def test_the_error_of_a_run_is_the_one_that_is_raised(frozen: Frozen, short: None) -> None:
+def test_a_failed_run_raises_its_own_error_although_the_server_is_silent(
+    frozen: Frozen, short: None
+) -> None:
     watched = frozen.watched
     run = Run(watched.spec, RunOptions(), Watcher())
     run._link, run._observer = watched.link, watched.observer
@@ -177,7 +177,7 @@ def test_the_error_of_a_run_is_the_one_that_is_raised(frozen: Frozen, short: Non
         raise ValueError("the real one")
 
 
-def test_a_word_to_the_tasks_is_not_what_a_stop_fails_by(watched: Watched) -> None:
+def test_a_stop_does_not_fail_on_a_closed_connection(watched: Watched) -> None:
     run = Run(watched.spec, RunOptions(), Watcher())
     with open_link(watched.link.server) as link:
         run._link = link
@@ -186,7 +186,7 @@ def test_a_word_to_the_tasks_is_not_what_a_stop_fails_by(watched: Watched) -> No
     run._send_turns()
 
 
-def test_a_question_without_an_answer_does_not_end_a_drain(frozen: Frozen) -> None:
+def test_an_unanswered_request_does_not_end_a_drain(frozen: Frozen) -> None:
     run = Run(frozen.watched.spec, RunOptions(), Watcher(), answer_within=_BOUND)
     run._link = frozen.watched.link
     with frozen.silence():
@@ -200,7 +200,7 @@ _NOISE = random.Random(7)
 def watch(
     backlog: Callable[[int], float], minutes: int, rate: float = 100.0, noise: float = 0.0
 ) -> list[BacklogTrend]:
-    """Returns the trend of each second; of messages in order the last one has waited longest."""
+    """Returns the trend of each second, for messages that are handled in order."""
     trend, trends = TrendWatch(), []
     for second in range(minutes * MINUTE):
         waiting = max(0, round(backlog(second) * (1 + noise * _NOISE.uniform(-1, 1))))
@@ -213,7 +213,7 @@ def falls(trends: Iterable[BacklogTrend]) -> bool:
     return any(trend.falling_behind for trend in trends)
 
 
-def test_a_backlog_that_grows_without_end_is_told_after_minutes_and_stays_told() -> None:
+def test_an_endlessly_growing_backlog_is_reported_after_minutes_and_stays_reported() -> None:
     trends = watch(lambda second: second * 50, 20, noise=0.05)
     first = next(n for n, trend in enumerate(trends) if trend.falling_behind)
     assert 5 * MINUTE <= first <= 8 * MINUTE
@@ -222,12 +222,12 @@ def test_a_backlog_that_grows_without_end_is_told_after_minutes_and_stays_told()
     assert trends[-1].growing_seconds > 15 * MINUTE
 
 
-def test_a_full_buffer_is_not_better_than_one_that_grows() -> None:
+def test_a_backlog_capped_by_a_full_buffer_still_counts_as_falling_behind() -> None:
     trends = watch(lambda second: min(second * 50, 30_000), 30, noise=0.01)
     assert all(trend.falling_behind for trend in trends[15 * MINUTE :])
 
 
-def test_it_is_over_when_the_backlog_shrinks() -> None:
+def test_a_vertex_no_longer_falls_behind_once_its_backlog_shrinks() -> None:
     trends = watch(lambda s: s * 50 if s < 10 * MINUTE else 30_000 - (s - 600) * 50, 18)
     assert trends[10 * MINUTE].falling_behind
     assert not falls(trends[12 * MINUTE :])
@@ -244,11 +244,13 @@ def test_it_is_over_when_the_backlog_shrinks() -> None:
     ],
     ids=["start", "burst", "bursts", "steady", "none"],
 )
-def test_what_works_off_its_backlog_does_not_fall_behind(backlog: Callable[[int], float]) -> None:
+def test_a_vertex_that_works_off_its_backlog_does_not_fall_behind(
+    backlog: Callable[[int], float],
+) -> None:
     assert not falls(watch(backlog, 30, noise=0.02))
 
 
-def test_the_time_until_it_is_empty_follows_the_rate() -> None:
+def test_the_estimated_drain_time_follows_the_rate() -> None:
     trends = watch(lambda second: max(0, 60_000 - 100 * second), 9)
     drain = trends[5 * MINUTE].drain_seconds
     assert drain == pytest.approx(300, rel=0.01)
@@ -259,14 +261,14 @@ def test_the_time_until_it_is_empty_follows_the_rate() -> None:
 LATE = VertexStatus("store", condition="busy", pending=238_288, oldest_waiting_seconds=390.0)
 
 
-def told(vertex: VertexStatus) -> PipelineStatus:
+def reported(vertex: VertexStatus) -> PipelineStatus:
     status = PipelineStatus("shop", phase="running", ready=True, vertices=(vertex,))
     return replace(status, problems=list_concerns(status))
 
 
 @pytest.mark.guarantee("late-is-not-healthy")
-def test_a_vertex_that_falls_behind_is_unhealthy_though_it_is_at_work() -> None:
-    status = told(replace(LATE, falling_behind=True, backlog_growing_seconds=330.0))
+def test_a_vertex_that_falls_behind_is_unhealthy_although_it_is_running() -> None:
+    status = reported(replace(LATE, falling_behind=True, backlog_growing_seconds=330.0))
     health = judge_health(status)
     assert (health.alive, health.healthy, health.ready) == (True, False, True)
     assert health.reason == (
@@ -276,12 +278,12 @@ def test_a_vertex_that_falls_behind_is_unhealthy_though_it_is_at_work() -> None:
 
 
 @pytest.mark.guarantee("late-is-not-healthy")
-def test_a_vertex_that_catches_up_is_late_and_healthy() -> None:
-    status = told(replace(LATE, drain_seconds=240.0))
+def test_a_vertex_that_catches_up_is_late_but_healthy() -> None:
+    status = reported(replace(LATE, drain_seconds=240.0))
     (concern,) = status.problems
     assert (concern.level, judge_health(status).healthy) == ("warning", True)
     assert concern.next_step == "Nothing: at this rate it has caught up in about 4 min."
 
 
-def test_a_short_wait_is_not_worth_a_word() -> None:
-    assert told(replace(LATE, oldest_waiting_seconds=59.0)).problems == ()
+def test_a_short_wait_is_not_reported() -> None:
+    assert reported(replace(LATE, oldest_waiting_seconds=59.0)).problems == ()

@@ -1,4 +1,4 @@
-"""A run that Python code starts draws nothing, but nobody is left in the dark."""
+"""A run started from Python code draws no table but still reports what matters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def status(failure: str | None) -> PipelineStatus:
     return PipelineStatus("p", vertices=(VertexStatus("m", failure=failure),))
 
 
-def test_what_vertices_print_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_vertices_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = QuietWatcher()
     watcher.stage("starting NATS")
     watcher.line("(out) hello")
@@ -24,7 +24,7 @@ def test_what_vertices_print_goes_to_standard_output(capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("(out) hello\n", "")
 
 
-def test_a_vertex_that_makes_no_progress_is_a_warning_once_for_each_reason(
+def test_a_vertex_without_progress_is_a_warning_once_for_each_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watcher = QuietWatcher()
@@ -37,13 +37,13 @@ def test_a_vertex_that_makes_no_progress_is_a_warning_once_for_each_reason(
     ]
 
 
-def test_where_a_run_listens_and_what_needs_attention_is_printed(capsys) -> None:
+def test_the_address_that_a_run_listens_on_is_printed(capsys) -> None:
     watcher = QuietWatcher()
     watcher.stage("in takes requests at http://127.0.0.1:8080/")
     assert capsys.readouterr() == ("", "ebbflow: in takes requests at http://127.0.0.1:8080/\n")
 
 
-def test_a_run_without_anything_to_do_says_so() -> None:
+def test_a_run_with_nothing_to_do_says_so() -> None:
     idle = Summary("p", "drained", 1.0, {"in": Counts()}, {"in": Counts(read=3, done=3)})
     assert repr(idle).endswith(
         "Nothing was read: the sources were exhausted in an earlier run.\n"
@@ -62,7 +62,7 @@ def test_the_end_of_a_quiet_run_is_printed_if_it_needs_attention(capsys) -> None
     assert capsys.readouterr() == ("", "")
 
 
-def test_stages_are_information(caplog: pytest.LogCaptureFixture) -> None:
+def test_stages_are_logged_at_info_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ebbflow"):
         QuietWatcher().stage("starting Spark")
     assert [record.getMessage() for record in caplog.records] == ["starting Spark"]

@@ -1,4 +1,4 @@
-"""The status of a pipeline that runs, seen in its run and read from elsewhere."""
+"""The status of a running pipeline, seen inside its run and read from outside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 60.0
 
 
 def look(datum: Datum) -> Message:
-    """Parks one message for long, and fails on another one."""
+    """Parks one message for ten minutes, and fails on another one."""
     if datum.id == "in-3":
         nack(delay="10m", reason="waits for the moon")
     if datum.id == "in-2":
@@ -56,7 +56,7 @@ class Locked:
 
 
 class Seen:
-    """A pipeline with a message of every fate, looked at while it runs and when it has ended."""
+    """A pipeline with messages of every outcome, observed while it runs and after it has ended."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
@@ -120,7 +120,7 @@ def is_stuck(status: PipelineStatus) -> bool:
     return shown and slow.condition == "busy" and bool(look.errors and opens.errors)
 
 
-def test_messages_that_wait_are_counted_by_row(seen: Seen) -> None:
+def test_waiting_messages_are_counted_by_row(seen: Seen) -> None:
     assert (seen.running["slow"].pending, seen.running["slow"].pending_exact) == (4, True)
     assert seen.running["opens"].pending == 4
     assert seen.running["out"].pending == 0
@@ -135,7 +135,7 @@ def test_a_parked_message_shows_when_it_is_due_and_why(seen: Seen) -> None:
     assert seen.began + ten_minutes < parked.next_due < datetime.now(UTC) + ten_minutes
 
 
-def test_messages_in_hand_are_seen_while_a_call_goes_on(seen: Seen) -> None:
+def test_messages_in_flight_are_shown_during_a_call(seen: Seen) -> None:
     slow = seen.running["slow"]
     assert slow.in_flight is not None
     assert slow.in_flight.messages == 4
@@ -155,7 +155,7 @@ def test_errors_are_grouped_with_file_and_line_and_traceback(seen: Seen) -> None
     assert seen.running["look"].error_count == 1
 
 
-def test_a_vertex_that_was_never_opened_says_which_line_failed(seen: Seen) -> None:
+def test_a_vertex_that_never_opened_names_the_failing_line(seen: Seen) -> None:
     opens = seen.running["opens"]
     assert (opens.never_opened, opens.condition) == (True, "waiting")
     line = inspect.getsourcelines(Locked)[1] + 4
@@ -184,7 +184,7 @@ def test_the_last_chunks_of_a_vertex_can_be_read(seen: Seen) -> None:
     assert all(chunk.call > 0 for chunk in seen.chunks if chunk.rows)
 
 
-def test_a_vertex_whose_worker_is_killed_is_red_within_seconds(seen: Seen) -> None:
+def test_a_vertex_whose_worker_was_killed_becomes_unhealthy_within_seconds(seen: Seen) -> None:
     assert seen.red_after < 20  # less than 3 on an idle machine
     assert not seen.killed.ready
     (concern,) = [c for c in seen.killed.problems if c.vertex == "slow"]
@@ -201,14 +201,14 @@ def test_dead_letters_are_counted_by_cause(seen: Seen) -> None:
     ]
 
 
-def test_the_state_is_read_from_elsewhere_as_the_run_tells_it(seen: Seen) -> None:
+def test_the_state_read_from_outside_equals_the_one_seen_inside(seen: Seen) -> None:
     there = seen.elsewhere
     assert (there.phase, there.answers, there.run) == ("running", True, seen.running.run)
     assert there["slow"].pending == 4
     assert there["look"].parked == seen.running["look"].parked
 
 
-def test_a_pipeline_that_does_not_run_says_what_is_left(seen: Seen) -> None:
+def test_a_stopped_pipeline_reports_what_is_left(seen: Seen) -> None:
     for status in (seen.ended, seen.later):
         assert (status.phase, status.ended) == ("ended", "stopped")
         assert status["look"].parked.messages == 1
@@ -218,7 +218,7 @@ def test_a_pipeline_that_does_not_run_says_what_is_left(seen: Seen) -> None:
     assert seen.later.answers
 
 
-def test_samples_tell_how_it_went(seen: Seen) -> None:
+def test_samples_record_the_history_of_a_run(seen: Seen) -> None:
     assert len(seen.history) >= 2
     assert seen.history[-1].vertices["look"].read == 6
     assert [sample.at for sample in seen.history] == sorted(s.at for s in seen.history)

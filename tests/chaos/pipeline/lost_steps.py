@@ -1,4 +1,4 @@
-"""User code of the pipeline whose executor is lost: the sink writes down what came, and when."""
+"""User code of the pipeline whose executor is lost: the sink records what arrived, and when."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def work(datum):
 
 
 class Store:
-    """A file for each worker, named by its process; a line has a time and a number."""
+    """One file per worker, named after its process; each line has a time and a number."""
 
     def open(self):
         self._write(["opened"])

@@ -1,4 +1,4 @@
-"""User code that needs a system: as the guides show it, without a thought about outages."""
+"""User code that needs a system, as in the guides, with no handling of outages."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def post(data):
 
 
 class Jobs(Source):
-    """Gives the rows of a table at a steady rate."""
+    """Returns the rows of a table at a steady rate."""
 
     def open(self):
         self.connection = psycopg.connect(os.environ["DATABASE"], autocommit=True)

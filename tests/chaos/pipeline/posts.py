@@ -8,7 +8,7 @@ from ebbflow import Message, nack
 
 
 def work(datum):
-    """Have one message in fifty come again."""
+    """Nack one message in fifty once."""
     if datum.deliveries == 1 and zlib.crc32(datum.value) % 50 == 0:
         nack(delay="50ms", reason="not now")
     return Message(datum.value)

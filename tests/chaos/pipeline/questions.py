@@ -6,7 +6,7 @@ from ebbflow import Message, nack
 
 
 def work(datum):
-    """Answer a number by what it ends in: not at all, never, later, twice, or once."""
+    """Answer a number by its last digit: drop it, fail it, nack it once, answer twice, or once."""
     match int(datum.value) % 10:
         case 0:
             return []

@@ -1,4 +1,4 @@
-"""User code between Kafka and a journal: one record in twenty has to come again, later."""
+"""User code between Kafka and a journal: one record in twenty is redelivered later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def some_later(datum):
 
 
 def store(data):
-    """Append the numbers to this process's file; on disk before anybody answers for them."""
+    """Append the numbers to this process's file, on disk before they are acknowledged."""
     JOURNAL.mkdir(exist_ok=True)
     with open(JOURNAL / str(os.getpid()), "a", encoding="utf-8") as file:
         file.write("".join(f"{datum.value.decode()}\n" for datum in data))

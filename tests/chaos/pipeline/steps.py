@@ -1,4 +1,4 @@
-"""User code of the chaos test: decides at random on each delivery, and writes down what it did."""
+"""User code of the chaos test: decides at random on each delivery, and records what it did."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def some_nack(**options):
 
 
 def work(datum):
-    """Nack 5 %; every 1000th can never be done."""
+    """Nack 5 %; every 1000th message always fails."""
     if number_of(datum) % 1000 == 999:
         raise ValueError("never")
     if random.random() < 0.05:
@@ -31,7 +31,7 @@ def work(datum):
 
 
 def work_the_same(datum):
-    """Decides by the number and the delivery alone: nacks, exceptions and two kinds of dead."""
+    """Decides by number and delivery alone: nacks, exceptions, and two kinds of dead letters."""
     number = number_of(datum)
     if number % 1000 == 998:
         raise ValueError("never")
@@ -61,7 +61,7 @@ def store_the_same(data):
 
 
 def write(data):
-    """Append the numbers to this process's file; on disk before anybody answers for them."""
+    """Append the numbers to this process's file, on disk before they are acknowledged."""
     JOURNAL.mkdir(exist_ok=True)
     lines = "".join(f"{number_of(datum)}\n" for datum in data)
     with open(JOURNAL / str(os.getpid()), "a", encoding="utf-8") as file:
@@ -86,6 +86,6 @@ def answer(datum):
 
 
 def fallback(data):
-    """Takes everything."""
+    """Accepts everything."""
     write(data)
     return [Response.ok(datum.id) for datum in data]

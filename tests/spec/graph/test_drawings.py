@@ -37,15 +37,15 @@ in  map
 SHAPE = shape_of("in>a", "in>b:tags odd", "a>out", "b>out", "out>a", a="steps:a")
 
 
-def test_boxes_show_the_way_and_lines_below_what_boxes_cannot():
+def test_boxes_show_the_flow_and_the_lines_below_show_the_rest():
     assert draw_terminal(SHAPE, 80) == DIAMOND
 
 
-def test_what_does_not_fit_is_a_tree():
+def test_a_drawing_that_does_not_fit_becomes_a_tree():
     assert draw_terminal(SHAPE, 20) == draw_tree(SHAPE) == TREE
 
 
-def test_an_edge_that_passes_a_layer_runs_around_its_vertices():
+def test_an_edge_that_skips_a_layer_runs_around_its_vertices():
     drawing = draw_terminal(shape_of("in>a", "a>out", "in>out"), 80)
     assert drawing.splitlines()[1] == "│ in  │──┬──►│ a   │──┬──►│ out │"
     assert drawing.splitlines()[-1] == "         └────────────┘"
@@ -64,7 +64,7 @@ def test_every_drawing_names_every_vertex(shape):
 
 
 @pytest.mark.parametrize("draw", [draw_svg, draw_mermaid], ids=["svg", "mermaid"])
-def test_a_detail_cannot_break_out_of_a_drawing(draw):
+def test_a_detail_cannot_break_out_of_its_drawing(draw):
     shape = shape_of("in>out:tags <a>", out='<script>"x"</script>')
     drawing = draw(shape)
     if draw is draw_svg:
@@ -75,7 +75,7 @@ def test_a_detail_cannot_break_out_of_a_drawing(draw):
         assert "#quot;x#quot;" in drawing
 
 
-def test_mermaid_says_kinds_tasks_and_conditions():
+def test_mermaid_shows_kinds_partitions_and_conditions():
     shape = shape_of("in>out:tags a")
     source, sink = shape.vertices
     shape = replace(
@@ -89,5 +89,5 @@ def test_mermaid_says_kinds_tasks_and_conditions():
     ]
 
 
-def test_a_shape_is_read_as_it_was_written():
+def test_a_shape_survives_a_round_trip():
     assert from_json(PipelineShape, to_json(SHAPE)) == SHAPE

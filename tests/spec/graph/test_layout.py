@@ -1,4 +1,4 @@
-"""Where vertices and edges of a drawing stand."""
+"""The positions of vertices and edges in a drawing."""
 
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ graphs = st.lists(st.tuples(names, names), min_size=1, max_size=25).map(
 
 @settings(max_examples=examples(150))
 @given(graphs)
-def test_edges_lead_to_the_right_and_nothing_stands_on_anything_else(shape):
+def test_edges_point_right_and_nothing_overlaps(shape):
     layout = lay_out(shape)
     assert set(layout.spots) == {vertex.name for vertex in shape.vertices}
     taken = list(layout.spots.values())
@@ -31,7 +31,7 @@ def test_edges_lead_to_the_right_and_nothing_stands_on_anything_else(shape):
 
 
 @given(graphs)
-def test_only_edges_that_close_a_circle_lead_back(shape):
+def test_only_edges_that_close_a_cycle_point_left(shape):
     layout = lay_out(shape)
     for frm, to in layout.backward:
         assert frm == to or _leads(shape, to, frm)
@@ -47,7 +47,7 @@ def _leads(shape, start, end):
     return end in reached
 
 
-def test_a_line_of_vertices_is_one_row():
+def test_a_chain_of_vertices_is_laid_out_in_one_row():
     layout = lay_out(shape_of("in>a", "a>b", "b>out"))
     assert [layout.spots[name] for name in ("in", "a", "b", "out")] == [
         GridSpot(n, 0) for n in range(4)
@@ -60,7 +60,7 @@ def test_branches_that_can_be_drawn_without_crossing_do_not_cross():
     assert above == (layout.spots["x"].row < layout.spots["y"].row)
 
 
-def test_a_long_pipeline_and_a_wide_one_are_laid_out():
+def test_long_and_wide_pipelines_are_laid_out():
     long = lay_out(shape_of(*(f"v{n}>v{n + 1}" for n in range(1_500))))
     assert (long.layers, long.rows) == (1_501, 1)
     wide = lay_out(shape_of(*(f"in>v{n}" for n in range(60))))

@@ -1,4 +1,4 @@
-"""Statuses of small pipelines as displays are given them."""
+"""Statuses of small pipelines, as displays receive them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
 
 def vertex(name: str = "in", read: int = 0, **facts: Any) -> VertexStatus:
-    """A vertex with the condition and the words that its facts lead to."""
+    """A vertex with the condition and the wording that follow from its facts."""
     counts = Counts(read=read, done=read)
     plain = VertexStatus(name, **{"counts": counts, "totals": counts} | facts)
     judged = VertexStatus(**_fields(plain) | {"condition": judge(plain, NOON)})
@@ -54,7 +54,7 @@ LONG = (
 
 
 def troubled() -> PipelineStatus:
-    """Six messages: one parked, four in a map that sleeps, a dead one, a vertex not opened."""
+    """Six messages: one parked, four in a slow map, one dead-lettered; one vertex never opens."""
     parked = Parked(1, NOON + timedelta(minutes=7), (Cause("waits for the moon", 1),))
     look = vertex(
         "look",

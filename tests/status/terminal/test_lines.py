@@ -29,7 +29,7 @@ class Clock:
 
 
 class Plain:
-    """Lines that are written to memory, at a time that only the test moves on."""
+    """Lines written to memory, with a clock that only the test advances."""
 
     def __init__(self, kind: type[PlainLines] = PlainLines, draining: bool = False) -> None:
         self.out, self.err, self.clock = io.StringIO(), io.StringIO(), Clock()
@@ -38,7 +38,7 @@ class Plain:
         )
 
     @property
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         """The lines without the time."""
         return [line[20:] for line in self.err.getvalue().splitlines()]
 
@@ -52,7 +52,7 @@ def plain() -> Plain:
     return Plain()
 
 
-def test_lines_have_the_time_of_day_the_level_the_vertex_and_the_rate(plain):
+def test_lines_contain_time_level_vertex_and_rate(plain):
     plain.lines.stage("starting Spark")
     plain.clock.now += 2.5
     plain.lines.look(pipeline(vertex("in", 4, rate_in=1234.5, pending=7), vertex("out")))
@@ -65,28 +65,28 @@ def test_lines_have_the_time_of_day_the_level_the_vertex_and_the_rate(plain):
     ]
 
 
-def test_messages_and_prints_go_to_standard_output_and_all_else_to_standard_error(plain):
+def test_messages_and_prints_go_to_standard_output_and_the_rest_to_standard_error(plain):
     plain.lines.line("(out) [bold]as it is\x1b[0m")
     plain.lines.log(LogEntry(NOON, "m", 0, Printed("one\ntwo")))
     plain.lines.log(LogEntry(NOON, "m", 0, Printed("bad\nworse", "log", "error", "shop")))
     plain.lines.log(LogEntry(NOON, "m", 0, Printed("on standard error", "error")))
 
     assert plain.out.getvalue() == "(out) [bold]as it is\x1b[0m\n(m) one\n(m) two\n"
-    assert plain.told == ["ERROR   m: bad", "ERROR   m: worse", "INFO    m: on standard error"]
+    assert plain.reported == ["ERROR   m: bad", "ERROR   m: worse", "INFO    m: on standard error"]
 
 
-def test_counts_are_told_when_they_changed_and_not_more_often_than_every_ten_seconds(plain):
+def test_changed_counts_are_reported_at_most_every_ten_seconds(plain):
     for second in range(30):
         plain.lines.look(pipeline(vertex("in", min(second, 14))))
         plain.clock.now += 1
-    assert plain.told == [
+    assert plain.reported == [
         "INFO    in: 0/s read=2 done=2",
         "INFO    in: 0/s read=12 done=12",
         "INFO    in: 0/s read=14 done=14",
     ]
 
 
-def test_a_restart_is_told_at_once_with_its_place_and_that_it_is_over(plain):
+def test_a_restart_is_reported_at_once_with_its_line_and_so_is_the_recovery(plain):
     failing = vertex(
         restarts=1, failure="KeyError: 'a'", errors=(error("KeyError", "'a'", "steps.py:6"),)
     )
@@ -94,7 +94,7 @@ def test_a_restart_is_told_at_once_with_its_place_and_that_it_is_over(plain):
         plain.lines.look(pipeline(status))
     plain.lines.look(pipeline(vertex(restarts=2, failure="OSError: full")))
     step = "Correct the error at steps.py:6 and start the pipeline again; nothing is lost."
-    assert plain.told == [
+    assert plain.reported == [
         f"ERROR   in: restarting (restart 1): KeyError: 'a' → {step}",
         "INFO    in: running again",
         "ERROR   in: restarting (restart 2): OSError: full → "
@@ -102,81 +102,81 @@ def test_a_restart_is_told_at_once_with_its_place_and_that_it_is_over(plain):
     ]
 
 
-def test_a_source_that_fails_without_its_vertex_is_told_for_each_new_reason(plain):
+def test_a_source_that_fails_without_a_vertex_restart_is_reported_once_per_reason(plain):
     for failure in ("no file", "no file", "no table"):
         plain.lines.look(pipeline(vertex(failure=failure)))
-    assert [line.partition(" →")[0] for line in plain.told] == [
+    assert [line.partition(" →")[0] for line in plain.reported] == [
         "ERROR   in: restarting: no file",
         "ERROR   in: restarting: no table",
     ]
 
 
-def test_what_stays_bad_is_told_ever_less_often(plain):
+def test_a_lasting_problem_is_reported_less_and_less_often(plain):
     for second in range(100):
         waiting = Waiting("orders-db", float(second), 1.0)
         plain.lines.look(pipeline(vertex("db", waiting=waiting, failure="orders-db")))
         plain.clock.now += 1
-    times = [line.partition("orders-db for ")[2].partition(";")[0] for line in plain.told]
+    times = [line.partition("orders-db for ")[2].partition(";")[0] for line in plain.reported]
     assert times == ["less than 1 s", "10 s", "30 s", "1 min 10 s"]
 
 
-def test_errors_are_told_when_they_are_new_and_when_they_are_many(plain):
+def test_an_error_is_reported_when_new_and_each_time_its_count_grows_tenfold(plain):
     for count in (1, 2, 9, 10, 12, 100):
         group = error("ValueError", "not seven\nmore", "steps.py:3", count)
         plain.lines.look(pipeline(vertex(errors=(group,))))
-    assert plain.told == [
+    assert plain.reported == [
         "WARNING in: ValueError: not seven (steps.py:3)",
         "WARNING in: ValueError: not seven (steps.py:3), 10 times",
         "WARNING in: ValueError: not seven (steps.py:3), 100 times",
     ]
 
 
-def test_errors_of_one_line_are_told_together_whatever_their_texts(plain):
+def test_errors_at_the_same_line_are_reported_together_whatever_their_text(plain):
     groups = ()
     for number in range(30):
         groups = (error("ValueError", f"not a number: in-{number}", "steps.py:19"), *groups)
         plain.lines.look(pipeline(vertex(errors=groups[:20])))
-    assert plain.told == [
+    assert plain.reported == [
         "WARNING in: ValueError: not a number: in-0 (steps.py:19)",
         "WARNING in: ValueError: not a number: in-9 (steps.py:19), 10 times",
     ]
 
 
-def test_a_new_nack_reason_is_told_once(plain):
+def test_a_new_nack_reason_is_reported_once(plain):
     for _ in range(2):
         plain.lines.look(pipeline(vertex(nack_reasons=(Cause("not\nyet", 1),))))
-    assert plain.told == ["INFO    in: redelivered: not\\nyet"]
+    assert plain.reported == ["INFO    in: redelivered: not\\nyet"]
 
 
-def test_reasons_alike_are_one_line_until_they_are_ten_times_as_many(plain):
+def test_similar_nack_reasons_share_a_line_until_they_are_ten_times_as_many(plain):
     for customers in (1, 2, 9, 12, 998):
         reasons = tuple(Cause(f"customer x{n} is not known", 1) for n in range(customers))
         plain.lines.look(pipeline(vertex("m", nack_reasons=reasons)))
-    assert plain.told == [
+    assert plain.reported == [
         "INFO    m: redelivered: customer x0 is not known",
         "INFO    m: redelivered: customer x0 is not known (12 times)",
         "INFO    m: redelivered: customer x0 is not known (998 times)",
     ]
 
 
-def test_a_long_call_is_told_when_it_is_seen_and_when_it_is_twice_as_long(plain):
+def test_a_long_call_is_reported_once_and_again_when_it_has_lasted_twice_as_long(plain):
     for seconds in (12.0, 13.0, 24.5, 30.0, None, 11.0):
         plain.lines.look(pipeline(vertex("m", in_call=seconds)))
-    assert plain.told == [f"WARNING m: in one call for {seconds} s" for seconds in (12, 24, 11)]
+    assert plain.reported == [f"WARNING m: in one call for {seconds} s" for seconds in (12, 24, 11)]
 
 
-def test_a_full_buffer_is_told_when_it_begins(plain):
+def test_a_full_buffer_is_reported_once(plain):
     for pressure in (None, BackPressure("out", NOON), BackPressure("out", NOON)):
         plain.lines.look(pipeline(vertex("m", back_pressure=pressure)))
-    assert plain.told == ["WARNING m: the buffer of out is full; waits for room"]
+    assert plain.reported == ["WARNING m: the buffer of out is full; waits for room"]
 
 
-def test_a_drain_tells_what_it_waits_for_when_nothing_moves_any_more():
+def test_a_stalled_drain_reports_what_it_waits_for():
     plain = Plain(draining=True)
     for _ in range(60):
         plain.lines.look(troubled())
         plain.clock.now += 1
-    waits = [line for line in plain.told if "--drain" in line]
+    waits = [line for line in plain.reported if "--drain" in line]
     assert len(waits) == 3
     assert waits[0].startswith("INFO    --drain waits for look: 1 parked until ")
     assert waits[0].endswith(
@@ -185,7 +185,7 @@ def test_a_drain_tells_what_it_waits_for_when_nothing_moves_any_more():
     )
 
 
-def test_json_lines_have_the_same_news_with_their_facts():
+def test_json_lines_report_the_same_events_with_their_details():
     plain = Plain(JsonLines)
     plain.lines.stage("running")
     plain.clock.now += 3
@@ -220,7 +220,7 @@ def test_json_lines_are_objects_on_both_streams():
     assert datetime.fromisoformat(log["time"]).tzinfo == UTC
 
 
-def test_the_run_is_interrupted_when_nobody_reads_its_lines_any_more() -> None:
+def test_a_run_is_interrupted_when_the_reader_of_its_output_is_gone() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as out:
@@ -235,7 +235,7 @@ def _print_and_wait(lines: PlainLines) -> None:
     let_time_pass(5)
 
 
-def test_counts_of_nothing_are_not_told(plain):
+def test_zero_counts_are_not_reported(plain):
     plain.clock.now += 60
     plain.lines.look(pipeline(vertex("in"), vertex("out", counts=Counts())))
-    assert plain.told == []
+    assert plain.reported == []

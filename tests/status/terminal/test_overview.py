@@ -1,4 +1,4 @@
-"""``ebbflow status``: the pipeline in a line, its vertices, and all that is known of one."""
+"""``ebbflow status``: the pipeline in one line, its vertices, and the details of a vertex."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUN = {"run": "r1", "pid": 41, "host": "box", "began": NOON - timedelta(seconds=
     ],
     ids=["ready", "not ready", "ended", "lost", "never"],
 )
-def test_a_pipeline_is_described_in_a_line(facts, line):
+def test_a_pipeline_is_described_in_one_line(facts, line):
     shown = describe_pipeline(pipeline(**RUN | facts))
     assert re.sub(r"2026-\S+ \S+(?=:|$)", "TIME", shown) == line
 
@@ -51,7 +51,7 @@ def test_links_are_shown_while_the_pipeline_runs():
     assert "8900" not in drawn(ended)
 
 
-def test_all_that_is_known_of_a_vertex_is_shown_with_tracebacks():
+def test_the_details_of_a_vertex_include_tracebacks():
     group = error("KeyError", "'password'", "steps.py:6", 7)
     group = type(group)(**{f: getattr(group, f) for f in group.__dataclass_fields__} | {
         "message_id": "in-3", "traceback": 'Traceback:\n  File "steps.py", line 6'
@@ -74,7 +74,7 @@ def test_all_that_is_known_of_a_vertex_is_shown_with_tracebacks():
     ]
 
 
-def test_a_stranger_finds_the_parked_message_and_its_due_time():
+def test_the_details_of_a_vertex_show_its_parked_message_and_the_due_time():
     look = troubled().vertex("look")
     lines = list(describe_details(troubled(), look))
     (parked,) = [line for line in lines if line.startswith("parked:")]

@@ -1,4 +1,4 @@
-"""The live table keeps names and numbers at 80 columns; errors stand below it."""
+"""The live table keeps names and numbers whole at 80 columns; errors are listed below it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cells(lines: list[str], name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_names_and_numbers_are_whole_however_long_an_error_is(width):
+def test_a_long_error_does_not_cut_names_and_numbers(width):
     busy = vertex("enrich", 1_234_567, rate_in=121_000.4, pending=65_432, kind="map")
     failing = vertex("a-long-name-of-a-sink", failure=LONG, restarts=12, kind="sink")
     lines = drawn(pipeline(vertex("in", 2_345_678, kind="source"), busy, failing), width)
@@ -48,7 +48,7 @@ def test_names_and_numbers_are_whole_however_long_an_error_is(width):
     assert "restarting (restart 12): SparkRuntimeException: [CANNOT_PARSE_JSON_FIELD]" in below
 
 
-def test_columns_without_room_are_left_out_and_none_is_cut():
+def test_columns_that_do_not_fit_are_left_out_rather_than_cut():
     narrow, wide = drawn(troubled(), 50), drawn(troubled(), 120)
 
     assert narrow[0].split() == ["vertex", "state", "read", "waiting", "parked", "dead"]
@@ -56,7 +56,7 @@ def test_columns_without_room_are_left_out_and_none_is_cut():
     assert cells(narrow, "look") == ["look", "running", "11", "0", "1", "1"]
 
 
-def test_a_stranger_sees_who_is_stuck_who_is_parked_and_who_never_opened():
+def test_the_table_shows_stuck_vertices_parked_messages_and_vertices_that_never_opened():
     lines = drawn(troubled(), 80, 40)
     text = re.sub(r"\s+", " ", " ".join(lines))
 
@@ -70,7 +70,7 @@ def test_a_stranger_sees_who_is_stuck_who_is_parked_and_who_never_opened():
     assert "look: 1 dead letter: AttributeError" in text
 
 
-def test_a_drain_says_what_it_waits_for():
+def test_a_drain_shows_what_it_waits_for():
     text = re.sub(r"\s+", " ", " ".join(drawn(troubled(), 120, 40, draining=True)))
 
     assert "--drain waits for look (1), slow (4), opens slow:" in text
@@ -85,7 +85,7 @@ def test_a_long_error_is_cut_before_the_advice_that_follows_it():
 
 
 @pytest.mark.parametrize("height", [12, 16, 24])
-def test_nothing_runs_out_of_the_screen(height):
+def test_the_table_fits_the_height_of_the_screen(height):
     status = troubled()
     failing = [vertex(f"v{number}", failure=LONG, restarts=1) for number in range(3)]
     both = pipeline(*status.vertices, *failing, links={"ui": "http://127.0.0.1:8900"})
@@ -96,7 +96,7 @@ def test_nothing_runs_out_of_the_screen(height):
     assert any(re.fullmatch(r"… and \d+ more", line) for line in lines)
 
 
-def test_more_vertices_than_lines_show_those_in_trouble():
+def test_a_table_without_room_for_all_vertices_shows_those_in_trouble():
     calm = [vertex(f"v{number}", 5) for number in range(40)]
     lines = drawn(pipeline(*calm, vertex("bad", failure="no")), 80, 20, title="running")
 
@@ -105,14 +105,14 @@ def test_more_vertices_than_lines_show_those_in_trouble():
     assert any(re.fullmatch(r"… and \d+ more vertices", line) for line in lines)
 
 
-def test_large_numbers_and_long_names_are_shortened_so_that_they_stay_readable():
+def test_large_numbers_and_long_names_are_shortened_readably():
     lines = drawn(pipeline(vertex("x" * 40, 123_456_789), vertex("y", 1, pending_exact=False)))
 
     assert cells(lines, "xxxxxxxxxxx…xxxxxxxxxxxx")[3] == "123.5M"
     assert "~0" in cells(lines, "y")
 
 
-def test_a_run_is_shown_with_what_it_prints_above_the_table():
+def test_the_output_of_a_run_is_shown_above_the_table():
     console = screen(100)
     table = LiveTable(console)
     table.stage("starting Spark")
@@ -133,7 +133,7 @@ def test_a_run_is_shown_with_what_it_prints_above_the_table():
     assert "the disk of /srv is full, with 48 KiB left" in shown
 
 
-def test_counters_that_counted_nothing_have_no_column_in_the_result():
+def test_counters_at_zero_have_no_column_in_the_result():
     counted = {"in": Counts(read=3, done=3, written=3), "out": Counts(read=3, dead_lettered=3)}
     console = screen(80)
     console.print(result_table(counted, 80))

@@ -1,6 +1,6 @@
-"""A map and sinks that say a different thing about each of the first messages.
+"""A map and sinks with a different outcome for each of the first messages.
 
-They are called in Spark's workers, and served by ``ebbflow serve-udf`` as ``tests.spark.spoken:…``.
+They are called in Spark's workers, and served by ``ebbflow serve-udf`` over gRPC.
 """
 
 import json
@@ -40,7 +40,7 @@ def step(datum: Datum) -> Message | list[Message] | None:
 
 
 class Store:
-    """A sink with every answer."""
+    """A sink with every response."""
 
     def open(self) -> None:
         self.opened = True
