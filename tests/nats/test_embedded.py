@@ -30,7 +30,7 @@ from ebbflow.streams import provision
 from tests.waiting import until
 
 
-def test_it_listens_only_on_loopback_and_only_its_owner_can_read_the_password(tmp_path):
+def test_the_server_listens_only_on_loopback_and_only_its_owner_can_read_the_password(tmp_path):
     with start_embedded(tmp_path) as server:
         assert str(server).startswith("nats://127.0.0.1:")
         password = tmp_path / "nats" / "password"
@@ -99,7 +99,7 @@ with start_embedded(Path(sys.argv[1])):
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_with_its_owner_whichever_signal_ends_the_owner(tmp_path, number):
+def test_the_server_ends_with_its_owner_whichever_signal_ends_the_owner(tmp_path, number):
     command = [sys.executable, "-c", OWNER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
         assert owner.stdout.readline() == b"ready\n"

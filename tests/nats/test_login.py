@@ -110,7 +110,7 @@ def test_a_mistyped_seed_or_one_that_is_not_a_users_is_rejected(seed):
     assert Login(nkey=f"\n {seed}\r\n").nkey == seed
 
 
-def test_creds_need_a_jwt_and_the_seed_of_a_user(seed):
+def test_creds_need_a_jwt_and_a_user_seed(seed):
     whole = Operator().creds()
     jwt, _, rest = whole.partition("------END NATS USER JWT------")
     for wrong in (jwt, rest, whole.replace("-----BEGIN USER", "-----BEGIN ACCOUNT")):

@@ -113,7 +113,7 @@ def test_a_call_returns_its_answer(connection):
     assert connection.call("/t.T/Hello", b"", SOON) == b"hello "
 
 
-def test_messages_of_all_sizes_come_back_in_order_while_many_are_in_flight(connection):
+def test_messages_of_all_sizes_return_in_order_while_many_are_in_flight(connection):
     stream = connection.open_stream("/t.T/Echo")
     messages = [os.urandom(n * 7919 % 3_000) for n in range(5_000)] + [b"", b"x" * 20_000]
     stream.send(messages)

@@ -191,7 +191,7 @@ def test_unknown_pending_counts_and_partitions_are_not_reported() -> None:
         assert source.partitions() == ()
 
 
-def test_a_large_read_returns_messages_in_order() -> None:
+def test_messages_that_are_requested_ahead_arrive_in_order() -> None:
     with opened("odd_source") as source:
         rows = read(source, 5_000, limit=5_000)
         assert [row["offset"] for row in rows] == [b"%d.0" % n for n in range(len(rows))]

@@ -142,7 +142,7 @@ def test_the_siblings_of_a_nack_are_not_forwarded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "code"), [("columnar", upper_columns), ("pandas", upper_pandas)])
 @pytest.mark.parametrize("kind", ["map", "batch-map"])
-def test_columns_are_served(kind: str, mode: str, code: Any, tmp_path: Path) -> None:
+def test_columnar_maps_are_served(kind: str, mode: str, code: Any, tmp_path: Path) -> None:
     with serving(code, kind, tmp_path, mode) as served, client_of(served) as client:
         requests = map_requests(*values("a", "b", "c"), end=kind == "batch-map")
         responses = answers(client, requests)

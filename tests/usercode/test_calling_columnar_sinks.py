@@ -232,7 +232,7 @@ def test_an_answer_without_the_configuration_it_needs_is_a_contract_violation(
 
 
 @pytest.mark.parametrize("error", ["", "  ", None, 5], ids=repr)
-def test_a_failure_must_say_what_went_wrong(error):
+def test_a_failure_needs_an_error_message(error):
     with pytest.raises(ValueError, match="needs an error message"):
         Response.failure(error=error)
 
@@ -332,7 +332,7 @@ statuses = st.sampled_from(["ok", "failure", "nack", "fallback", "serve", "unava
 
 
 @given(st.lists(statuses, min_size=1, max_size=8), st.integers(1, 8))
-def test_it_decides_as_a_sink_that_returns_the_same_answers_in_a_list(kinds, size):
+def test_a_columnar_sink_decides_like_a_sink_that_returns_the_same_answers_in_a_list(kinds, size):
     made = {
         "ok": Response.ok,
         "failure": partial(Response.failure, error="no"),
@@ -384,7 +384,7 @@ def test_a_row_without_an_answer_is_redelivered_and_only_its_own_error_is_counte
             "error": isinstance(outcome, Redeliver) and outcome.failures == 1,
             "nack": outcome == Redeliver(0, None, 0),
         }
-        # After calls that met an outage the rest is left as it is, whatever it would have answered.
+        # After calls that met an outage the rest stays untouched, whatever it would have answered.
         assert left or expected.get(kind, False), (row, kind, outcome)
         assert left or kind not in ("away", "untried")
     if not {"away", "error", "untried"} & set(kinds):

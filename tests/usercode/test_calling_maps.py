@@ -325,7 +325,7 @@ def test_an_output_that_no_frame_can_hold_fails_only_its_input(message):
 
 
 @pytest.mark.parametrize("tags", [None, (), []], ids=repr)
-def test_an_absence_of_tags_can_be_written_in_several_ways(tags):
+def test_tags_may_be_none_or_empty(tags):
     assert map_verdict(lambda d: Message(b"", tags=tags)).outputs.tags == [()]
 
 

@@ -326,7 +326,7 @@ def test_batches_are_as_large_as_allowed(failures, expected):
 
 
 @pytest.mark.parametrize("error", ["", "  ", None, 5], ids=repr)
-def test_a_failure_must_say_what_went_wrong(error):
+def test_a_failure_needs_an_error_message(error):
     with pytest.raises(ValueError, match="needs an error message"):
         Response.failure("a", error)
 
