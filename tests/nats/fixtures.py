@@ -25,7 +25,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
 
 @pytest.fixture(scope="session")
 def authority() -> Authority:
-    """Who issues certificates."""
+    """The authority that issues certificates."""
     return Authority()
 
 

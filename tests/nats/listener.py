@@ -1,10 +1,10 @@
-"""A plain subscriber, which hears what is published to one subject."""
+"""A plain subscriber, which receives what is published to one subject."""
 
 from __future__ import annotations
 
 
 class Listener:
-    """A plain subscriber on the subject, once it has been called; it keeps silent or answers."""
+    """A plain subscriber on the subject, once it has been called; it stays silent or answers."""
 
     def __init__(self, link, subject):
         self._link = link

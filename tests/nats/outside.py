@@ -40,7 +40,7 @@ class Outside:
     def running(
         cls, folder: Path, port: int = 0, config: str = "", login: str = ""
     ) -> Iterator[Outside]:
-        """``login`` is the test's own, as it stands before the ``@`` of a URL, and with it."""
+        """``login`` is the test's own, as it stands in a URL, including the ``@``."""
         with nats_server(folder, config, port) as chosen:
             outside = cls(chosen, login)
             try:
@@ -69,7 +69,7 @@ class Stream:
         self.subject = f"{subject}.x"
 
     def fill(self, values: list[bytes], producers: int = 1, **options: Any) -> None:
-        """Publish values, shared out among producers that are at it side by side."""
+        """Publish values, shared out among producers that run in parallel."""
 
         def produce(number: int) -> None:
             with Publisher(self.outside.url) as publisher:
@@ -87,11 +87,11 @@ class Stream:
         return name
 
     def info(self, consumer: str = "c") -> dict[str, Any]:
-        """What NATS' own tools show of a consumer."""
+        """What NATS' own tools show about a consumer."""
         return self.outside.api(f"CONSUMER.INFO.{self.name}.{consumer}")
 
     def stored(self) -> list[tuple[str, bytes, dict[str, str]]]:
-        """Subject, value and headers of all that the stream holds."""
+        """Subject, value and headers of every message in the stream."""
         from ebbflow.nats.stored import read_subject
 
         link = self.outside.link
@@ -101,17 +101,17 @@ class Stream:
     @contextlib.contextmanager
     def advisories(self, kind: str, consumer: str = "c") -> Iterator[list[dict[str, Any]]]:
         """The advisories of a kind that JetStream publishes about a consumer meanwhile."""
-        heard: list[dict[str, Any]] = []
+        received: list[dict[str, Any]] = []
 
-        async def hear(message: Any) -> None:
-            heard.append(json.loads(message.data))
+        async def receive(message: Any) -> None:
+            received.append(json.loads(message.data))
 
         link = self.outside.link
         subject = f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{self.name}.{consumer}"
-        subscription = link.run(link.client.subscribe(subject, cb=hear))
+        subscription = link.run(link.client.subscribe(subject, cb=receive))
         link.flush()
         try:
-            yield heard
+            yield received
         finally:
             link.flush()
             link.run(subscription.unsubscribe())

@@ -1,4 +1,4 @@
-"""A line between a client and a NATS server that can be cut anywhere, and that can stop to read."""
+"""A line between a client and a NATS server that can be cut anywhere, and that can stop reading."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _PIECE = 64 * 1024
 
 
 class Line:
-    """Passes bytes on in both directions. ``cut_after`` bytes from the server it hangs up, once.
+    """Passes bytes on in both directions; hangs up once, after ``cut_after`` bytes from the server.
 
-    While ``open`` is not set it reads nothing from the client; while ``deaf`` is, the client hears
-    nothing: what the server says is lost.
+    While ``open`` is not set it reads nothing from the client; while ``deaf`` is, the client
+    receives nothing: what the server sends is lost.
     """
 
     def __init__(self, port: int) -> None:
@@ -26,7 +26,7 @@ class Line:
 
     @contextlib.asynccontextmanager
     async def listen(self) -> AsyncIterator[int]:
-        """Takes connections on a port of its own, which it yields."""
+        """Accepts connections on a port of its own, which it yields."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_PIECE)
         try:
             yield server.sockets[0].getsockname()[1]

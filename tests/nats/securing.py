@@ -1,4 +1,4 @@
-"""NATS servers that want a login, with or without TLS, and the keys and certificates for it."""
+"""NATS servers that require a login, with or without TLS, and the keys and certificates for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def nats_server(folder: Path, config: str, port: int = 0) -> Iterator[int]:
     store = f"jetstream {{ store_dir: {json.dumps(str(folder / 'store'))} }}\n"
     (folder / "head").write_text("".join([f'listen: "127.0.0.1:{port}"\n', *lines, store]))
     process = subprocess.Popen(
-        [find_binary(), "-c", str(_written(folder, config))],
+        [find_binary(), "-c", str(_write_config(folder, config))],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -54,7 +54,7 @@ def nats_server(folder: Path, config: str, port: int = 0) -> Iterator[int]:
         process.communicate(timeout=300)
 
 
-def _written(folder: Path, config: str) -> Path:
+def _write_config(folder: Path, config: str) -> Path:
     file = folder / "nats.conf"
     file.write_text((folder / "head").read_text() + config)
     return file
@@ -64,7 +64,7 @@ def reload(folder: Path, config: str) -> None:
     """Have the server in the folder continue with another configuration."""
     log = folder / "nats.log"
     times = log.read_text().count("Reloaded server configuration")
-    _written(folder, config)
+    _write_config(folder, config)
     os.kill(int((folder / "nats.pid").read_text()), signal.SIGHUP)
     until(lambda: log.read_text().count("Reloaded server configuration") > times)
 
@@ -130,7 +130,7 @@ class Authority:
 
 
 class Nkey:
-    """A key pair of NATS: of an operator, an account or a user."""
+    """A NATS key pair: of an operator, an account or a user."""
 
     def __init__(self, prefix: int) -> None:
         self.seed = nkeys.encode_seed(secrets.token_bytes(32), prefix).decode()

@@ -1,4 +1,4 @@
-"""The management interface: what is asked of it again, and whom it believes."""
+"""The JetStream API: which calls are repeated, and which answers are trusted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.nats.listener import Listener
 
 @pytest.fixture
 def call(names):
-    """A call that only a listener of the test answers."""
+    """An API call that only the test's own listener answers."""
     return f"STREAM.INFO.{names.dead_letters}.test"
 
 
@@ -40,7 +40,7 @@ NOT_THE_LEADER = (
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "reason"),
     [
         (UNAVAILABLE, "JetStream system temporarily unavailable"),
         (LEADERLESS, "it has no leader"),
@@ -49,28 +49,28 @@ NOT_THE_LEADER = (
     ],
     ids=["unavailable", "leaderless", "out of touch", "not the leader"],
 )
-def test_who_does_not_lead_is_not_believed(link, listener, call, answer, told):
-    asked = listener(answer)
+def test_an_answer_that_is_not_from_a_leader_is_not_trusted(link, listener, call, answer, reason):
+    requests = listener(answer)
     with pytest.raises(JetStreamUnavailable) as error:
         link.run(api.call(link.client, call, patience=2.0))
 
-    assert len(asked) > 1
+    assert len(requests) > 1
     assert str(error.value) == (
-        f"JetStream did not carry out {call} within 2 s: {told}. "
+        f"JetStream did not carry out {call} within 2 s: {reason}. "
         "See whether NATS is up; in a cluster, most servers have to be."
     )
 
 
-def test_a_leader_in_touch_with_a_majority_is_believed(link, listener, call):
-    asked = listener(OUT_OF_TOUCH.replace(b'"active":0', b'"active":1000000'))
+def test_a_leader_in_touch_with_a_majority_is_trusted(link, listener, call):
+    requests = listener(OUT_OF_TOUCH.replace(b'"active":0', b'"active":1000000'))
 
     assert link.run(api.call(link.client, call))["state"]["last_seq"] == 7
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
-def test_silence_is_asked_again(link, listener, call):
-    asked = listener()
+def test_a_call_without_an_answer_is_repeated(link, listener, call):
+    requests = listener()
     with pytest.raises(JetStreamUnavailable, match="within 2 s: no answer"):
         link.run(api.call(link.client, call, patience=2.0))
 
-    assert len(asked) == 2
+    assert len(requests) == 2

@@ -1,4 +1,4 @@
-"""What Ebbflow takes from nats-py that users are not promised: checked, and in one module."""
+"""The private parts of nats-py that Ebbflow uses: all checked, and used in one module only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(ebbflow.__file__).parent
 
 
 @pytest.mark.parametrize("part", ["_process_err", "_sid"])
-def test_a_version_of_nats_py_without_a_needed_part_is_named(
+def test_a_version_of_nats_py_that_lacks_a_needed_part_is_rejected_by_name(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(self: Client, name: str) -> object:
@@ -34,7 +34,7 @@ def test_a_version_of_nats_py_without_a_needed_part_is_named(
 
 
 @pytest.mark.parametrize("other", ["2.15.0", "2.17.0", "2.160.1", "3.16.0"])
-def test_a_version_of_nats_py_whose_private_parts_are_not_known_is_named(
+def test_a_version_of_nats_py_with_unknown_private_parts_is_rejected_by_name(
     other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ebbflow.nats.client._installed_nats_py", lambda: other)
@@ -47,7 +47,7 @@ def test_a_version_of_nats_py_whose_private_parts_are_not_known_is_named(
     )
 
 
-def test_the_package_asks_for_the_version_of_nats_py_that_is_known() -> None:
+def test_the_package_requires_the_known_version_of_nats_py() -> None:
     wanted = [text for text in requires("ebbflow") or () if text.startswith("nats-py")]
     major, minor = map(int, NATS_PY.split("."))
     assert [{*text.partition("]")[2].split(",")} for text in wanted] == [
@@ -55,7 +55,7 @@ def test_the_package_asks_for_the_version_of_nats_py_that_is_known() -> None:
     ]
 
 
-def test_every_private_part_of_a_client_that_is_used_is_checked() -> None:
+def test_every_private_part_of_the_client_in_use_is_checked() -> None:
     text = (ROOT / "nats/client.py").read_text("utf-8")
     body = text.partition("class SecuredClient")[2].partition("class WideTransport")[0]
     used = set(re.findall(r"(?:self|super\(\))\.(_[a-z]\w*)", body))
@@ -64,14 +64,14 @@ def test_every_private_part_of_a_client_that_is_used_is_checked() -> None:
     assert of_nats_py | overridden == {*PRIVATE_PARTS}
 
 
-def test_a_server_that_was_lost_is_tried_after_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_server_is_tried_after_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     client = SecuredClient(Addresses(("nats://localhost:4222",)))
     others = [Srv(urlparse(f"nats://other{number}:4222")) for number in range(4)]
     lost = client._current_server = Srv(urlparse("nats://lost:4222"))
     client._server_pool = [lost, *others]
 
     async def begin(self: Client) -> None:
-        """Stands for nats-py's own way of connecting: one server after another, in this order."""
+        """Stands in for nats-py's own reconnecting: one server after another, in this order."""
 
     monkeypatch.setattr(Client, "_attempt_reconnect", begin)
     asyncio.run(client._attempt_reconnect())
@@ -79,7 +79,7 @@ def test_a_server_that_was_lost_is_tried_after_all_others(monkeypatch: pytest.Mo
     assert {*map(id, client._server_pool)} == {*map(id, [lost, *others])}
 
 
-def test_no_other_module_uses_private_parts_of_a_client() -> None:
+def test_no_other_module_uses_private_parts_of_the_client() -> None:
     reaching = re.compile(r"\b(?:client|nc)\._[a-z]")
     using = [path.name for path in ROOT.rglob("*.py") if reaching.search(path.read_text("utf-8"))]
     assert using == []
@@ -98,5 +98,5 @@ def test_no_other_module_uses_private_parts_of_a_client() -> None:
         ("nats://localhost:4222,nats://nats.example:4222", False),
     ],
 )
-def test_a_server_on_this_machine_is_known_however_it_is_written(urls: str, here: bool) -> None:
+def test_a_server_on_this_machine_is_recognised_in_every_spelling(urls: str, here: bool) -> None:
     assert Addresses.of(urls).is_loopback is here

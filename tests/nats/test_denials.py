@@ -1,4 +1,4 @@
-"""A subject that the login may not use is named at once, wherever it is used."""
+"""A subject that the login may not use is named in an error at once, wherever it is used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STEP = "Give it the permissions that are printed by: ebbflow permissions SPEC"
 
 
 class Guarded:
-    """A server with a login that may do anything but what a test denies it."""
+    """A server with a login that may do everything except what a test denies."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class Guarded:
     def publisher(self, **options: object) -> Publisher:
         return Publisher(str(self.me), login=self.me.login, **options)
 
-    def told(self, verb: str, subject: str) -> str:
+    def denial(self, verb: str, subject: str) -> str:
         return f"NATS at {self.me} does not let this login {verb} to {subject}. {STEP}"
 
 
@@ -96,7 +96,7 @@ def at_once(error: type[Exception], text: str) -> Iterator[None]:
 
 
 @pytest.mark.guarantee("denied-subjects-are-named")
-def test_publishing_to_a_denied_subject_is_refused_for_good(server):
+def test_publishing_to_a_denied_subject_is_rejected_without_a_retry(server):
     text = "orders.no: refused by the server after 1 attempt in "
     with server.denying(publish=["orders.no"]), server.publisher(ack_wait=30) as publisher:
         with at_once(PermanentPublishError, text) as caught:
@@ -107,7 +107,7 @@ def test_publishing_to_a_denied_subject_is_refused_for_good(server):
         assert publisher.publish("orders.yes", b"").seq == 1
 
 
-def test_of_many_messages_those_before_the_denied_one_are_known_to_be_stored(server):
+def test_messages_before_a_denied_one_are_known_to_be_stored(server):
     with server.denying(publish=["orders.no"]), server.publisher() as publisher:
         messages = [Outgoing(f"orders.{n}", b"") for n in range(50)]
         messages.insert(25, Outgoing("orders.no", b""))
@@ -120,19 +120,19 @@ def test_of_many_messages_those_before_the_denied_one_are_known_to_be_stored(ser
         assert all(stored[26:])
 
 
-def test_a_subject_that_differs_in_case_only_is_not_blamed(server):
+def test_a_subject_that_differs_only_in_case_from_a_denied_one_is_published(server):
     with server.denying(publish=["Orders.X"]), open_link(server.me) as link:
 
         async def both() -> list[object]:
             calls = [publish(link.client, name, b"") for name in ("orders.x", "Orders.X")] * 5
             return await asyncio.gather(*calls, return_exceptions=True)
 
-        ends = link.run(both())
-    assert [isinstance(end, PermanentPublishError) for end in ends] == [False, True] * 5
+        outcomes = link.run(both())
+    assert [isinstance(outcome, PermanentPublishError) for outcome in outcomes] == [False, True] * 5
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a'b", "ä"])
-def test_a_subject_with_unusual_characters_is_named_too(server, name):
+def test_a_denied_subject_with_unusual_characters_is_named(server, name):
     denied = f"orders.{name}"
     with (
         server.denying(publish=["orders.*"]),
@@ -143,7 +143,7 @@ def test_a_subject_with_unusual_characters_is_named_too(server, name):
 
 
 @pytest.mark.guarantee("denied-subjects-are-named")
-def test_without_an_inbox_a_publisher_says_that_the_message_may_be_stored(server):
+def test_a_publisher_without_an_inbox_reports_that_the_message_may_be_stored(server):
     with server.denying(subscribe=["_INBOX.>"]):
         with server.publisher(ack_wait=30) as publisher:
             with at_once(PermanentPublishError, "orders.x: refused by the server") as caught:
@@ -162,28 +162,28 @@ def test_without_an_inbox_a_publisher_says_that_the_message_may_be_stored(server
 
 
 @pytest.mark.guarantee("denied-subjects-are-named")
-def test_a_call_of_jetstream_is_not_repeated_when_it_is_denied(server):
+def test_a_denied_jetstream_call_is_not_repeated(server):
     call = "$JS.API.STREAM.CREATE.ebb_p_v_0"
     config = catalogue.buffer_config(NAMES, "v", 0, 100)
     with (
         server.denying(publish=[call]),
         open_link(server.me) as link,
-        at_once(AccessError, server.told("publish", call)),
+        at_once(AccessError, server.denial("publish", call)),
     ):
         link.run(provision.ensure(link.client, config))
 
 
-def test_a_denied_inbox_is_named_by_the_first_call(server):
+def test_the_first_call_names_a_denied_inbox(server):
     with server.denying(subscribe=["_INBOX.>"]), open_link(server.me) as link:
-        told = server.told("subscribe", "_INBOX.").removesuffix(f". {STEP}")
+        denial = server.denial("subscribe", "_INBOX.").removesuffix(f". {STEP}")
         for _ in range(2):
-            with at_once(AccessError, told):
+            with at_once(AccessError, denial):
                 link.run(api.list_streams(link.client, ""))
 
 
 @pytest.mark.guarantee("denied-subjects-are-named")
-def test_a_denied_subscription_ends_the_next_request(server):
-    """As the tasks' word to stop: without it a run could not end."""
+def test_a_denied_subscription_fails_the_next_request(server):
+    """Such as the subject on which tasks learn to stop: without it a run could not end."""
     subject = NAMES.control_subject
     with server.denying(subscribe=[subject]), open_link(server.me) as link:
 
@@ -191,11 +191,11 @@ def test_a_denied_subscription_ends_the_next_request(server):
             await link.client.subscribe(subject)
             await PositionStore(link.client, NAMES, "v", 0).claim()
 
-        with at_once(AccessError, server.told("subscribe", subject)):
+        with at_once(AccessError, server.denial("subscribe", subject)):
             link.run(listen_and_claim())
 
 
-def test_a_position_that_may_not_be_written_is_named(server):
+def test_a_denied_position_write_is_named(server):
     subject = "$KV.ebb_p_positions.v.0"
     with (
         server.denying(publish=[subject]),
@@ -209,7 +209,7 @@ def test_a_denied_direct_read_is_named(server):
     call = "$JS.API.DIRECT.GET.KV_ebb_p_positions"
     with server.denying(publish=[call]), open_link(server.me) as link:
         link.run(PositionStore(link.client, NAMES, "v", 0).claim())
-        with at_once(AccessError, server.told("publish", call)):
+        with at_once(AccessError, server.denial("publish", call)):
             link.run(read_last(link.client, "KV_ebb_p_positions", "$KV.ebb_p_positions.>"))
 
 
@@ -217,29 +217,29 @@ def reader(link: Link, wake: threading.Event) -> FrameReader:
     return FrameReader(link, NAMES.buffer("v", 0), NAMES.buffer_subject("v", 0), Mark(), wake)
 
 
-def test_a_reader_that_may_not_make_a_consumer_says_so(server):
+def test_a_reader_that_may_not_create_a_consumer_reports_it(server):
     call = "$JS.API.CONSUMER.CREATE.ebb_p_v_0.*"
     with (
         server.denying(publish=[call]),
         open_link(server.me) as link,
-        at_once(AccessError, server.told("publish", call).partition("*")[0]),
+        at_once(AccessError, server.denial("publish", call).partition("*")[0]),
     ):
         reader(link, threading.Event())
 
 
 @pytest.mark.guarantee("denied-subjects-are-named")
-def test_a_reader_that_may_not_ask_for_messages_says_so(server):
+def test_a_reader_that_may_not_request_messages_reports_it(server):
     call = "$JS.API.CONSUMER.MSG.NEXT.ebb_p_v_0.*"
     with server.denying(publish=[call]), open_link(server.me) as link:
         wake = threading.Event()
         following = reader(link, wake)
         assert wake.wait(120)
-        with at_once(AccessError, server.told("publish", call).partition("*")[0]):
+        with at_once(AccessError, server.denial("publish", call).partition("*")[0]):
             following.take(1)
         following.close()
 
 
-def test_a_reader_that_may_not_purge_says_so(server):
+def test_a_reader_that_may_not_purge_reports_it(server):
     call = "$JS.API.STREAM.PURGE.ebb_p_v_0"
     with server.denying(publish=[call]), open_link(server.me) as link:
         frame = frames.encode(frames.batch_of({"id": ["1"], "value": [b""]}, 1))
@@ -250,7 +250,7 @@ def test_a_reader_that_may_not_purge_says_so(server):
         wake.clear()
         following.forget(Mark(1))
         assert wake.wait(120)
-        with at_once(AccessError, server.told("publish", call)):
+        with at_once(AccessError, server.denial("publish", call)):
             following.take(10)
         following.close()
 
@@ -258,7 +258,7 @@ def test_a_reader_that_may_not_purge_says_so(server):
 # --- permissions that change while a connection is up -------------------------------------------
 
 
-def test_a_permission_that_is_taken_away_is_named_and_one_that_is_given_is_used(server):
+def test_a_revoked_permission_is_named_and_a_restored_one_is_used(server):
     with server.denying(), server.publisher(ack_wait=30) as publisher:
         assert publisher.publish("orders.x", b"").seq == 1
         reload(server.folder, server.config(publish=["orders.x"]))
@@ -268,7 +268,7 @@ def test_a_permission_that_is_taken_away_is_named_and_one_that_is_given_is_used(
         assert publisher.publish("orders.x", b"").seq == 2
 
 
-def test_a_worker_whose_inbox_was_taken_away_connects_anew_when_it_has_it_again(server):
+def test_a_worker_reconnects_once_its_inbox_is_permitted_again(server):
     with server.denying():
         link = worker_link(server.me)
         link.run(api.list_streams(link.client, ""))
@@ -284,22 +284,22 @@ def test_a_worker_whose_inbox_was_taken_away_connects_anew_when_it_has_it_again(
         again.close()
 
 
-def test_a_link_whose_login_was_taken_away_says_so(server):
+def test_a_link_reports_that_its_login_was_revoked(server):
     with server.denying(), open_link(server.me) as link:
         link.check()
         reload(server.folder, server.config().replace('"me"', '"you"'))
         until(lambda: link.client.ended is not None)
-        with pytest.raises(SetupError) as told:
+        with pytest.raises(SetupError) as caught:
             link.check()
         assert re.fullmatch(
             f"NATS at {server.me} ended the connection: .*authorization.*. "
             r"See whether the login is still valid, then start again\.",
-            str(told.value),
+            str(caught.value),
             re.IGNORECASE,
         )
 
 
-def test_nothing_is_kept_of_requests_that_are_over(server):
+def test_nothing_is_kept_of_completed_requests(server):
     with server.denying(publish=["orders.no"]), open_link(server.me) as link:
 
         async def many() -> list[object]:
@@ -307,8 +307,8 @@ def test_nothing_is_kept_of_requests_that_are_over(server):
             calls += [publish(link.client, "orders.no", b"") for _ in range(20)]
             return await asyncio.gather(*calls, return_exceptions=True)
 
-        ends = link.run(many())
-        assert [type(end).__name__ for end in ends] == ["Ack"] * 500 + [
+        outcomes = link.run(many())
+        assert [type(outcome).__name__ for outcome in outcomes] == ["Ack"] * 500 + [
             "PermanentPublishError"
         ] * 20
         assert link.client._listeners == {}

@@ -1,4 +1,4 @@
-"""The disk of an embedded server: that it is full is told, and the server is mended with room."""
+"""The disk of an embedded server: a full one is reported, and the server recovers with room."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ MIB = 1024 * 1024
 
 
 @pytest.mark.guarantee("back-pressure-loses-nothing")
-def test_what_a_full_disk_did_not_take_is_stored_once_when_there_is_room(small_disk):
-    told: queue.Queue[str] = queue.Queue()
+def test_messages_refused_by_a_full_disk_are_stored_once_when_there_is_room(small_disk):
+    reports: queue.Queue[str] = queue.Queue()
 
     async def publish_all(client):
         subject, data = NAMES.buffer_subject("v", 0), os.urandom(MIB)
         sent = (publish(client, subject, data, msg_id=str(n), retry=BUFFER) for n in range(40))
         return await asyncio.gather(*sent)
 
-    with start_embedded(small_disk.folder, show=told.put) as server, open_link(server) as link:
+    with start_embedded(small_disk.folder, show=reports.put) as server, open_link(server) as link:
         link.run(provision.ensure(link.client, catalogue.buffer_config(NAMES, "v", 0, 1_000)))
         sending = link.submit(publish_all(link.client))
-        text = told.get(timeout=120)
+        text = reports.get(timeout=120)
         while " is full, with " not in text:
-            text = told.get(timeout=120)
+            text = reports.get(timeout=120)
         assert text.startswith(f"the disk of {small_disk.folder} is full, with ")
         assert not sending.done()
 
         small_disk.enlarge("200m")
-        assert "NATS was restarted" in told.get(timeout=120)
+        assert "NATS was restarted" in reports.get(timeout=120)
         acks = sending.result(120)
         state = link.run(api.read_state(link.client, NAMES.buffer("v", 0)))
     assert sorted(ack.seq for ack in acks) == list(range(1, 41))
     assert state.messages == 40
 
 
-def test_a_run_on_a_disk_that_is_full_from_the_start_is_refused(small_disk):
+def test_a_run_that_starts_on_a_full_disk_is_rejected(small_disk):
     state = small_disk.folder / "state"
     (state / "nats").mkdir(parents=True)
     with open(small_disk.folder / "other", "wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))
-    told = r"No space left on device\. Make room there"
-    with pytest.raises(SetupError, match=told), start_embedded(state):
+    expected = r"No space left on device\. Make room there"
+    with pytest.raises(SetupError, match=expected), start_embedded(state):
         pass
 
 
 @pytest.mark.guarantee("back-pressure-loses-nothing")
-def test_a_server_that_is_out_of_storage_is_asked_until_it_has_some_and_quoted(tmp_path):
+def test_publishes_are_retried_until_the_server_has_storage_and_its_error_is_quoted(tmp_path):
     tally = Tally()
     subject = NAMES.dead_letter_subject("v")
 
@@ -89,13 +89,13 @@ def test_a_server_that_is_out_of_storage_is_asked_until_it_has_some_and_quoted(t
 
 
 class Watched:
-    """A disk of which the test says how much is left, and a server that only complains."""
+    """A disk whose free space the test sets, and a server that only writes complaints."""
 
     def __init__(self, folder) -> None:
         self.left, self.now, self.restarts = 100 * MIB, 0.0, 0
-        self.told: list[str] = []
+        self.reports: list[str] = []
         self._log = folder / "server.log"
-        self._watch = DiskWatch(folder, self, self.told.append, lambda _: self.left, self._clock)
+        self._watch = DiskWatch(folder, self, self.reports.append, lambda _: self.left, self._clock)
 
     def _clock(self) -> float:
         return self.now
@@ -111,12 +111,12 @@ class Watched:
         self._watch.look()
 
 
-def test_each_state_of_the_disk_is_told_once(tmp_path):
+def test_each_state_of_the_disk_is_reported_once(tmp_path):
     disk = Watched(tmp_path)
     for left in (100, 10, 9, 0, 0, 20, 64, 64):
         disk.look(left * MIB)
     place = f"the disk of {tmp_path.parent}"
-    assert disk.told == [
+    assert disk.reports == [
         f"{place} has only 10.0 MiB left; when it is full, the pipeline waits",
         f"{place} is full, with 0 KiB left; nothing more can be stored, and the pipeline waits "
         "until there is room",
@@ -125,14 +125,14 @@ def test_each_state_of_the_disk_is_told_once(tmp_path):
     assert disk.restarts == 0
 
 
-def test_a_server_that_complains_though_there_is_room_is_not_restarted_again_and_again(tmp_path):
+def test_a_server_that_reports_a_full_disk_despite_room_is_not_restarted_endlessly(tmp_path):
     disk = Watched(tmp_path)
     for _ in range(60):
         disk.look(100 * MIB, "[ERR] write 1.blk: no space left on device")
     assert 3 <= disk.restarts <= 5
 
 
-def test_a_log_that_was_put_aside_is_read_from_its_beginning(tmp_path):
+def test_a_log_after_a_rotation_is_read_from_its_beginning(tmp_path):
     disk = Watched(tmp_path)
     disk.look(100 * MIB)
     (tmp_path / "server.log").rename(tmp_path / "server.log.1")

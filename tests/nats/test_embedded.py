@@ -1,4 +1,4 @@
-"""The embedded server: private, owned by one, back after a crash; and servers that will not do."""
+"""The embedded server: private, with one owner, restarted after a crash; and unsuitable servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ebbflow.streams import provision
 from tests.waiting import until
 
 
-def test_it_listens_on_loopback_only_and_its_password_is_its_owners_alone(tmp_path):
+def test_the_server_listens_only_on_loopback_and_only_its_owner_can_read_the_password(tmp_path):
     with start_embedded(tmp_path) as server:
         assert str(server).startswith("nats://127.0.0.1:")
         password = tmp_path / "nats" / "password"
@@ -42,7 +42,7 @@ def test_it_listens_on_loopback_only_and_its_password_is_its_owners_alone(tmp_pa
 
 
 @pytest.mark.parametrize("url", ["nats://user:secret@host:4222", "tls://secret@host"])
-def test_a_password_in_a_url_is_shown_nowhere(url):
+def test_a_password_in_a_url_is_never_shown(url):
     assert "secret" not in repr(Addresses.of(url))
     assert "secret" not in str(Addresses.of(url))
     assert "host" in repr(Addresses.of(url))
@@ -56,7 +56,7 @@ def test_a_wrong_password_is_refused(tmp_path):
         Link(replace(server, login=Login(user="ebbflow", password="guess")))
 
 
-def test_what_was_stored_is_there_after_the_server_was_killed(tmp_path):
+def test_stored_data_survives_a_kill_of_the_server(tmp_path):
     folder = StateFolder(tmp_path)
     folder.acquire()
     server = EmbeddedServer(folder)
@@ -74,12 +74,12 @@ def test_what_was_stored_is_there_after_the_server_was_killed(tmp_path):
         folder.release()
 
 
-def test_a_server_left_by_a_killed_owner_is_ended_before_the_next_one(tmp_path):
+def test_a_server_left_by_a_killed_owner_is_killed_before_the_next_one_starts(tmp_path):
     folder = StateFolder(tmp_path)
     folder.acquire()
     orphan = EmbeddedServer(folder)
     orphan.start()
-    orphan._stopping.set()  # its owner is gone and watches no more
+    orphan._stopping.set()  # its owner is gone and no longer watches it
     folder.release()
 
     with start_embedded(tmp_path) as server, open_link(server):
@@ -99,7 +99,7 @@ with start_embedded(Path(sys.argv[1])):
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_it_ends_with_its_owner_however_that_ends(tmp_path, number):
+def test_the_server_ends_with_its_owner_whichever_signal_ends_the_owner(tmp_path, number):
     command = [sys.executable, "-c", OWNER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
         assert owner.stdout.readline() == b"ready\n"
@@ -110,7 +110,7 @@ def test_it_ends_with_its_owner_however_that_ends(tmp_path, number):
     assert psutil.wait_procs(family, timeout=120)[1] == []
 
 
-def test_a_server_that_was_restarted_ends_with_its_owner_as_well(tmp_path):
+def test_a_restarted_server_also_ends_with_its_owner(tmp_path):
     command = [sys.executable, "-c", OWNER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
         owner.stdout.readline()
@@ -118,7 +118,7 @@ def test_a_server_that_was_restarted_ends_with_its_owner_as_well(tmp_path):
         firsts = set(parent.children())
         (server,) = [one for one in firsts if one.name() == "nats-server"]
         server.kill()
-        until(lambda: len(set(parent.children()) - firsts) >= 2)  # it, and who watches it
+        until(lambda: len(set(parent.children()) - firsts) >= 2)  # the server and its watcher
         family = set(parent.children()) - firsts
         owner.kill()
 
@@ -133,7 +133,7 @@ def test_a_stop_leaves_no_process_behind(tmp_path):
     assert not [one for one in started if one.is_running()]
 
 
-def test_garbage_in_its_small_files_is_written_anew(tmp_path):
+def test_small_files_that_hold_garbage_are_rewritten(tmp_path):
     noise = random.Random(7)
     stored_in(tmp_path)
     for name in ("password", "pid", "port", "nats.conf", "../lock"):
@@ -157,7 +157,7 @@ def stored_in(folder):
 
 @pytest.mark.guarantee("nothing-is-lost")
 @pytest.mark.parametrize("file", ["meta.inf", "meta.sum"])
-def test_messages_that_cannot_be_read_any_more_are_not_lost_without_a_word(tmp_path, file):
+def test_messages_of_a_damaged_stream_are_not_lost_silently(tmp_path, file):
     (stored_in(tmp_path) / file).write_bytes(random.Random(7).randbytes(300))
 
     with pytest.raises(SetupError) as refused, start_embedded(tmp_path):
@@ -168,7 +168,7 @@ def test_messages_that_cannot_be_read_any_more_are_not_lost_without_a_word(tmp_p
     )
 
 
-def test_a_stream_whose_making_was_cut_short_is_no_reason_to_stay_away(tmp_path):
+def test_the_server_starts_despite_a_stream_whose_creation_was_interrupted(tmp_path):
     stream = stored_in(tmp_path)
     (stream / "meta.sum").write_bytes(b"")
     for block in stream.glob("msgs/*"):
@@ -179,7 +179,7 @@ def test_a_stream_whose_making_was_cut_short_is_no_reason_to_stay_away(tmp_path)
         link.run(provision.ensure(link.client, config))
 
 
-def test_what_cannot_be_written_in_the_folder_is_named(tmp_path):
+def test_the_error_names_a_file_in_the_state_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "nats" / "password").mkdir(parents=True)
     with pytest.raises(SetupError) as refused, start_embedded(tmp_path):
         pass
@@ -189,7 +189,7 @@ def test_what_cannot_be_written_in_the_folder_is_named(tmp_path):
     )
 
 
-def test_a_folder_of_someone_else_is_named(tmp_path, monkeypatch):
+def test_the_error_names_a_folder_without_write_permission(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(SetupError) as refused:
         StateFolder(tmp_path).make_writable(tmp_path / "logs")
@@ -208,7 +208,7 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path):
     )
 
 
-def test_a_server_that_is_not_there_is_told_at_once_and_clearly():
+def test_an_unreachable_server_is_reported_at_once_and_clearly():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -218,7 +218,7 @@ def test_a_server_that_is_not_there_is_told_at_once_and_clearly():
         assert time.monotonic() - began < 10
 
 
-def test_a_url_that_is_none_is_told_at_once_and_clearly():
+def test_an_invalid_url_is_rejected_at_once_and_clearly():
     with pytest.raises(SetupError) as refused:
         find_own_server("http://somewhere")
     assert str(refused.value) == (
@@ -247,7 +247,7 @@ def announcing(info):
 
 
 @pytest.mark.parametrize(
-    ("info", "told"),
+    ("info", "problem"),
     [
         (
             {"version": "2.11.9", "jetstream": True},
@@ -256,17 +256,17 @@ def announcing(info):
         ({"version": "2.15.1"}, "runs without JetStream"),
     ],
 )
-def test_a_server_that_cannot_do_what_is_needed_is_refused(info, told):
+def test_a_server_that_is_too_old_or_lacks_jetstream_is_rejected(info, problem):
     with announcing(info | {"max_payload": 1048576, "headers": True}) as server:
         link = Link(server)
         try:
-            with pytest.raises(SetupError, match=told):
+            with pytest.raises(SetupError, match=problem):
                 check_version(link)
         finally:
             link.close()
 
 
-def test_a_folder_that_is_deleted_is_missed_and_its_disk_watched_without_a_traceback(tmp_path):
+def test_a_deleted_state_folder_is_noticed_and_its_disk_is_watched_without_a_traceback(tmp_path):
     state = tmp_path / "state"
     with start_embedded(state) as server, open_link(server):
         witness = FolderWitness(state)
@@ -283,7 +283,7 @@ def test_a_folder_that_is_deleted_is_missed_and_its_disk_watched_without_a_trace
             witness.check()
 
 
-def test_a_worker_does_not_try_for_ever_to_reach_the_servers_of_runs_that_have_ended(tmp_path):
+def test_a_worker_does_not_try_forever_to_reach_the_servers_of_ended_runs(tmp_path):
     with start_embedded(tmp_path / "first") as server:
         lost = worker_link(server)
     until(lambda: not lost.client.is_connected)

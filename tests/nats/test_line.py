@@ -1,4 +1,4 @@
-"""Messages in bulk over a line that is cut in the middle of one, or that nobody reads from."""
+"""Messages in bulk over a line that is cut in the middle of one, or whose server does not read."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ async def read_all(client: SecuredClient, count: int) -> list[int]:
     return numbers
 
 
-def test_publishes_and_reads_survive_cuts_in_the_middle_of_a_message(port):
+def test_publishes_and_reads_survive_connections_cut_in_the_middle_of_a_message(port):
     seed = random.randrange(2**32)
     print("seed", seed)
     chance = random.Random(seed)
 
-    async def play() -> tuple[int, list[int], int]:
+    async def scenario() -> tuple[int, list[int], int]:
         line = Line(port)
         async with line.listen() as own:
             client = await connect(Addresses.of(f"nats://127.0.0.1:{own}"), "test")
@@ -78,13 +78,13 @@ def test_publishes_and_reads_survive_cuts_in_the_middle_of_a_message(port):
             assert line.cuts > 0
             return len(failures), numbers, stored
 
-    failed, numbers, stored = asyncio.run(play())
+    failed, numbers, stored = asyncio.run(scenario())
     assert (failed, stored) == (0, 6_000)
     assert sorted(numbers) == list(range(6_000))
 
 
-def test_a_server_that_does_not_read_holds_up_the_sender_within_its_window(port):
-    async def play() -> tuple[int, int, int]:
+def test_a_server_that_does_not_read_blocks_the_sender_within_its_window(port):
+    async def scenario() -> tuple[int, int, int]:
         line = Line(port)
         async with line.listen() as own:
             client = await connect(Addresses.of(f"nats://127.0.0.1:{own}"), "test")
@@ -103,6 +103,6 @@ def test_a_server_that_does_not_read_holds_up_the_sender_within_its_window(port)
             await client.close()
             return most, len(failures), stored
 
-    most, failed, stored = asyncio.run(play())
+    most, failed, stored = asyncio.run(scenario())
     assert 0 < most < 2 * _WINDOW_BYTES
     assert (failed, stored) == (0, 20_000)

@@ -1,4 +1,4 @@
-"""Logins before any server is asked: where they come from, what is refused, what is shown."""
+"""Logins before any server is contacted: their sources, what is rejected, what is shown."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def everything(authority: Authority, seed: str) -> dict[str, Login]:
 
 
 @pytest.mark.guarantee("secrets-are-in-no-text")
-def test_only_the_names_of_what_a_login_holds_are_shown(everything):
+def test_a_login_shows_only_the_names_of_its_fields(everything):
     for shown, login in everything.items():
         assert repr(login) == str(login) == f"{login}" == shown
         for place in (Addresses.of(URL, login), Publisher(URL, login=login)._inner.addresses):
@@ -57,7 +57,7 @@ def test_only_the_names_of_what_a_login_holds_are_shown(everything):
             assert not [value for value in held for text in texts if value in text]
 
 
-def test_a_login_travels_to_workers_and_finds_their_connection_again(everything):
+def test_a_pickled_login_finds_the_same_connection_in_a_worker(everything):
     for login in everything.values():
         place = Addresses.of(URL, login)
         arrived = pickle.loads(pickle.dumps(place))
@@ -68,7 +68,7 @@ def test_a_login_travels_to_workers_and_finds_their_connection_again(everything)
 
 @pytest.mark.guarantee("secrets-are-in-no-text")
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"user": "me"}, "user is given without password; give both of them"),
         ({"password": SECRET}, "password is given without user; give both of them"),
@@ -90,13 +90,13 @@ def test_a_login_travels_to_workers_and_finds_their_connection_again(everything)
         ({"token": SECRET.encode()}, "token must be text"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name_and_without_its_content(given, told):
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$") as refused:
+def test_an_unusable_login_is_rejected_by_field_name_without_its_content(given, expected):
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$") as refused:
         Login(**given)
     assert SECRET not in str(refused.value)
 
 
-def test_a_seed_with_a_wrong_letter_or_of_somebody_else_is_refused(seed):
+def test_a_mistyped_seed_or_one_that_is_not_a_users_is_rejected(seed):
     other = "B" if seed[20] != "B" else "C"
     for wrong in (
         seed[:20] + other + seed[21:],
@@ -110,7 +110,7 @@ def test_a_seed_with_a_wrong_letter_or_of_somebody_else_is_refused(seed):
     assert Login(nkey=f"\n {seed}\r\n").nkey == seed
 
 
-def test_creds_need_a_jwt_and_the_seed_of_a_user(seed):
+def test_creds_need_a_jwt_and_a_user_seed(seed):
     whole = Operator().creds()
     jwt, _, rest = whole.partition("------END NATS USER JWT------")
     for wrong in (jwt, rest, whole.replace("-----BEGIN USER", "-----BEGIN ACCOUNT")):
@@ -123,21 +123,21 @@ def test_creds_need_a_jwt_and_the_seed_of_a_user(seed):
     assert Login(creds=untidy) == Login(creds=whole)
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(authority):
+def test_a_key_with_a_passphrase_is_rejected_without_a_prompt(authority):
     own = authority.issue("client")
     key = own.key.replace("PRIVATE KEY-----", "ENCRYPTED PRIVATE KEY-----", 1)
-    told = "cert and key: the key has a passphrase; give one without"
-    with pytest.raises(ValueError, match=f"^{told}$"):
+    expected = "cert and key: the key has a passphrase; give one without"
+    with pytest.raises(ValueError, match=f"^{expected}$"):
         Login(cert=own.cert, key=key)
 
 
-def test_a_certificate_goes_with_its_own_key_only(authority):
+def test_a_certificate_is_accepted_only_with_its_own_key(authority):
     one, other = authority.issue("one"), authority.issue("other")
     with pytest.raises(ValueError, match=PAIR):
         Login(cert=one.cert, key=other.key)
 
 
-def test_tls_checks_names_and_is_not_old(authority):
+def test_tls_checks_host_names_and_requires_at_least_version_1_2(authority):
     for login in (Login(), Login(ca=f"# Häßlich\n{authority.pem}\nmore")):
         context = login.make_tls_context()
         assert context.check_hostname
@@ -169,7 +169,7 @@ def test_files_are_read_once(tmp_path, authority):
         Login.from_files(pasword=password)
 
 
-def test_the_environment_has_a_variable_for_each(tmp_path, authority, seed):
+def test_the_environment_has_a_variable_for_each_login_field(tmp_path, authority, seed):
     own, creds = authority.issue("client"), Operator().creds()
 
     def file(name: str, text: str) -> str:
@@ -208,7 +208,7 @@ STEP = "Set or unset the variables and try again."
 
 @pytest.mark.guarantee("secrets-are-in-no-text")
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "expected"),
     [
         (
             {"USER": "me"},
@@ -233,7 +233,7 @@ STEP = "Set or unset the variables and try again."
             "EBBFLOW_NATS_CREDS_FILE is not a .creds file with a user's JWT and its seed.",
         ),
         (
-            # A secret in the place of a path is as secret as anywhere.
+            # A secret given in place of a path must stay secret too.
             {"TOKEN_FILE": SECRET},
             "EBBFLOW_NATS_TOKEN_FILE names a file that cannot be read: No such file or directory.",
         ),
@@ -251,7 +251,7 @@ STEP = "Set or unset the variables and try again."
         ),
     ],
 )
-def test_a_variable_that_is_wrong_is_named_without_its_content(environment, told, tmp_path):
+def test_an_invalid_variable_is_named_without_its_content(environment, expected, tmp_path):
     (tmp_path / "file").write_text(SECRET)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "empty").write_text("\n")
@@ -261,28 +261,28 @@ def test_a_variable_that_is_wrong_is_named_without_its_content(environment, told
     }
     with pytest.raises(SetupError) as refused:
         Login.from_environment(given)
-    assert str(refused.value) == f"{told} {STEP}"
+    assert str(refused.value) == f"{expected} {STEP}"
     assert refused.value.__cause__ is None
     assert SECRET not in str(refused.value)
 
 
-# --- URLs next to it -----------------------------------------------------------------------------
+# --- URLs next to a login -------------------------------------------------------------------------
 
 
-def test_a_login_in_the_url_goes_with_certificates_beside_it(authority):
-    beside = Login(ca=authority.pem)
-    assert Addresses.of("tls://me:s@host", beside).login == replace(beside, user="me", password="s")
-    assert Addresses.of("token@host", beside).login == replace(beside, token="token")
+def test_a_login_in_the_url_can_be_combined_with_certificates(authority):
+    certs = Login(ca=authority.pem)
+    assert Addresses.of("tls://me:s@host", certs).login == replace(certs, user="me", password="s")
+    assert Addresses.of("token@host", certs).login == replace(certs, token="token")
 
 
 @pytest.mark.parametrize("kind", [Publisher, AsyncPublisher])
-def test_two_logins_are_refused(kind):
-    told = "the URL has a login and there is another one; leave one of them out"
-    with pytest.raises(ValueError, match=f"^{told}$"):
+def test_two_logins_are_rejected(kind):
+    expected = "the URL has a login and there is another one; leave one of them out"
+    with pytest.raises(ValueError, match=f"^{expected}$"):
         kind("nats://me:secret@host", login=Login(token=SECRET))
 
 
-def test_the_environments_login_is_for_the_users_own_server(monkeypatch, tmp_path):
+def test_the_login_from_the_environment_is_only_for_the_users_own_server(monkeypatch, tmp_path):
     monkeypatch.setenv("EBBFLOW_NATS_TOKEN", SECRET)
     assert find_own_server("nats://host").login == Login(token=SECRET)
     assert find_own_server("nats://host", Login(token="other")).login == Login(token="other")
@@ -296,10 +296,10 @@ def test_the_environments_login_is_for_the_users_own_server(monkeypatch, tmp_pat
     )
 
 
-def test_a_login_without_a_server_is_refused(tmp_path):
-    told = "There is a login for NATS, but no server to log in to. Name its URL."
+def test_a_login_without_a_server_is_rejected(tmp_path):
+    expected = "There is a login for NATS, but no server to log in to. Name its URL."
     with (
-        pytest.raises(SetupError, match=f"^{told}$"),
+        pytest.raises(SetupError, match=f"^{expected}$"),
         open_link_for_run(tmp_path, None, login=Login(token=SECRET)),
     ):
         pass
@@ -316,11 +316,11 @@ def test_a_login_without_a_server_is_refused(tmp_path):
         ("nats://host", Login(tls_hostname="other"), True),
     ],
 )
-def test_tls_is_wanted_by_the_url_or_the_login(url, login, wanted):
+def test_the_url_or_the_login_can_require_tls(url, login, wanted):
     assert Addresses.of(url, login).wants_tls is wanted
 
 
-def test_an_inbox_prefix_is_the_beginning_of_a_subject():
+def test_an_inbox_prefix_must_be_names_joined_by_dots():
     assert Publisher(URL, inbox_prefix="_INBOX_me.x")._inner.addresses.inbox == "_INBOX_me.x"
     for wrong in ("", "a.", "a b", "a.>", "*", None):
         with pytest.raises(ValueError, match="inbox_prefix must be names joined by dots"):

@@ -1,4 +1,4 @@
-"""Publishing until it is confirmed, and telling clearly when it is not."""
+"""Publishing until a message is confirmed, and clear errors when it is not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def send(link, subject, **options):
     return link.run(publish(link.client, subject, b"x", **options))
 
 
-def test_the_same_id_is_stored_once(link, names, ensure):
+def test_messages_with_the_same_id_are_stored_once(link, names, ensure):
     ensure(catalogue.buffer_config(names, "v", 0, 10))
     subject = names.buffer_subject("v", 0)
 
@@ -31,7 +31,7 @@ def test_the_same_id_is_stored_once(link, names, ensure):
     assert (second.seq, second.duplicate) == (1, True)
 
 
-def test_nobody_listening_is_an_error_after_the_attempts_are_used_up(link, names):
+def test_a_missing_stream_is_an_error_once_the_attempts_are_used_up(link, names):
     began = time.monotonic()
     with pytest.raises(NoStreamResponse) as failed:
         send(link, names.buffer_subject("nobody", 0), retry=PublishRetry(wait=0.1, attempts=2))
@@ -49,7 +49,7 @@ def test_the_deadline_ends_endless_attempts(link, names):
     assert 0.4 <= time.monotonic() - began < 20
 
 
-def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
+def test_a_full_buffer_raises_its_own_error_or_is_waited_for(link, names, ensure):
     ensure(catalogue.buffer_config(names, "v", 0, 1))
     subject = names.buffer_subject("v", 0)
     send(link, subject)
@@ -70,7 +70,7 @@ def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
     assert waiting.result(120).seq == 2
 
 
-def test_a_refusal_for_good_is_not_tried_again(link, names, ensure):
+def test_a_permanent_rejection_is_not_retried(link, names, ensure):
     ensure(catalogue.buffer_config(names, "v", 0, 10))
     headers = {"Nats-Expected-Stream": "another"}
     with pytest.raises(PermanentPublishError) as refused:

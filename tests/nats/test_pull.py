@@ -1,4 +1,4 @@
-"""A pull consumer against a server that is played: batches, gaps, words and silence."""
+"""A pull consumer against a simulated server: batches, gaps, statuses and silence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Subscription:
 
 @dataclass
 class Server:
-    """Stands for the client: keeps what is asked, and says what the test wants it to say."""
+    """Stands in for the client: records requests, and sends what the test wants it to send."""
 
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     listener: Any = None
@@ -64,14 +64,14 @@ class Server:
             )
         )
 
-    async def say(self, code: str, text: str, request: int = 1, **more: str) -> None:
+    async def send_status(self, code: str, text: str, request: int = 1, **more: str) -> None:
         lines = "".join(f"{name}: {value}\r\n" for name, value in more.items())
         headers = f"NATS/1.0 {code} {text}\r\n{lines}\r\n".encode()
         self.listener(parcel([Message(f"inbox.{request}", headers=headers)]))
 
 
 def parcel(messages: Iterable[Message]) -> Parcel:
-    """The messages as they come out of the parser."""
+    """The messages as the parser returns them."""
     made, buffer = Parcel(b""), b""
     for message in messages:
         made.subjects.append(message.subject.encode())
@@ -86,11 +86,11 @@ def parcel(messages: Iterable[Message]) -> Parcel:
 class Reader:
     server: Server = field(default_factory=Server)
     batches: list[Deliveries] = field(default_factory=list)
-    words: list[PullStatus] = field(default_factory=list)
+    statuses: list[PullStatus] = field(default_factory=list)
 
     async def open(self, **options: Any) -> PullConsumer:
         pull = PullConsumer(
-            self.server, "s", "c", self.batches.append, self.words.append, **options
+            self.server, "s", "c", self.batches.append, self.statuses.append, **options
         )
         await pull.open()
         return pull
@@ -105,15 +105,15 @@ def reader() -> Reader:
     return Reader()
 
 
-def test_a_burst_is_handed_on_as_one_batch_of_columns(reader):
-    async def play():
+def test_a_burst_is_passed_on_as_one_batch_of_columns(reader):
+    async def scenario():
         await reader.open()
         await reader.server.deliver(1, 2, 3)
         await asyncio.sleep(0)
         await reader.server.deliver(4)
         await asyncio.sleep(0)
 
-    asyncio.run(play())
+    asyncio.run(scenario())
     first, second = reader.batches
     assert (first.seqs, first.numbers) == ([101, 102, 103], [1, 2, 3])
     assert first.parcel.payloads().to_pylist() == [b"1", b"2", b"3"]
@@ -121,19 +121,19 @@ def test_a_burst_is_handed_on_as_one_batch_of_columns(reader):
     assert (first.pending, second.seqs) == (6, [104])
 
 
-def test_the_reply_of_a_server_with_a_domain_is_read_too(reader):
-    async def play():
+def test_a_reply_subject_with_a_jetstream_domain_is_parsed(reader):
+    async def scenario():
         await reader.open()
         await reader.server.deliver(1, first="$JS.ACK.domain.hash.s.c.1", last=".x7Kq")
         await asyncio.sleep(0)
 
-    asyncio.run(play())
+    asyncio.run(scenario())
     batch = reader.batches[0]
     assert (batch.seqs, batch.numbers, batch.pending) == ([101], [1], 8)
 
 
-def test_after_a_gap_nothing_more_is_taken_and_the_word_says_so(reader):
-    async def play():
+def test_no_message_is_accepted_after_a_gap_and_the_status_reports_it(reader):
+    async def scenario():
         pull = await reader.open()
         await reader.server.deliver(1, 2)
         await asyncio.sleep(0)
@@ -143,35 +143,35 @@ def test_after_a_gap_nothing_more_is_taken_and_the_word_says_so(reader):
         await asyncio.sleep(0)
         return (await pull.fetch({"batch": 1})).state
 
-    assert asyncio.run(play()) is PullState.GAP
+    assert asyncio.run(scenario()) is PullState.GAP
     assert reader.numbers == [[1, 2]]
-    assert [status.state for status in reader.words] == [PullState.GAP]
+    assert [status.state for status in reader.statuses] == [PullState.GAP]
 
 
-def test_a_consumer_that_processes_share_has_no_gaps(reader):
-    async def play():
+def test_a_consumer_shared_by_processes_reports_no_gaps(reader):
+    async def scenario():
         await reader.open(is_exclusive=False)
         await reader.server.deliver(2, 7)
         await asyncio.sleep(0)
 
-    asyncio.run(play())
+    asyncio.run(scenario())
     assert reader.numbers == [[2, 7]]
 
 
-def test_what_comes_after_the_end_is_not_taken(reader):
-    async def play():
+def test_messages_that_arrive_after_close_are_ignored(reader):
+    async def scenario():
         pull = await reader.open()
         await pull.close()
         await reader.server.deliver(1)
 
-    asyncio.run(play())
+    asyncio.run(scenario())
     assert reader.batches == []
 
 
-def test_a_word_comes_after_the_deliveries_before_it(reader):
+def test_a_status_is_passed_on_after_the_deliveries_before_it(reader):
     order: list[str] = []
 
-    async def play():
+    async def scenario():
         server = Server()
         pull = PullConsumer(
             server,
@@ -182,14 +182,14 @@ def test_a_word_comes_after_the_deliveries_before_it(reader):
         )
         await pull.open()
         await server.deliver(1, 2)
-        await server.say("408", "Request Timeout", **{"Nats-Pending-Messages": "5"})
+        await server.send_status("408", "Request Timeout", **{"Nats-Pending-Messages": "5"})
 
-    asyncio.run(play())
+    asyncio.run(scenario())
     assert order == ["2 messages", "EXPIRED"]
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "word"),
+    ("code", "text", "state"),
     [
         ("100", "Idle Heartbeat", PullState.HEARTBEAT),
         ("404", "No Messages", PullState.DRY),
@@ -202,40 +202,40 @@ def test_a_word_comes_after_the_deliveries_before_it(reader):
         ("400", "Bad Request", PullState.REFUSED),
     ],
 )
-def test_the_words_of_the_server_have_one_meaning(code, text, word):
+def test_each_status_of_the_server_maps_to_one_state(code, text, state):
     status = PullStatus.of({"Status": code, "Description": text, "Nats-Last-Consumer": "7"})
-    assert (status.state, status.delivered, status.left) == (word, 7, 0)
+    assert (status.state, status.delivered, status.left) == (state, 7, 0)
 
 
-def test_a_fetch_ends_when_all_is_there(reader):
-    async def play():
+def test_a_fetch_ends_when_all_messages_have_arrived(reader):
+    async def scenario():
         pull = await reader.open()
         fetching = asyncio.create_task(pull.fetch({"batch": 2, "no_wait": True}))
         await asyncio.sleep(0)
         await reader.server.deliver(1, 2)
         return await fetching
 
-    assert asyncio.run(play()).state is PullState.FULL
+    assert asyncio.run(scenario()).state is PullState.FULL
     assert reader.server.requests == [("inbox.1", {"batch": 2, "no_wait": True})]
 
 
-def test_a_late_word_about_an_earlier_request_does_not_end_the_next(reader):
-    async def play():
+def test_a_late_status_of_an_earlier_request_does_not_end_the_next(reader):
+    async def scenario():
         pull = await reader.open()
         first = await pull.fetch({"batch": 2}, within=0.01)
         fetching = asyncio.create_task(pull.fetch({"batch": 2}))
         await asyncio.sleep(0)
-        await reader.server.say("408", "Request Timeout", request=1)
+        await reader.server.send_status("408", "Request Timeout", request=1)
         await reader.server.deliver(1)
-        await reader.server.say("404", "No Messages", request=2)
+        await reader.server.send_status("404", "No Messages", request=2)
         return first.state, (await fetching).state
 
-    assert asyncio.run(play()) == (PullState.SILENCE, PullState.DRY)
+    assert asyncio.run(scenario()) == (PullState.SILENCE, PullState.DRY)
     assert reader.numbers == [[1]]
 
 
-def test_a_fetch_goes_on_as_long_as_something_comes(reader):
-    async def play():
+def test_a_fetch_continues_as_long_as_messages_arrive(reader):
+    async def scenario():
         pull = await reader.open()
         fetching = asyncio.create_task(pull.fetch({"batch": 99}, silence=0.5))
         for number in range(1, 25):
@@ -244,11 +244,11 @@ def test_a_fetch_goes_on_as_long_as_something_comes(reader):
             await reader.server.deliver(number)
         return (await fetching).state
 
-    assert asyncio.run(play()) is PullState.SILENCE
+    assert asyncio.run(scenario()) is PullState.SILENCE
     assert [n for batch in reader.numbers for n in batch] == list(range(1, 25))
 
 
-def test_messages_are_cut_by_sequence():
+def test_a_batch_can_be_cut_by_sequence():
     message = [Message("a", f"$JS.ACK.s.c.1.{seq}.{seq}.0.0", b"") for seq in (3, 5, 8)]
     batch = Deliveries.of(parcel(message))
     assert (batch.after(5).seqs, batch.up_to(5).seqs) == ([8], [3, 5])

@@ -1,4 +1,4 @@
-"""Reading what a stream holds: all of it, the same whoever answers."""
+"""Reading all that a stream holds: the same from its leader and from a replica."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_last_message_of_each_subject_is_read_oldest_first(link, stream):
     assert link.run(read_last(link.client, "nothing", "nothing.>")) == []
 
 
-def test_more_subjects_than_the_server_collects_at_once_are_read_all_the_same(link, stream):
+def test_more_subjects_than_the_server_returns_at_once_are_all_read(link, stream):
     stream(*range(1_100))
 
     found = link.run(read_last(link.client, stream.name, f"{stream.name}.>"))
@@ -56,7 +56,7 @@ def test_more_subjects_than_the_server_collects_at_once_are_read_all_the_same(li
     assert [one.seq for one in found] == list(range(1, 1_101))
 
 
-def test_the_leader_and_a_replica_say_the_same(link, stream):
+def test_the_leader_and_a_replica_return_the_same(link, stream):
     stream("a", payload=b"\x00\xff", headers={"colour": "blue: dark", "empty": "-"})
     stream("b", payload=b"")
     subject = f"{stream.name}.>"
@@ -73,7 +73,7 @@ def test_the_leader_and_a_replica_say_the_same(link, stream):
     assert leader[0].headers.items() <= replica[0].headers.items()
 
 
-def test_a_subject_is_read_over_any_number_of_pages_and_without_what_was_deleted(link, stream):
+def test_a_subject_is_read_over_many_pages_without_deleted_messages(link, stream):
     stream(*["a", "b"] * 400)
     call = f"STREAM.MSG.DELETE.{stream.name}"
     for seq in (1, 300, 799):
@@ -84,24 +84,24 @@ def test_a_subject_is_read_over_any_number_of_pages_and_without_what_was_deleted
     assert [one.seq for one in found] == [n for n in range(1, 800, 2) if n not in (1, 799)]
 
 
-def test_what_comes_after_the_snapshot_is_not_part_of_it(link, stream):
+def test_messages_stored_after_a_snapshot_are_not_part_of_it(link, stream):
     stream("a", "a")
-    there = link.run(take_snapshot(link.client, stream.name))
+    snapshot = link.run(take_snapshot(link.client, stream.name))
     stream("a")
     subject = f"{stream.name}.a"
 
-    page = link.run(read_page(link.client, stream.name, subject, 1, there))
+    page = link.run(read_page(link.client, stream.name, subject, 1, snapshot))
 
     assert [one.seq for one in page] == [1, 2]
-    assert not link.run(read_page(link.client, stream.name, subject, 3, there))
+    assert not link.run(read_page(link.client, stream.name, subject, 3, snapshot))
 
 
-def test_a_stream_that_never_held_anything_is_read_as_empty(link, stream):
+def test_a_stream_that_never_held_a_message_is_read_as_empty(link, stream):
     assert link.run(read_subject(link.client, stream.name, f"{stream.name}.a")) == []
     assert link.run(read_one(link.client, stream.name, seq=1)) is None
 
 
-def test_a_read_that_nobody_answers_is_told(link, names, monkeypatch):
+def test_a_read_without_an_answer_is_reported(link, names, monkeypatch):
     monkeypatch.setattr(api, "PATIENCE", 0.3)
     with pytest.raises(
         JetStreamUnavailable, match=r"did not carry out DIRECT\.GET\.\w+ within 0\.3 s: 503"

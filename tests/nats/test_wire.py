@@ -1,4 +1,4 @@
-"""The bulk parser beside nats-py's own: the same messages, however the stream of bytes is cut."""
+"""The bulk parser next to nats-py's own: the same messages, however the bytes are cut."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from nats.protocol.parser import Parser
 from ebbflow.nats.wire import BulkParser, Parcel, Publishes, read_headers, write_headers
 
 BULK, SINGLE = 7, 8
-Heard = tuple[Any, ...]
+Call = tuple[Any, ...]
 
 
 @dataclass
 class Client:
-    """What a parser calls, written down in its order."""
+    """Records what a parser calls, in order."""
 
-    heard: list[Heard] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
     ) -> None:
-        self.heard.append((sid, subject, reply, data, headers or b""))
+        self.calls.append((sid, subject, reply, data, headers or b""))
 
     async def _process_ping(self) -> None:
-        self.heard.append(("ping",))
+        self.calls.append(("ping",))
 
     async def _process_pong(self) -> None:
-        self.heard.append(("pong",))
+        self.calls.append(("pong",))
 
     async def _process_err(self, text: str) -> None:
-        self.heard.append(("err", text))
+        self.calls.append(("err", text))
 
     async def _process_info(self, info: dict[str, Any]) -> None:
-        self.heard.append(("info", info))
+        self.calls.append(("info", info))
 
     def take(self, parcel: Parcel) -> None:
         for row, payload in enumerate(parcel.payloads().to_pylist()):
             start, end = parcel.edges[3 * row : 3 * row + 2]
             assert payload == parcel.payload(row)
             headers = parcel.buffer[start:end]
-            self.heard.append((BULK, parcel.subjects[row], parcel.replies[row], payload, headers))
+            self.calls.append((BULK, parcel.subjects[row], parcel.replies[row], payload, headers))
 
-    def of(self, sid: int | str) -> list[Heard]:
-        return [line for line in self.heard if line[0] == sid]
+    def of(self, sid: int | str) -> list[Call]:
+        return [line for line in self.calls if line[0] == sid]
 
 
 NAMES = st.text("abc.$-_*", min_size=1, max_size=12).map(str.encode)
@@ -69,7 +69,7 @@ def messages(draw: st.DrawFn) -> bytes:
     return b"MSG %b%d\r\n%b\r\n" % (to, len(payload), payload)
 
 
-WORDS = st.sampled_from(
+CONTROL_LINES = st.sampled_from(
     [b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'Slow Consumer'\r\n", b'INFO {"a": 1}\r\n']
 )
 
@@ -88,7 +88,7 @@ def cut(stream: bytes, at: list[int]) -> list[bytes]:
 
 
 def parse_on_arrival(parser: BulkParser, pieces: list[bytes]) -> None:
-    """As a connection does: at once what can be, and the rest when there is time to wait."""
+    """As a connection does: what can be parsed at once, and the rest when it may wait."""
 
     async def feed() -> None:
         for piece in pieces:
@@ -98,7 +98,7 @@ def parse_on_arrival(parser: BulkParser, pieces: list[bytes]) -> None:
     asyncio.run(feed())
 
 
-def hear_in_bulk(pieces: list[bytes], parse: Any = parse) -> Client:
+def parse_in_bulk(pieces: list[bytes], parse: Any = parse) -> Client:
     client = Client()
     parser = BulkParser(client)
     parser.in_bulk[b"%d" % BULK] = client.take
@@ -111,36 +111,37 @@ WAYS = pytest.mark.parametrize("way", [parse, parse_on_arrival])
 
 @WAYS
 @given(
-    lines=st.lists(messages() | WORDS, max_size=12), at=st.lists(st.integers(0, 2000), max_size=8)
+    lines=st.lists(messages() | CONTROL_LINES, max_size=12),
+    at=st.lists(st.integers(0, 2000), max_size=8),
 )
-def test_the_same_is_heard_as_by_nats_py_wherever_the_stream_is_cut(way, lines, at):
+def test_the_bulk_parser_equals_that_of_nats_py_wherever_the_stream_is_cut(way, lines, at):
     stream = b"".join(lines)
     theirs = Client()
     parse(Parser(theirs), [stream])
 
-    ours = hear_in_bulk(cut(stream, at), way)
+    ours = parse_in_bulk(cut(stream, at), way)
 
     for kind in (BULK, SINGLE, "ping", "pong", "err", "info"):
         assert ours.of(kind) == theirs.of(kind)
 
 
 @WAYS
-def test_every_cut_of_two_messages_and_a_pong_is_heard_alike(way):
+def test_two_messages_and_a_pong_are_parsed_alike_at_every_cut(way):
     block = write_headers({"Nats-Msg-Id": "1"})
     stream = b"HMSG a.b 7 r.1 %d %d\r\n%bvalue\r\nPONG\r\nMSG c 7 5\r\nabc\r\n\r\n" % (
         len(block),
         len(block) + 5,
         block,
     )
-    whole = hear_in_bulk([stream]).heard
+    whole = parse_in_bulk([stream]).calls
     assert len(whole) == 3
     for at in range(len(stream)):
-        assert hear_in_bulk([stream[:at], stream[at:]], way).heard == whole
-    assert hear_in_bulk([stream[n : n + 1] for n in range(len(stream))], way).heard == whole
+        assert parse_in_bulk([stream[:at], stream[at:]], way).calls == whole
+    assert parse_in_bulk([stream[n : n + 1] for n in range(len(stream))], way).calls == whole
 
 
-def test_a_message_before_a_pong_is_taken_before_it():
-    assert hear_in_bulk([b"MSG a 7 1\r\nx\r\nPONG\r\nMSG a 7 1\r\ny\r\n"]).heard == [
+def test_a_message_before_a_pong_is_delivered_before_it():
+    assert parse_in_bulk([b"MSG a 7 1\r\nx\r\nPONG\r\nMSG a 7 1\r\ny\r\n"]).calls == [
         (BULK, b"a", b"", b"x", b""),
         ("pong",),
         (BULK, b"a", b"", b"y", b""),
@@ -159,13 +160,13 @@ def test_a_message_before_a_pong_is_taken_before_it():
         b"endless",
     ],
 )
-def test_what_is_no_protocol_ends_the_connection(line, way):
+def test_a_line_that_is_not_part_of_the_protocol_ends_the_connection(line, way):
     line = line * 200_000 if line == b"endless" else line
     with pytest.raises(ProtocolError):
-        hear_in_bulk([b"MSG a 7 1\r\nx\r\n", line], way)
+        parse_in_bulk([b"MSG a 7 1\r\nx\r\n", line], way)
 
 
-def test_who_fails_to_take_a_parcel_does_not_end_the_reading():
+def test_a_receiver_that_fails_on_a_parcel_does_not_stop_the_parser():
     client, complaints = Client(), []
     parser = BulkParser(client)
 
@@ -180,10 +181,10 @@ def test_who_fails_to_take_a_parcel_does_not_end_the_reading():
 
     asyncio.run(feed())
     assert [str(error) for error in complaints] == ["no"]
-    assert client.heard == [(SINGLE, b"a", b"", b"y", b"")]
+    assert client.calls == [(SINGLE, b"a", b"", b"y", b"")]
 
 
-def test_parcels_can_be_joined_and_parted():
+def test_parcels_can_be_joined_and_split():
     parcels: list[Parcel] = []
     parser = BulkParser(Client())
     parser.in_bulk[b"7"] = parcels.append
@@ -211,11 +212,11 @@ def test_parcels_can_be_joined_and_parted():
         (b"NATS/1.0\r\nA: 1\r\nA: 2\r\n\r\n", {"A": "1"}),
     ],
 )
-def test_headers_are_read(block, headers):
+def test_headers_are_parsed(block, headers):
     assert read_headers(block) == headers
 
 
-def test_publishes_are_what_a_server_reads_and_tell_where_each_begins():
+def test_publishes_are_encoded_for_the_server_with_the_start_of_each():
     block = write_headers({"A": "1"})
     rows = Publishes([b"a", b"b"], [b"", block], [b"xy", b"z"])
 
@@ -227,7 +228,7 @@ def test_publishes_are_what_a_server_reads_and_tell_where_each_begins():
     assert rows.encode_unanswered().startswith(b"PUB a 2\r\nxy\r\n")
 
 
-def test_a_line_break_in_a_header_begins_no_other_header():
+def test_a_line_break_in_a_header_does_not_start_another_header():
     block = write_headers({"Reason": "first\r\nNats-Rollup: all\nlast", "Other": "1"})
 
     assert read_headers(block) == {"Reason": "first Nats-Rollup: all last", "Other": "1"}

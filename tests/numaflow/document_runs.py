@@ -1,4 +1,4 @@
-"""Documents in Numaflow's format, run as they are: posts go in, and what comes out is looked at."""
+"""Documents in Numaflow's format, run unchanged: posts go in, and the output is checked."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a document comes to when messages are posted to it.
+    """The result of a document when messages are posted to it.
 
     ``kept`` are payloads by the vertex that prints them, or by the variable of the sink that keeps
-    them; exactly these. ``at_least`` are numbers of payloads, where there is no end to them.
+    them; exactly these. ``at_least`` are numbers of payloads, where they never end.
     ``read`` is how many messages a vertex has read at the end. ``questions`` are asked in every way
     in which a request can be made.
     """
@@ -197,13 +197,13 @@ class DocumentRun(BackgroundRun):
 def _connect(url: SplitResult) -> http.client.HTTPConnection:
     if url.scheme == "http":
         return http.client.HTTPConnection(url.netloc, timeout=_PATIENCE)
-    # A certificate that a source makes for itself has nobody to vouch for it.
+    # A certificate that a source makes for itself is signed by no authority.
     context = ssl._create_unverified_context()
     return http.client.HTTPSConnection(url.netloc, timeout=_PATIENCE, context=context)
 
 
 def run_document(document: Path, folder: Path, expected: Expectation) -> Summary:
-    """Runs a document until it has come to what is expected, and no further."""
+    """Runs a document until it has produced what is expected, and no further."""
     live = DocumentRun(document, folder)
     try:
         for post in expected.posts:

@@ -1,4 +1,4 @@
-"""A vertex in memory: it decides about messages, settles them, and takes what comes back.
+"""A vertex in memory: it decides about messages, settles them, and reads redelivered ones.
 
 The decisions and the settlement are the engine's own; only waits and NATS are left out.
 """
@@ -48,12 +48,12 @@ class MemoryVertex:
         self._renew = renew
 
     def run(self, rows: pa.RecordBatch) -> Ended:
-        """Takes the rows, and all that comes back, until nothing does."""
+        """Takes the rows, and all that is redelivered, until nothing is."""
         ended = Ended()
         for number in count():
             if not rows.num_rows:
                 return ended
-            assert number < _MOST_ROUNDS, "it continues for ever"
+            assert number < _MOST_ROUNDS, "it continues forever"
             verdict = Verdict(Rows(rows), self._rules)
             self._renew()
             self._decide(verdict)

@@ -24,7 +24,7 @@ ERROR = "UDF_EXECUTION_ERROR(udf): boom"
 
 
 class OddMap:
-    """``seen`` counts how often each message was given, ``most`` those that waited together."""
+    """``seen`` counts how often each message was sent, ``most`` those that waited together."""
 
     def __init__(self, folder: Path, mode: str = "unary-map", language: str = "python") -> None:
         self.folder, self.mode, self.language = folder, mode, language
@@ -222,7 +222,7 @@ class OddTransformer(OddMap):
 
 
 def _describe(given) -> str:
-    """What a function is told about a message."""
+    """What a function receives about a message."""
     system = given.metadata.sys_metadata
     facts = {
         "keys": list(given.keys),

@@ -1,4 +1,4 @@
-"""Functions served in a thread of the test, and a client of gRPC's own to call them."""
+"""Functions served in a thread of the test, and gRPC's own client to call them."""
 
 import json
 import threading
@@ -113,7 +113,7 @@ def client_of(served: Served) -> Iterator[Client]:
 
 
 def until_broken(responses: Iterable[bytes]) -> tuple[list[bytes], Any]:
-    """All that comes before the stream breaks, and how it does."""
+    """All responses before the stream breaks, and the error."""
     received: list[bytes] = []
     try:
         for response in responses:

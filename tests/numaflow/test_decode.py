@@ -1,4 +1,4 @@
-"""Answers read in bulk equal those that protobuf's own parser reads, one by one."""
+"""Responses decoded in bulk equal those that protobuf's own parser decodes, one by one."""
 
 import contextlib
 from datetime import UTC, datetime, timedelta
@@ -117,7 +117,7 @@ def _time(stamp):
 
 
 @given(st.lists(st.tuples(TEXTS, st.lists(results(), max_size=3), st.booleans()), max_size=6))
-def test_answers_of_maps_are_read_as_protobuf_reads_them(answers):
+def test_responses_of_maps_are_decoded_as_by_protobuf(answers):
     messages = [
         map_pb2.MapResponse(id=i, results=rs, status={"eot": True} if last else None)
         for i, rs, last in answers
@@ -126,12 +126,12 @@ def test_answers_of_maps_are_read_as_protobuf_reads_them(answers):
 
 
 @given(st.lists(st.tuples(TEXTS, st.lists(results(timed=True), max_size=3)), max_size=6))
-def test_answers_of_transformers_are_read_as_protobuf_reads_them(answers):
+def test_responses_of_transformers_are_decoded_as_by_protobuf(answers):
     messages = [sourcetransform_pb2.SourceTransformResponse(id=i, results=rs) for i, rs in answers]
     check(messages, SERVICES["transformer"], timed=True)
 
 
-def test_lengths_longer_than_necessary_and_fields_nobody_knows_are_read():
+def test_overlong_lengths_and_unknown_fields_are_accepted():
     # Field 9 with a number, 10 with eight bytes, 11 with four; then the id with a padded length.
     message = b"\x48\xff\x01" + b"\x51" + b"8" * 8 + b"\x5d" + b"4" * 4 + b"\x12\x82\x80\x00ab"
     places = Places(message, np.array([0]), np.array([len(message)]))
@@ -139,13 +139,13 @@ def test_lengths_longer_than_necessary_and_fields_nobody_knows_are_read():
 
 
 @given(st.binary(min_size=1, max_size=40))
-def test_bytes_that_are_no_message_are_refused_and_nothing_worse(noise):
+def test_bytes_that_are_not_a_message_raise_nothing_but_decoding_errors(noise):
     with contextlib.suppress(ValueError, DecodeError):
         Responses(Places(noise, np.array([0]), np.array([len(noise)])), SERVICES["map"]).columns()
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
-def test_a_message_that_is_cut_short_is_refused(cut):
+def test_a_truncated_message_is_rejected(cut):
     packed = map_pb2.MapResponse(id="12345678").SerializeToString()[:-cut]
     with pytest.raises(ValueError, match="middle of a field"):
         Messages(Places(packed, np.array([0]), np.array([len(packed)])))

@@ -1,4 +1,4 @@
-"""Requests in bulk say what the rows say, whichever way they are written."""
+"""Requests have the content of their rows, whichever way they are encoded."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -75,12 +75,14 @@ def check(rows: pa.RecordBatch, service: Service, watermark: datetime | None) ->
         assert {
             name: dict(group.key_value) for name, group in metadata.user_metadata.items()
         } == read.column("metadata")[index]
-        told = {name: dict(group.key_value) for name, group in metadata.sys_metadata.items()}
-        assert told == history(read, index, service)
+        system_metadata = {
+            name: dict(group.key_value) for name, group in metadata.sys_metadata.items()
+        }
+        assert system_metadata == history(read, index, service)
 
 
 def history(rows: Rows, index: int, service: Service) -> dict[str, dict[str, bytes]]:
-    """What a function is told about what happened to a message before."""
+    """The system metadata about earlier attempts at a message."""
     groups: dict[str, dict[str, bytes]] = {}
     if service is SINK or rows.column("retries")[index]:
         groups["sink"] = {"retry_count": b"%d" % rows.column("retries")[index]}
@@ -99,7 +101,7 @@ SERVED = pytest.mark.parametrize(
 
 @SERVED
 @given(rows=rows_of(OUR_TIMES), watermark=st.none() | OUR_TIMES)
-def test_a_request_says_what_its_row_says(
+def test_a_request_has_the_content_of_its_row(
     service: Service, rows: pa.RecordBatch, watermark: datetime | None
 ) -> None:
     check(rows, service, watermark)
@@ -107,13 +109,15 @@ def test_a_request_says_what_its_row_says(
 
 @SERVED
 @given(rows=rows_of(TIMES), watermark=st.none() | TIMES)
-def test_so_does_one_of_another_time(
+def test_a_request_has_the_content_of_its_row_at_any_event_time(
     service: Service, rows: pa.RecordBatch, watermark: datetime | None
 ) -> None:
     check(rows, service, watermark)
 
 
-def test_the_bulk_way_is_taken_for_many_rows_of_our_days(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_with_present_day_times_are_encoded_in_bulk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ebbflow.numaflow.encode._encode_few", None)
     start = datetime(2026, 11, 16, tzinfo=UTC)
     times = [start + timedelta(microseconds=row) for row in range(FEW + 1)]
@@ -121,7 +125,7 @@ def test_the_bulk_way_is_taken_for_many_rows_of_our_days(monkeypatch: pytest.Mon
     check(frames.batch_of(columns | {"event_time": times}, FEW + 1), SINK, start)
 
 
-def test_values_behind_a_null_do_not_count() -> None:
+def test_values_hidden_by_a_null_are_ignored() -> None:
     rows = FEW + 1
     texts = pa.array(["hidden", "seen"] * rows)
     ends, hidden = range(0, 2 * rows + 1, 2), [row % 2 == 0 for row in range(rows)]

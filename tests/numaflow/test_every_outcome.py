@@ -1,4 +1,4 @@
-"""Every row of the table of outcomes, in process and over gRPC: one code, one end for both."""
+"""Every row of the table of outcomes, in process and over gRPC: one code, one outcome for both."""
 
 import pickle
 from collections.abc import Iterator, Sequence
@@ -63,7 +63,7 @@ def strategy(options: dict[str, Any]) -> RetryStrategy | None:
 
 
 class SinkWorld:
-    """The sinks of a case, and what they were given and said."""
+    """The sinks of a case, with the messages they received and their answers."""
 
     def __init__(self, case: Case, side: Side) -> None:
         self.said: list[tuple[str, str, Any]] = []
@@ -119,13 +119,13 @@ def check_letter(case: Case, ended: Ended) -> None:
 
 @pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("case", SINK_CASES, ids=str)
-def test_what_a_sink_says_decides(case: Case, side: Side) -> None:
+def test_the_response_of_a_sink_decides_the_outcome(case: Case, side: Side) -> None:
     world = SinkWorld(case, side)
     check_letter(case, world.ended)
     check_counts(case, world.ended.counts)
     assert world.written("fallback") == case.fallback
     assert world.written("on_success") == case.succeeded
-    # Over gRPC a message without an answer is given once more alone, to be sure that it is the one.
+    # Over gRPC a message without an answer is sent once more alone, to be sure that it is the one.
     broken = sum(said == ("sink", SPECIAL, None) for said in world.said)
     assert world.calls - broken + broken // side.tries == case.calls
 
@@ -157,7 +157,7 @@ MAPS = [
 
 @pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize(("kind", "case"), MAPS)
-def test_what_a_map_says_decides(kind: str, case: Case, side: Side) -> None:
+def test_the_result_of_a_map_decides_the_outcome(kind: str, case: Case, side: Side) -> None:
     def step(datum: Any) -> Any:
         return case.map(datum) if datum.id == SPECIAL and case.map else Message(datum.value)
 
@@ -179,14 +179,14 @@ def test_a_dead_letter_shows_the_stack_of_the_function(side: Side) -> None:
     assert "in divide" in (letter.traceback or "")
 
 
-class Away:
+class Down:
     """A function whose system is down until the vertex has waited for it."""
 
     now = True
 
     @classmethod
-    def come_back_after(cls, side: Side) -> Any:
-        """What the vertex does between chunks: the second time the system is there."""
+    def recover_after(cls, side: Side) -> Any:
+        """What the vertex does between chunks: the second time the system is up."""
         cls.now, rounds = True, count()
 
         def renew() -> None:
@@ -196,28 +196,28 @@ class Away:
         return renew
 
 
-class AwayMap(Away):
+class DownMap(Down):
     def __call__(self, datum: Any) -> Message:
-        if Away.now:
+        if Down.now:
             raise Unavailable("the database")
         return Message(b"%d" % datum.deliveries)
 
 
-class AwaySink(Away):
+class DownSink(Down):
     def __call__(self, data: list[Any]) -> list[Response]:
-        if Away.now:
+        if Down.now:
             return [Response.unavailable(datum.id, "the database") for datum in data]
         return [Response.ok(datum.id) for datum in data]
 
 
 @pytest.mark.parametrize("kind", ["map", "stream-map", "transformer", "sink"])
-def test_an_outage_is_counted_on_nobody(kind: str, side: Side) -> None:
-    code = AwaySink if kind == "sink" else AwayMap
-    renew = Away.come_back_after(side)
+def test_an_outage_counts_against_no_message(kind: str, side: Side) -> None:
+    code = DownSink if kind == "sink" else DownMap
+    renew = Down.recover_after(side)
     decide = side.operator(code, kind)
     ended = MemoryVertex(decide, ERRORS, kind == "sink", renew).run(messages(VALUES))
     assert ended.counts == Counts(2 * COUNT, COUNT, COUNT, COUNT)
-    assert {datum.value for datum in ended.outputs} <= {b"1"}, "each comes as it was"
+    assert {datum.value for datum in ended.outputs} <= {b"1"}, "each is redelivered unchanged"
     assert ended.letters == []
 
 
@@ -231,7 +231,7 @@ def test_an_outage_lasts_as_long_as_the_function_says(side: Side) -> None:
     assert handler.blame.outage == SystemOutage("the database", named=True, retry_after=1_500)
 
 
-def test_every_fact_of_a_message_is_the_same(side: Side) -> None:
+def test_every_field_of_a_message_is_the_same(side: Side) -> None:
     seen: list[Any] = []
 
     def tell(datum: Any) -> list[Message]:
@@ -266,7 +266,7 @@ def test_every_fact_of_a_message_is_the_same(side: Side) -> None:
     assert [d.headers for d in made] == [{"h": "1"}] * 2
 
 
-def test_event_times_of_a_transformer_count_also_where_nothing_is_forwarded(side: Side) -> None:
+def test_event_times_of_a_transformer_count_even_if_nothing_is_forwarded(side: Side) -> None:
     def assign(datum: Any) -> Any:
         time = NOW - timedelta(hours=int(datum.value))
         match int(datum.value):
@@ -317,7 +317,7 @@ def test_a_store_that_raises_fails_only_its_message(side: Side) -> None:
 
 
 class Queue(Source):
-    """Gives three messages, hears of their ends, and gives nacked ones again."""
+    """Provides three messages, records acks and nacks, and redelivers nacked ones."""
 
     given: ClassVar[list[int]] = []
     acked: ClassVar[list[bytes]] = []
@@ -350,7 +350,7 @@ def reading_of(code: Any) -> SourceReading:
     return SourceReading(Order("in", 0, pickle.dumps(code), None, [], "", LISTED, 0, 500, 500, 1.0))
 
 
-def given_by(reading: SourceReading, count: int) -> pa.RecordBatch:
+def read_messages(reading: SourceReading, count: int) -> pa.RecordBatch:
     """This many messages; a read returns what has arrived."""
     rows: list[pa.RecordBatch] = []
     while sum(map(len, rows)) < count:
@@ -359,11 +359,11 @@ def given_by(reading: SourceReading, count: int) -> pa.RecordBatch:
     return pa.concat_batches(rows)
 
 
-def test_a_source_is_told_of_acks_and_nacks_with_their_options(side: Side) -> None:
+def test_a_source_receives_acks_and_nacks_with_their_options(side: Side) -> None:
     reading = reading_of(side.source(Queue))
     try:
         assert reading.greet().redelivers
-        rows = given_by(reading, 3)
+        rows = read_messages(reading, 3)
         offsets = rows.column("offset")
         nack = [*offsets.slice(1, 1).to_pylist(), 250, 0, "busy"]
         nacks = pa.RecordBatch.from_pylist([dict(zip(NACKS.names, nack, strict=True))], NACKS)
@@ -371,11 +371,11 @@ def test_a_source_is_told_of_acks_and_nacks_with_their_options(side: Side) -> No
         reading.settle(Settle.of(ends))
         assert Queue.acked == [b"0", b"2"]
         assert Queue.nacked == [NackOffset(b"1", NackOptions(250, 0, "busy"))]
-        again = given_by(reading, 1)
+        again = read_messages(reading, 1)
         assert again.column("offset").to_pylist() == [nack[0]], "the same message"
-        told = reading.report()
-        assert told is not None
-        assert told.pending == 7
+        report = reading.report()
+        assert report is not None
+        assert report.pending == 7
     finally:
         reading.close()
     facts = Rows(frame_of(rows)).data()

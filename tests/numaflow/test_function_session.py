@@ -1,4 +1,4 @@
-"""Whatever a function does with its messages, each of them has one end, and soon."""
+"""Whatever a function does with its messages, each of them has one outcome, and soon."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ LATE = CallTimeout(1.0)
 class Function:
     """A function that breaks on some rows: once, as when it is killed, or whenever it gets them.
 
-    ``opens`` says for each time that it is opened anew whether that succeeds; then always.
+    ``opens`` says whether each attempt to reopen it succeeds; later ones always do.
     """
 
     def __init__(self, faults: dict[int, tuple[Exception, bool]], opens: list[bool]) -> None:
@@ -44,7 +44,7 @@ class Function:
     def explain(self, error: StreamBroken) -> StreamBroken:
         return error
 
-    # --- as what asks it ------------------------------------------------------------------------
+    # --- as its caller ---------------------------------------------------------------------------
 
     def ask(self, rows: Sequence[int]) -> None:
         self.alone += rows if len(rows) == 1 else []
@@ -69,29 +69,29 @@ faults = st.dictionaries(
 
 
 @given(st.integers(1, 40), faults, st.lists(st.booleans(), max_size=6))
-def test_every_row_is_answered_or_has_a_reason_and_is_given_twice_at_most(count, faults, opens):
+def test_every_row_is_answered_or_has_a_reason_and_is_sent_at_most_twice(count, faults, opens):
     function = Function(faults, opens)
     failures = ask_all(function, function, range(count))
     assert function.answered | failures.keys() == set(range(count))
     assert not function.answered & failures.keys()
     assert max(function.asked.values()) <= 2
     for row, error in failures.items():
-        if isinstance(error, StreamBroken | CallTimeout):  # blamed: it was given alone and broke
+        if isinstance(error, StreamBroken | CallTimeout):  # penalised: it broke alone
             assert row in function.alone
             assert faults[row][0] is error
 
 
 @given(st.sets(st.integers(0, 39), max_size=ENOUGH - 1))
-def test_a_function_that_is_killed_now_and_then_blames_nobody(killed):
+def test_a_function_killed_now_and_then_penalises_no_message(killed):
     function = Function(dict.fromkeys(killed, (BREAK, False)), [])
     first, *others = sorted(killed) or [None]
     failures = ask_all(function, function, range(40))
-    # The first kill ends the call; each of the others meets a row that was given alone.
+    # The first kill ends the call; each of the others hits a row that was sent alone.
     assert failures.keys() <= set(others)
     assert first not in failures
 
 
-def test_rows_that_break_it_again_are_to_blame_and_the_others_are_answered():
+def test_rows_that_break_the_function_again_fail_and_the_others_are_answered():
     function = Function({3: (BREAK, True), 17: (LATE, True), 5: (AWAY, True)}, [])
     failures = ask_all(function, function, range(20))
     assert failures.keys() == {3, 5, 17}
@@ -101,14 +101,14 @@ def test_rows_that_break_it_again_are_to_blame_and_the_others_are_answered():
     assert function.renewed == 1  # user code that says so continues in the same process
 
 
-def test_a_function_that_cannot_be_opened_blames_nobody():
+def test_a_function_that_cannot_be_opened_penalises_no_message():
     function = Function({2: (BREAK, True)}, [False])
     failures = ask_all(function, function, range(5))
     assert failures.keys() == {2, 3, 4}
     assert {type(error) for error in failures.values()} == {Unavailable}
 
 
-def test_after_enough_breaks_in_a_row_the_rest_is_not_tried():
+def test_after_enough_breaks_in_succession_the_other_rows_are_not_tried():
     function = Function(dict.fromkeys(range(40), (BREAK, True)), [])
     failures = ask_all(function, function, range(40))
     assert list(failures.values()) == [BREAK] * ENOUGH + [None] * (40 - ENOUGH)
@@ -118,7 +118,7 @@ def test_after_enough_breaks_in_a_row_the_rest_is_not_tried():
     assert kinds == [Unavailable] * CALLS_IN_A_ROW + [type(None)] * (40 - CALLS_IN_A_ROW)
 
 
-def test_a_row_that_passes_between_them_keeps_the_trials_going():
+def test_a_row_that_succeeds_between_breaks_keeps_the_trials_going():
     function = Function(dict.fromkeys(range(0, 40, 2), (BREAK, True)), [])
     failures = ask_all(function, function, range(40))
     assert sorted(failures) == list(range(0, 40, 2))

@@ -113,7 +113,7 @@ def test_a_call_returns_its_answer(connection):
     assert connection.call("/t.T/Hello", b"", SOON) == b"hello "
 
 
-def test_messages_of_all_sizes_come_back_in_order_while_many_are_in_flight(connection):
+def test_messages_of_all_sizes_return_in_order_while_many_are_in_flight(connection):
     stream = connection.open_stream("/t.T/Echo")
     messages = [os.urandom(n * 7919 % 3_000) for n in range(5_000)] + [b"", b"x" * 20_000]
     stream.send(messages)
@@ -127,13 +127,13 @@ def test_the_largest_message_passes_both_ways(connection):
     assert receive_all(stream, 3) == [b"before", large, b"after"]
 
 
-def test_packed_messages_are_messages(connection):
+def test_packed_messages_arrive_as_single_messages(connection):
     stream = connection.open_stream("/t.T/Echo")
     stream.send_packed(b"".join(PREFIX.pack(0, 3) + b"%03d" % n for n in range(300)))
     assert receive_all(stream, 300) == [b"%03d" % n for n in range(300)]
 
 
-def test_a_stream_that_has_ended_well_returns_nothing_more(connection):
+def test_a_stream_that_ended_without_an_error_returns_nothing_more(connection):
     stream = connection.open_stream("/t.T/Echo")
     stream.send([b"last"])
     stream.end()
@@ -151,7 +151,7 @@ def test_streams_and_calls_share_a_connection(connection):
         assert receive_all(stream, 100) == [b"%d" % number] * 100
 
 
-def test_a_failure_has_its_status_message_and_stack_and_comes_after_the_answers(connection):
+def test_a_failure_has_its_status_message_and_stack_and_follows_the_answers(connection):
     stream = connection.open_stream("/t.T/Echo")
     stream.send([b"good", b"fail", b"never seen"])
     assert receive_all(stream, 1) == [b"good"]
@@ -161,19 +161,19 @@ def test_a_failure_has_its_status_message_and_stack_and_comes_after_the_answers(
     assert (failure.value.code, failure.value.trace) == (13, STACK)
 
 
-def test_a_failure_without_any_answer_is_told_as_well(connection):
+def test_a_failure_without_any_answer_is_also_reported(connection):
     with pytest.raises(StreamBroken, match=r"^NOT_FOUND: no$"):
         connection.call("/t.T/Refuse", b"", SOON)
     with pytest.raises(StreamBroken, match=r"^UNIMPLEMENTED: "):
         connection.call("/t.T/Nothing", b"", SOON)
 
 
-def test_a_call_that_is_answered_twice_is_refused(connection):
+def test_a_call_that_is_answered_twice_fails(connection):
     with pytest.raises(StreamBroken, match=r"^/t.T/Twice was answered 2 times instead of once$"):
         connection.call("/t.T/Twice", b"", SOON)
 
 
-def test_a_cancelled_stream_ends_and_others_go_on(connection):
+def test_a_cancelled_stream_ends_and_other_calls_continue(connection):
     stream = connection.open_stream("/t.T/Echo")
     stream.cancel()
     with pytest.raises(StreamBroken, match="cancelled"):
@@ -181,7 +181,7 @@ def test_a_cancelled_stream_ends_and_others_go_on(connection):
     assert connection.call("/t.T/Hello", b"you", SOON) == b"hello you"
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_longer_than_its_time(connection):
+def test_a_silent_server_is_waited_for_no_longer_than_the_timeout(connection):
     stream = connection.open_stream("/t.T/Echo")
     stream.send([b"a", b"wait 1"])
     assert receive_all(stream, 1) == [b"a"]
@@ -189,7 +189,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_its_time(conne
         stream.receive(0.05)
 
 
-def test_the_limit_of_calls_holds_for_each_wait_and_the_watch_over_calls_leaves_it_alone(
+def test_the_call_timeout_applies_to_each_wait_without_the_call_watch_interrupting_it(
     connection,
 ):
     stream = connection.open_stream("/t.T/Echo")
@@ -203,13 +203,13 @@ def test_the_limit_of_calls_holds_for_each_wait_and_the_watch_over_calls_leaves_
         assert time.monotonic() - began >= 0.4
 
 
-def test_both_sides_may_send_more_than_fits_without_waiting_for_each_other(connection):
+def test_both_sides_may_send_more_than_the_buffers_hold_without_a_deadlock(connection):
     stream = connection.open_stream("/t.T/Swell")
     stream.send([b"y" * 1_000_000] * 40)
     assert sum(map(len, receive_all(stream, 40))) == 40_000_000
 
 
-def test_nobody_listens():
+def test_a_socket_path_without_a_listener_is_reported():
     with pytest.raises(StreamBroken, match=r"^nothing listens at /nowhere/map.sock: "):
         GrpcConnection("/nowhere/map.sock")
 
@@ -239,7 +239,7 @@ def answer(*messages: bytes) -> bytes:
     return opening + frame(http2.FrameType.DATA, 0, 1, data)
 
 
-def test_answers_before_the_process_is_gone_are_returned_and_then_its_end_is_told(tmp_path):
+def test_answers_of_a_process_that_ended_are_returned_before_its_end_is_reported(tmp_path):
     with bare_server(tmp_path) as (path, listening):
         connection = GrpcConnection(path)
         stream = connection.open_stream("/t.T/Echo")
@@ -248,7 +248,7 @@ def test_answers_before_the_process_is_gone_are_returned_and_then_its_end_is_tol
             answer(b"one", b"two") + frame(http2.FrameType.DATA, 0, 1, PREFIX.pack(0, 9) + b"thr")
         )
         peer.close()
-        stream.send([b"x" * 1_000_000])  # which nobody takes any more
+        stream.send([b"x" * 1_000_000])  # which the peer no longer reads
         assert stream.receive(SOON) == [b"one", b"two"]
         with pytest.raises(StreamBroken, match="the function's process "):
             stream.receive(SOON)
@@ -257,7 +257,7 @@ def test_answers_before_the_process_is_gone_are_returned_and_then_its_end_is_tol
         connection.close()
 
 
-def test_a_server_that_stops_reading_still_gets_its_answers_through(tmp_path):
+def test_answers_of_a_server_that_stops_reading_still_arrive(tmp_path):
     with bare_server(tmp_path) as (path, listening):
         connection = GrpcConnection(path)
         stream = connection.open_stream("/t.T/Echo")
@@ -284,7 +284,7 @@ def test_a_server_that_stops_reading_still_gets_its_answers_through(tmp_path):
     ],
     ids=["compressed", "large"],
 )
-def test_a_message_that_cannot_be_read_breaks_the_stream(tmp_path, sent, why):
+def test_a_message_that_cannot_be_decoded_breaks_the_stream(tmp_path, sent, why):
     with bare_server(tmp_path) as (path, listening):
         connection = GrpcConnection(path)
         stream = connection.open_stream("/t.T/Echo")
@@ -320,7 +320,7 @@ def test_a_message_that_cannot_be_read_breaks_the_stream(tmp_path, sent, why):
     ],
     ids=["bare", "unknown", "no number", "no base64", "cut short", "no status"],
 )
-def test_a_response_of_trailers_alone_is_the_end_of_the_call(tmp_path, trailers, text, code):
+def test_a_response_of_trailers_alone_ends_the_call(tmp_path, trailers, text, code):
     with bare_server(tmp_path) as (path, listening):
         connection = GrpcConnection(path)
         stream = connection.open_stream("/t.T/Echo")

@@ -1,4 +1,4 @@
-"""HTTP/2 as a client speaks it, against a peer that is made of frames."""
+"""HTTP/2 as a client speaks it, against a peer simulated by frames."""
 
 import struct
 from itertools import pairwise
@@ -75,7 +75,7 @@ def test_a_connection_begins_with_the_preface_and_our_settings_and_a_request_wit
     assert Decoder().decode(frames_in(sent)[2][3]) == REQUEST
 
 
-def test_headers_that_are_larger_than_a_frame_go_on_in_another():
+def test_headers_larger_than_a_frame_continue_in_the_next_one():
     connection = Http2()
     connection.request([("x", "y" * 50_000)])
     headers = [
@@ -91,7 +91,7 @@ def test_headers_that_are_larger_than_a_frame_go_on_in_another():
     assert Decoder().decode(b"".join(f[3] for f in headers)) == [("x", "y" * 50_000)]
 
 
-def test_data_go_into_frames_as_large_as_the_peer_takes_them_and_the_end_is_said_on_the_last():
+def test_data_fills_frames_up_to_the_limit_of_the_peer_and_the_last_ends_the_stream():
     connection, exchange = begun()
     connection.receive(
         frame(
@@ -132,7 +132,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_never_more_is_sent_than_both_windows_allow_and_never_less(steps):
+def test_exactly_as_much_is_sent_as_both_windows_allow(steps):
     connection, exchange = begun()
     initial = granted = 65_535
     in_all, largest, sent, asked = 65_535, 16_384, 0, 0
@@ -255,7 +255,7 @@ def test_a_response_is_read_the_same_in_any_pieces(cuts):
 
 
 @given(st.lists(st.integers(0, 3_000), min_size=1, max_size=40), st.booleans())
-def test_the_peer_gets_back_all_that_it_used_of_our_windows_in_large_steps(sizes, padded):
+def test_window_space_that_the_peer_used_is_returned_in_large_steps(sizes, padded):
     connection, _ = begun(window=4_000)
     returned = {0: 0, 1: 0}
     used = 0
@@ -271,7 +271,7 @@ def test_the_peer_gets_back_all_that_it_used_of_our_windows_in_large_steps(sizes
             assert used - 1_000 <= returned[exchange] <= used
 
 
-def test_the_reserved_bit_of_a_number_is_passed_over():
+def test_the_reserved_bit_of_a_stream_number_is_ignored():
     connection, exchange = begun()
     headers = Encoder().encode([(":status", "200")])
     connection.receive(frame(FrameType.HEADERS, END_HEADERS, 1 | 1 << 31, headers))
@@ -279,7 +279,7 @@ def test_the_reserved_bit_of_a_number_is_passed_over():
     assert (data_in(exchange), exchange.ended) == (b"all", True)
 
 
-def test_headers_before_the_response_are_passed_over():
+def test_informational_headers_before_the_response_are_ignored():
     connection, exchange = begun()
     encoder = Encoder()
     connection.receive(
@@ -291,7 +291,7 @@ def test_headers_before_the_response_are_passed_over():
     assert exchange.headers == {":status": "200"}
 
 
-def test_headers_of_an_exchange_that_is_over_are_read_for_those_that_refer_to_them():
+def test_headers_of_an_ended_exchange_are_decoded_since_later_ones_refer_to_them():
     connection, exchange = begun()
     encoder = Encoder()
     connection.receive(
@@ -306,7 +306,7 @@ def test_headers_of_an_exchange_that_is_over_are_read_for_those_that_refer_to_th
 # --- ends ---------------------------------------------------------------------------------------
 
 
-def test_a_reset_ends_its_exchange_alone():
+def test_a_reset_ends_only_its_own_exchange():
     connection, first = begun()
     second = connection.request(REQUEST)
     first.unsent += b"never sent"
@@ -320,7 +320,7 @@ def test_a_reset_ends_its_exchange_alone():
     assert connection.lost is None
 
 
-def test_after_a_goaway_what_the_peer_has_taken_goes_on_and_nothing_begins():
+def test_after_a_goaway_accepted_exchanges_continue_and_none_begins():
     connection, first = begun()
     second = connection.request(REQUEST)
     connection.receive(frame(FrameType.GOAWAY, 0, 0, number(1) + number(11) + b"slow down"))
@@ -332,7 +332,7 @@ def test_after_a_goaway_what_the_peer_has_taken_goes_on_and_nothing_begins():
         connection.request(REQUEST)
 
 
-def test_a_cancelled_exchange_is_reset_and_what_still_comes_for_it_is_counted_and_forgotten():
+def test_a_cancelled_exchange_is_reset_and_its_late_data_is_counted_and_discarded():
     connection, exchange = begun(window=1_000)
     connection.cancel(exchange)
     assert frames_in(connection.take()) == [(FrameType.RST_STREAM, 0, 1, number(8))]
@@ -341,7 +341,7 @@ def test_a_cancelled_exchange_is_reset_and_what_still_comes_for_it_is_counted_an
     assert frames_in(connection.take()) == [(FrameType.WINDOW_UPDATE, 0, 0, number(600))]
 
 
-def test_a_lost_connection_ends_all_exchanges_and_begins_no_other():
+def test_a_lost_connection_ends_all_exchanges_and_accepts_no_new_one():
     connection, exchange = begun()
     connection.lose("it is gone")
     assert (exchange.ended, exchange.broken) == (True, "it is gone")
@@ -380,7 +380,7 @@ def test_a_lost_connection_ends_all_exchanges_and_begins_no_other():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_peer_that_does_not_speak_http2_is_left(sent, why):
+def test_a_connection_to_a_peer_that_violates_http2_is_closed(sent, why):
     connection, exchange = begun()
     connection.receive(sent)
     assert why in connection.lost
@@ -389,7 +389,7 @@ def test_a_peer_that_does_not_speak_http2_is_left(sent, why):
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_survived(noise):
+def test_random_bytes_raise_nothing(noise):
     connection, exchange = begun()
     connection.receive(noise)
     connection.take()

@@ -22,7 +22,7 @@ GROUPS = {"mine": {"a": b"1"}}
 def call(image: str, *values: bytes) -> list[Result]:
     """Returns the results of the code that the table has for an image.
 
-    Whatever an image does not pass on by itself, its outputs do not have.
+    Outputs lack whatever an image does not pass on by itself.
     """
     entry = BUILT_IN[image]
     code = getattr(image_functions, entry.target.partition(":")[2])
@@ -47,7 +47,7 @@ def test_cat_forwards_values_and_keys(image: str) -> None:
     assert outputs(call(image, b"a", b"")) == [[(b"a", ["key"], [])], [(b"", ["key"], [])]]
 
 
-def test_even_odd_gives_numbers_key_and_tag_and_drops_the_rest() -> None:
+def test_even_odd_gives_numbers_a_key_and_a_tag_and_drops_the_rest() -> None:
     results = call("map-even-odd", b"12", b"-7", b"seven", b"\xff", b"1 ", b"+0", b"3\n")
     assert outputs(results) == [
         [(b"12", ["even"], ["even-tag"])],
@@ -70,7 +70,7 @@ def test_even_odd_of_one_sdk_has_keys_only_and_drops_nothing() -> None:
     ]
 
 
-def test_even_odd_of_another_sdk_takes_bytes_for_a_number() -> None:
+def test_even_odd_of_another_sdk_reads_bytes_as_a_number() -> None:
     results = call("numaflow-python/even-odd", b"\x01\x00", b"\x00\x01", b"")
     assert outputs(results) == [
         [(b"\x01\x00", ["odd"], ["odd-tag"])],
@@ -113,7 +113,7 @@ def test_a_filter_forwards_good_greetings() -> None:
     assert outputs(results) == [[(good, [], [])], [], [], [], []]
 
 
-def test_what_a_filter_cannot_read_fails_alone() -> None:
+def test_a_message_that_a_filter_cannot_parse_fails_alone() -> None:
     results = call("map-filter-id", b'{"id": 1}', b"no JSON", b"[1]", b'{"name": 1}')
     assert results[0].outcome == DONE
     assert [type(result.outcome) for result in results[1:]] == [Redeliver] * 3
@@ -124,13 +124,13 @@ def test_what_a_filter_cannot_read_fails_alone() -> None:
     )
 
 
-def test_retry_sends_a_value_round_twice() -> None:
+def test_retry_sends_a_value_around_the_loop_twice() -> None:
     results = call("map-retry", b"a", b"b", b"a", b"a", b"a")
     tags = [result.messages[0].tags for result in results]
     assert tags == [["retry"], ["retry"], ["retry"], [], ["retry"]]
 
 
-def test_metadata_is_added_to_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_metadata_is_added_to_existing_metadata(capsys: pytest.CaptureFixture[str]) -> None:
     (result,) = call("map-metadata", b"x")
     assert result.messages[0].metadata == {**GROUPS, "map-group": {"map-key": b"map-value"}}
     assert capsys.readouterr().out == "Groups of metadata: ['mine']\n"
@@ -158,15 +158,15 @@ def outcomes(results: list[Result]) -> list[Any]:
     return [result.outcome for result in results]
 
 
-class Beside:
-    """A sink next to the one in question, which keeps what it gets."""
+class Secondary:
+    """A sink next to the one in question, which keeps what it receives."""
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
         self.keys: list[list[str]] = []
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Takes all."""
+        """Accepts every message."""
         self.values += [datum.value for datum in data]
         self.keys += [datum.keys for datum in data]
         return [Response.ok(datum.id) for datum in data]
@@ -186,24 +186,24 @@ def test_metadata_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "metadata={'g': {'k': b'v'}}\nmetadata={}\n"
 
 
-def test_all_go_to_the_fallback_sink() -> None:
-    beside = Beside()
-    results = call_sink("fb-sink-log", b"a", b"b", fallback=lambda data: beside(data))
+def test_all_messages_go_to_the_fallback_sink() -> None:
+    secondary = Secondary()
+    results = call_sink("fb-sink-log", b"a", b"b", fallback=lambda data: secondary(data))
     assert outcomes(results) == [FellBack(), FellBack()]
-    assert beside.values == [b"a", b"b"]
+    assert secondary.values == [b"a", b"b"]
 
 
-def test_all_go_to_the_on_success_sink_with_a_value_of_its_own() -> None:
-    beside = Beside()
+def test_all_messages_go_to_the_on_success_sink_with_a_value_of_its_own() -> None:
+    secondary = Secondary()
     results = call_sink(
-        "on-success-log", Datum(b"a", keys=["k"]), on_success=lambda data: beside(data)
+        "on-success-log", Datum(b"a", keys=["k"]), on_success=lambda data: secondary(data)
     )
     assert outcomes(results) == [Succeeded()]
-    assert (beside.values, beside.keys) == ([b"on-success-message"], [()])
+    assert (secondary.values, secondary.keys) == ([b"on-success-message"], [()])
 
 
-def test_chance_leads_to_the_on_success_sink_or_to_the_fallback_sink() -> None:
-    fell, succeeded = Beside(), Beside()
+def test_messages_go_to_the_on_success_sink_or_the_fallback_sink_at_random() -> None:
+    fell, succeeded = Secondary(), Secondary()
     values = [b"%d" % number for number in range(200)]
     results = call_sink(
         "all-sinks",
@@ -220,20 +220,20 @@ def test_payloads_are_served() -> None:
     assert (result.outcome, result.answers) == (Served(), [b"answer"])
 
 
-def test_failures_are_retried_and_then_dead() -> None:
+def test_failures_are_retried_and_then_become_dead_letters() -> None:
     retry = Backoff("1ms", steps=2)
     (result,) = call_sink("sink-failure", b"x", retry=retry, on_failure="drop")
     assert isinstance(result.outcome, DeadLetter)
     assert "this sink fails for every message" in (result.outcome.error or "")
 
 
-def test_a_panic_is_an_exception_and_nothing_else() -> None:
+def test_a_panic_is_an_ordinary_exception() -> None:
     (result,) = call_sink("sink-panic", b"x")
     assert isinstance(result.outcome, Redeliver)
     assert "this sink takes no message" in (result.outcome.reason or "")
 
 
-def test_numbers_come_when_all_before_them_are_acknowledged() -> None:
+def test_numbers_arrive_once_all_before_them_are_acknowledged() -> None:
     source = CountingSource()
     first = source.read(3, 1.0)
     assert [message.value for message in first] == [b"0", b"1", b"2"]
@@ -244,16 +244,16 @@ def test_numbers_come_when_all_before_them_are_acknowledged() -> None:
     assert [message.value for message in source.read(2, 1.0)] == [b"3", b"4"]
 
 
-def test_a_source_that_takes_anothers_place_has_offsets_of_its_own() -> None:
+def test_a_source_that_replaces_another_has_offsets_of_its_own() -> None:
     offsets = [CountingSource().read(1, 1.0)[0].offset for _ in range(2)]
     assert len(set(offsets)) == 2
 
 
-def test_what_is_nacked_is_left_to_ebbflow() -> None:
+def test_nacked_messages_are_left_to_ebbflow() -> None:
     assert CountingSource.nack is Source.nack
 
 
-def test_a_hundred_numbers_come_with_metadata_and_then_no_more() -> None:
+def test_a_hundred_numbers_arrive_with_metadata_and_then_no_more() -> None:
     source = CountingMetadataSource()
     messages = source.read(80, 1.0)
     assert set(messages[0].metadata["simple-source"]) == {"txn-id"}

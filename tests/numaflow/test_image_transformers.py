@@ -24,7 +24,7 @@ def is_now(time: datetime | None) -> bool:
     return time is not None and datetime.now(UTC) - time < timedelta(minutes=1)
 
 
-def test_the_event_time_becomes_the_present() -> None:
+def test_the_event_time_becomes_the_current_time() -> None:
     for image in ("mapt-assign-event-time", "source-transformer-now"):
         (result,) = call(image, Datum(b"x", keys=["k"], event_time=LONG_AGO))
         (message,) = result.messages
@@ -59,7 +59,7 @@ def test_good_greetings_pass_with_their_keys() -> None:
     ]
 
 
-def test_the_present_is_in_the_metadata_too() -> None:
+def test_the_current_time_is_also_in_the_metadata() -> None:
     (result,) = call("transformer-metadata", Datum(b"x", metadata={"mine": {"a": b"1"}}))
     (message,) = result.messages
     assert message.metadata is not None

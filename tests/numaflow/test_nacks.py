@@ -1,4 +1,4 @@
-"""Nacks that are held back: each is taken once, when its delay is over, the earliest first."""
+"""Nacks that are held back: each is released once, when its delay is over, the earliest first."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from ebbflow.numaflow.nacks import HeldNacks
 
 
 @given(st.lists(st.none() | st.integers(0, 5_000), max_size=20), st.floats(0, 6))
-def test_a_nack_is_taken_once_when_its_delay_is_over(delays, passed):
+def test_a_nack_is_released_once_after_its_delay(delays, passed):
     held = HeldNacks()
     nacks = [NackOffset(b"%d" % n, NackOptions(delay)) for n, delay in enumerate(delays)]
     held.hold(nacks, 0.0)
@@ -22,7 +22,7 @@ def test_a_nack_is_taken_once_when_its_delay_is_over(delays, passed):
     assert len(held.take_due(9.0)) == len(rest)
 
 
-def test_what_a_source_forgot_is_not_handed_on():
+def test_nacks_that_were_forgotten_are_not_released():
     held = HeldNacks()
     held.hold([NackOffset(b"a", NackOptions(delay=5))], 0.0)
     held.forget()

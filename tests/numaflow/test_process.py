@@ -1,4 +1,4 @@
-"""A function's process: it comes up, is shown, is restarted, and never outlives its owner."""
+"""A function's process: it starts, shows its output, is restarted, and never outlives its owner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cat(keys: list[str], datum: Datum) -> Messages:
 
 MapServer(cat).start()
 """
-TOLD = "import os; folder = os.environ['EBBFLOW_SOCKETS']" + MAP.replace(
+MAP_IN_FOLDER = "import os; folder = os.environ['EBBFLOW_SOCKETS']" + MAP.replace(
     "MapServer(cat)",
     "MapServer(cat, sock_path=folder + '/map.sock', "
     "server_info_file=folder + '/mapper-server-info')",
@@ -86,12 +86,15 @@ def launcher_of(function: FunctionProcess) -> psutil.Process:
 
 def processes_of(function: FunctionProcess) -> set[int]:
     """The launcher of a function, and all that it has started."""
-    beside = launcher_of(function)
-    return {beside.pid, *(child.pid for child in beside.children(recursive=True))}
+    launcher_process = launcher_of(function)
+    return {
+        launcher_process.pid,
+        *(child.pid for child in launcher_process.children(recursive=True)),
+    }
 
 
 @namespaces
-def test_pynumaflow_servers_come_up_side_by_side_where_they_always_listen() -> None:
+def test_pynumaflow_servers_run_in_parallel_at_their_usual_socket_path() -> None:
     before = sorted(PLACE.glob("*"))
     with started(*python(MAP)) as one, started(*python(MAP)) as other:
         assert one.server_info.language == "python"
@@ -108,16 +111,18 @@ def test_pynumaflow_servers_come_up_side_by_side_where_they_always_listen() -> N
     assert not one.socket.parent.exists()
 
 
-def test_its_lines_are_shown_as_what_user_code_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_a_function_is_shown_like_prints_of_user_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shown = io.StringIO()
     source = "import os; print('one'); os.write(2, b'\\xff two\\n')\n" + READY + "time.sleep(60)"
-    monkeypatch.setattr(sys, "stdout", sys.__stdout__)  # nobody listens there
+    monkeypatch.setattr(sys, "stdout", sys.__stdout__)  # nothing captures it there
     with started(*python(source)):
         monkeypatch.setattr(sys, "stdout", shown)
     assert shown.getvalue().splitlines() == ["one", "\\xff two"]
 
 
-def test_a_function_that_does_not_come_up_is_unavailable_with_its_last_words() -> None:
+def test_a_function_that_does_not_start_is_unavailable_and_its_last_output_is_shown() -> None:
     source = "print('lines'); raise RuntimeError('no such table')"
     plan = FunctionPlan("udf", image="org/f:v1", command=python(source))
     with pytest.raises(Unavailable) as raised:
@@ -127,7 +132,7 @@ def test_a_function_that_does_not_come_up_is_unavailable_with_its_last_words() -
     assert text.endswith("RuntimeError: no such table")
 
 
-def test_a_function_that_does_not_come_up_is_tried_again_after_longer_and_longer_waits() -> None:
+def test_a_function_that_does_not_start_is_retried_after_longer_and_longer_waits() -> None:
     waits = []
     for _ in range(7):
         with pytest.raises(Unavailable) as raised:
@@ -149,11 +154,13 @@ def test_a_function_that_does_not_come_up_is_tried_again_after_longer_and_longer
         ),
         ({"command": python("print('waits'); import time; time.sleep(60)")}, "not ready after 0.5"),
     ],
-    ids=["program", "folder", "killed", "nobody", "refused", "silent"],
+    ids=["program", "folder", "killed", "no listener", "refused", "silent"],
 )
-def test_what_stands_in_the_way_is_said(options: dict[str, object], reason: str) -> None:
+def test_the_error_says_why_a_function_does_not_start(
+    options: dict[str, object], reason: str
+) -> None:
     plan = FunctionPlan("udf", **options)  # type: ignore[arg-type]
-    # One that ends by itself is not waited for any longer.
+    # A function that ends by itself is not waited for any longer.
     limit = 0.5 if reason.startswith(("not ready", "nobody")) else 60
     function = FunctionProcess(plan, limit=limit)
     with pytest.raises(Unavailable, match=reason):
@@ -161,15 +168,15 @@ def test_what_stands_in_the_way_is_said(options: dict[str, object], reason: str)
     assert function._process is None
 
 
-def test_a_function_that_can_never_be_called_is_an_error_of_the_setup() -> None:
+def test_a_function_that_can_never_be_called_is_a_setup_error() -> None:
     source = READY.replace("{}", "{'language': 'go', 'version': 'v0.8.0'}".replace("'", '\\"'))
     source += "time.sleep(60)"
     with pytest.raises(SetupError, match=r"too old: go v0\.8\.0"):
         FunctionProcess(FunctionPlan("udf", command=python(source))).start()
 
 
-def test_a_running_function_is_found_by_its_folder_and_left_alone() -> None:
-    with started(*python(TOLD)) as running:
+def test_a_running_function_is_found_by_its_folder_and_left_running() -> None:
+    with started(*python(MAP_IN_FOLDER)) as running:
         plan = FunctionPlan("udf", folder=str(running.socket.parent))
         function = FunctionProcess(plan)
         assert function.start() == running.socket.parent
@@ -179,7 +186,9 @@ def test_a_running_function_is_found_by_its_folder_and_left_alone() -> None:
         assert running.alive
 
 
-def test_the_environment_of_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_function_gets_its_variables_and_arguments_but_no_secrets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("NUMAFLOW_POD", "p-v-0")
     monkeypatch.setenv("SPARK_AUTH_SECRET", "hidden")
     monkeypatch.setenv("EBBFLOW_SECRET_LOGIN__PASSWORD", "hidden")
@@ -215,7 +224,7 @@ time.sleep(600)
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + LEAVING
 
 
-def test_nothing_is_left_of_a_function_that_does_not_want_to_end() -> None:
+def test_a_function_that_ignores_termination_leaves_no_process_behind() -> None:
     function = FunctionProcess(FunctionPlan("udf", command=python(STUBBORN)))
     function.start()
     pids = processes_of(function)
@@ -224,7 +233,7 @@ def test_nothing_is_left_of_a_function_that_does_not_want_to_end() -> None:
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_a_killed_function_is_seen_and_started_anew() -> None:
+def test_a_killed_function_is_noticed_and_can_be_restarted() -> None:
     with started(*python(READY + "time.sleep(600)")) as function:
         assert function.explain_end(0) is None
         launcher_of(function).children()[0].kill()
@@ -251,9 +260,14 @@ def test_a_function_ends_when_its_owner_is_killed() -> None:
     with owner.stdout as said:
         assert said.readline() == b"started\n"
     children = psutil.Process(owner.pid).children()
-    (beside,) = (child for child in children if "launcher.py" in " ".join(child.cmdline()))
-    (forked,) = (child for child in children if child != beside)
-    pids = {beside.pid, *(child.pid for child in beside.children(recursive=True))}
+    (launcher_process,) = (
+        child for child in children if "launcher.py" in " ".join(child.cmdline())
+    )
+    (forked,) = (child for child in children if child != launcher_process)
+    pids = {
+        launcher_process.pid,
+        *(child.pid for child in launcher_process.children(recursive=True)),
+    }
     assert len(pids) == 5
     owner.kill()
     owner.wait()
@@ -274,7 +288,7 @@ def test_a_function_ends_when_its_launcher_is_killed(
         assert not function.alive
 
 
-def test_a_folder_whose_launcher_was_killed_is_taken_away_later(
+def test_a_folder_whose_launcher_was_killed_is_removed_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parent = tempfile.TemporaryDirectory(dir="/tmp")  # a short path
@@ -283,16 +297,16 @@ def test_a_folder_whose_launcher_was_killed_is_taken_away_later(
     command = python(READY + "time.sleep(600)")
     with parent, started(*command) as one, started(*command) as other:
         killed, living = one.socket.parent.parent, other.socket.parent.parent
-        beside = launcher_of(one)
-        beside.kill()
-        beside.wait()
+        launcher_process = launcher_of(one)
+        launcher_process.kill()
+        launcher_process.wait()
         assert killed.exists()
         with started(*command):
             assert not killed.exists()
             assert living.exists()
 
 
-def test_the_launcher_needs_nothing_but_python() -> None:
+def test_the_launcher_needs_only_python_itself() -> None:
     order = {"command": ["true"], "env": {}, "cwd": None, "folder": "/no/folder/s"}
     order |= {"grace": 1, "after": [], "mount": True, "linux": True, "lock": 2}
     text = json.dumps(order).encode() + b"\n"
@@ -318,7 +332,7 @@ if sys.argv[1] == "run":
 
 
 @pytest.fixture(autouse=True)
-def ask_again() -> None:
+def forget_docker_check() -> None:
     check_docker.cache_clear()
 
 
@@ -337,7 +351,7 @@ def notes(client: Path) -> list[tuple[list[str], dict[str, str]]]:
     return [json.loads(line) for line in (client / "notes").read_text().splitlines()]
 
 
-def test_the_command_that_runs_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_docker_command_runs_an_image_as_its_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("org/f:v1", "name", Path("/tmp/s"), ["A", "B"])
     monkeypatch.setattr(os, "getuid", lambda: 0)
     start = ["docker", "run", "--rm", "--name", "name", "--volume", "/tmp/s:/var/run/numaflow"]
@@ -355,7 +369,7 @@ def test_the_command_that_runs_an_image(monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
-def test_an_image_runs_with_its_folder_its_variables_and_a_name_of_its_own(
+def test_an_image_runs_with_its_own_folder_variables_and_name(
     client: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMAFLOW_POD", "orders-out-0")
@@ -399,9 +413,7 @@ spec:
 """
 
 
-def test_images_without_a_binding_run_under_docker_when_it_is_asked_for(
-    tmp_path: Path, client: Path
-) -> None:
+def test_images_without_a_binding_run_under_docker_on_request(tmp_path: Path, client: Path) -> None:
     file = tmp_path / "pipeline.yaml"
     file.write_text(SPEC)
     (tmp_path / "bindings.yaml").write_text("bound: {command: [mine]}")
@@ -414,7 +426,7 @@ def test_images_without_a_binding_run_under_docker_when_it_is_asked_for(
     assert notes(client)[0][0][0] == "version"
 
 
-def test_a_missing_client_and_a_missing_engine_are_told(
+def test_a_missing_docker_client_and_a_missing_engine_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

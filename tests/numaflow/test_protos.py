@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "protos.py"
 PROTOS = Path(proto.__file__).parent
 
 
-def test_the_modules_are_what_their_files_generate(tmp_path: Path) -> None:
+def test_the_modules_are_what_their_proto_files_generate(tmp_path: Path) -> None:
     runpy.run_path(str(SCRIPT))["compile_protos"](tmp_path)
     assert (tmp_path / COMPILED).read_bytes() == (PROTOS / COMPILED).read_bytes(), "make protos"
     for path in PROTOS.glob("*.proto"):
@@ -80,7 +80,7 @@ def values_of(enum: object) -> dict[str, tuple[int, object, bool]]:
     ],
     ids=["map", "sink", "source", "transform"],
 )
-def test_numbers_and_types_are_those_of_the_sdk(module: object, theirs: str) -> None:
+def test_field_numbers_and_types_are_those_of_the_sdk(module: object, theirs: str) -> None:
     known = fields(sdk(theirs).DESCRIPTOR)  # type: ignore[attr-defined]
     ours = fields(module.DESCRIPTOR)  # type: ignore[attr-defined]
     assert {name: ours[name] for name in known if name not in NEW} == {
@@ -89,7 +89,7 @@ def test_numbers_and_types_are_those_of_the_sdk(module: object, theirs: str) -> 
     assert {name for name in ours if name not in known} <= NEW
 
 
-def test_metadata_and_options_of_nacks_have_the_numbers_of_the_protocol() -> None:
+def test_metadata_and_nack_options_have_the_field_numbers_of_the_protocol() -> None:
     assert {name: field[0] for name, field in fields(metadata_pb2.DESCRIPTOR).items()} == {
         "metadata.Metadata.previous_vertex": 1,
         "metadata.Metadata.sys_metadata": 2,
@@ -112,13 +112,13 @@ def test_metadata_and_options_of_nacks_have_the_numbers_of_the_protocol() -> Non
     assert [field[0] for field in options.values()][:4] == [1, 2, 3, 4]
 
 
-def test_messages_of_an_sdk_in_the_same_process_are_others() -> None:
+def test_messages_of_an_sdk_in_the_same_process_are_other_classes() -> None:
     theirs = sdk("sinker.sink_pb2")
     assert "pynumaflow.proto.sinker.sink_pb2" in sys.modules
     assert theirs.SinkRequest is not sink_pb2.SinkRequest  # type: ignore[attr-defined]
 
 
-def test_several_declined_offsets_are_one_entry_for_an_sdk_that_knows_one() -> None:
+def test_several_nacked_offsets_are_one_entry_for_an_sdk_that_knows_only_one() -> None:
     entries = [
         source_pb2.NackRequest.Request(offsets=[source_pb2.Offset(offset=name, partition_id=3)])
         for name in (b"a", b"b")

@@ -86,7 +86,7 @@ MODES = ["unary-map", "batch-map", "stream-map"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_function_says_what_becomes_of_each_message(made, mode):
+def test_a_function_decides_the_outcome_of_each_message(made, mode):
     _, code = made(mode=mode)
     values = [
         "a",
@@ -119,7 +119,7 @@ def test_a_function_says_what_becomes_of_each_message(made, mode):
 
 
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
-def test_a_function_is_told_all_about_a_message(made, few):
+def test_a_function_receives_every_field_of_a_message(made, few):
     _, code = made()
     count = 1 if few else 50
     verdict = verdict_on(
@@ -143,11 +143,11 @@ def test_a_function_is_told_all_about_a_message(made, few):
             "deliveries": "3",
         }
     said = verdict.outputs.batch(verdict.rows, "v", NOW).to_pylist()[0]
-    assert (said["keys"], said["metadata"]) == ([], [])  # as in Numaflow: it has said nothing
+    assert (said["keys"], said["metadata"]) == ([], [])  # as in Numaflow: it set none
     assert said["headers"] == [("h", "1")]
 
 
-def test_outputs_are_in_the_order_of_the_inputs_whatever_comes_first(made):
+def test_outputs_are_in_the_order_of_the_inputs_whichever_arrives_first(made):
     _, code = made()
     values = ["late", "late", "b", "late", "c"] * 20
     assert outputs(decide(code, *values)) == passed_on(*values)
@@ -175,7 +175,7 @@ def test_a_batch_map_may_end_its_stream_with_each_batch(made):
     assert function.batches == [4, 4, 2]
 
 
-def test_a_stream_map_may_answer_in_turn_without_ids(made):
+def test_a_stream_map_may_answer_in_order_without_ids(made):
     function, code = made(mode="stream-map")
     function.leaves_out_ids = True
     verdict = decide(code, "a", "many x y", "none", "b")
@@ -184,7 +184,7 @@ def test_a_stream_map_may_answer_in_turn_without_ids(made):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_copies_of_a_message_in_one_call_are_answered_each(made, mode):
+def test_each_copy_of_a_message_in_one_call_is_answered(made, mode):
     _, code = made(mode=mode)
     assert outputs(decide(code, "a", "b", "a", ids=["i", "j", "i"])) == [
         ("i/v", b"A"),
@@ -213,7 +213,7 @@ def test_a_transformer_sets_event_times_and_those_of_nacked_messages_count(made)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_message_on_which_a_function_fails_is_to_blame_and_no_other(made, mode):
+def test_only_the_message_on_which_a_function_fails_is_penalised(made, mode):
     function, code = made(mode=mode)
     values = [f"a{n}" for n in range(20)] + ["raise"] + [f"b{n}" for n in range(20)]
     verdict = decide(code, *values)
@@ -224,14 +224,14 @@ def test_the_message_on_which_a_function_fails_is_to_blame_and_no_other(made, mo
     assert outputs(decide(code, "more")) == [("m0/v", b"MORE")]
 
 
-def test_what_a_stream_map_had_sent_when_it_failed_counts_for_nothing(made):
+def test_outputs_that_a_stream_map_sent_before_it_failed_are_discarded(made):
     _, code = made(mode="stream-map")
     verdict = decide(code, "a", "half", "b")
     assert verdict.outcomes == {1: Redeliver(1_000, "boom", 1)}
     assert outputs(verdict) == passed_on("a", "", "b")
 
 
-def test_a_function_that_ends_its_stream_without_a_word_is_broken(made):
+def test_a_function_that_ends_its_stream_without_an_error_is_broken(made):
     _, code = made()
     verdict = decide(code, "a", "close", "b")
     said = "StreamBroken: the function ended the stream before it had answered"
@@ -239,7 +239,7 @@ def test_a_function_that_ends_its_stream_without_a_word_is_broken(made):
     assert outputs(verdict) == passed_on("a", "", "b")
 
 
-def test_a_system_that_user_code_says_is_away_is_no_message_s_fault(made):
+def test_a_system_that_user_code_reports_as_unavailable_penalises_no_message(made):
     function, code = made()
     verdict = decide(code, "a", "away", "b")
     assert verdict.outcomes == {1: Retry(POSTPONED, "Unavailable: boom", 0, 0)}
@@ -247,7 +247,7 @@ def test_a_system_that_user_code_says_is_away_is_no_message_s_fault(made):
     assert function.seen["away"] == 2
 
 
-def test_the_rest_is_not_tried_while_a_system_is_away(made):
+def test_the_remaining_messages_are_not_tried_while_a_system_is_unavailable(made):
     function, code = made()
     handler = Handler(code)
     verdict = verdict_on(rows("a", *[f"away{n}" for n in range(20)]))
@@ -258,14 +258,14 @@ def test_the_rest_is_not_tried_while_a_system_is_away(made):
     assert outputs(verdict) == [("m0/v", b"A")]
 
 
-def test_a_function_that_fails_on_everything_is_left_alone(made):
+def test_a_function_that_fails_on_every_message_is_soon_left_alone(made):
     function, code = made()
     failures = call(code, *[f"raise{n}" for n in range(40)])
     assert [type(error) for error in failures.values()] == [StreamBroken] * 10 + [type(None)] * 30
     assert function.seen.total() <= 11 + 40
 
 
-def test_a_message_that_is_never_answered_is_over_its_time_and_the_others_go_on(made, monkeypatch):
+def test_a_message_that_is_never_answered_times_out_and_the_others_are_forwarded(made, monkeypatch):
     monkeypatch.setattr(RUNNING, "limit", 0.3)
     function, code = made()
     verdict = decide(code, "a", "silent", "b")
@@ -275,7 +275,7 @@ def test_a_message_that_is_never_answered_is_over_its_time_and_the_others_go_on(
     assert function.seen == {"a": 1, "silent": 2, "b": 1}
 
 
-def test_a_function_that_cannot_be_reached_any_more_is_an_outage(made, monkeypatch):
+def test_a_function_that_becomes_unreachable_is_an_outage(made, monkeypatch):
     function, code = made()
     monkeypatch.setattr(code._session.process, "_limit", 0.5)
     verdict = decide(code, "a", "stop", "b")
@@ -287,7 +287,7 @@ def test_a_function_that_cannot_be_reached_any_more_is_an_outage(made, monkeypat
     assert outputs(decide(code, "c")) == [("m0/v", b"C")]
 
 
-def test_a_function_that_ended_while_nobody_asked_it_is_opened_anew_and_blames_nobody(
+def test_a_function_that_ended_between_calls_is_reopened_and_penalises_no_message(
     made, monkeypatch
 ):
     function, code = made()
@@ -301,7 +301,7 @@ def test_a_function_that_ended_while_nobody_asked_it_is_opened_anew_and_blames_n
     assert function.seen["b"] == 100
 
 
-def test_a_function_that_is_not_there_cannot_be_opened(tmp_path):
+def test_a_missing_function_cannot_be_opened(tmp_path):
     code = RemoteMap(FunctionPlan("udf", folder=str(tmp_path)))
     code._session.process._limit = 0.1
     with pytest.raises(Unavailable):
@@ -319,7 +319,7 @@ def test_a_function_that_is_not_there_cannot_be_opened(tmp_path):
         ("twice", "answered the id 'm1' more than once"),
     ],
 )
-def test_an_answer_that_belongs_to_no_request_is_named(made, mode, verb, what):
+def test_an_answer_that_belongs_to_no_request_is_named_in_the_error(made, mode, verb, what):
     _, code = made(mode=mode)
     failures = call(code, "a", verb, "b")
     assert {type(error) for error in failures.values()} == {ContractViolation}
@@ -328,7 +328,7 @@ def test_an_answer_that_belongs_to_no_request_is_named(made, mode, verb, what):
     assert call(code, "c", "d") == {}
 
 
-def test_a_batch_with_fewer_answers_than_requests_fails_those_without(made):
+def test_a_batch_with_fewer_answers_than_requests_fails_the_unanswered_messages(made):
     _, code = made(mode="batch-map")
     failures = call(code, "a", "silent", "b")
     assert failures.keys() == {1}
@@ -353,7 +353,7 @@ MapServer(handle).start()
 
 
 @pytest.mark.slow
-def test_a_message_that_ends_the_process_of_a_function_is_found_and_shown_with_its_output(tmp_path):
+def test_a_message_that_ends_the_process_of_a_function_is_found_and_fails_alone(tmp_path):
     script = tmp_path / "function.py"
     script.write_text(FUNCTION)
     plan = FunctionPlan("udf", image="odd", command=(sys.executable, str(script)))

@@ -50,7 +50,7 @@ def odd() -> Iterator[Handler]:
     handler.close()
 
 
-def sunk(
+def sink_verdict(
     handler: Handler, *values: str, ids: list[str] | None = None, **columns: object
 ) -> Verdict:
     """The verdict of a sink on messages with these values."""
@@ -68,8 +68,8 @@ def decide(handler: Handler, verdict: Verdict) -> None:
     call_with_retries(verdict, call, None, lambda _: None, "sink")
 
 
-def test_a_sink_of_pynumaflow_answers_for_each_message(pynumaflow: Handler) -> None:
-    verdict = sunk(
+def test_a_pynumaflow_sink_answers_each_message(pynumaflow: Handler) -> None:
+    verdict = sink_verdict(
         pynumaflow,
         *("ok", "fail no such account", "fallback", "success", "success-as better"),
         *("success-plain just a value", "ok"),
@@ -81,7 +81,7 @@ def test_a_sink_of_pynumaflow_answers_for_each_message(pynumaflow: Handler) -> N
     assert verdict.decisions.take_on_success() == {3: None, 4: better, 5: plain}
 
 
-def test_a_sink_of_pynumaflow_is_told_all_about_a_message(pynumaflow: Handler) -> None:
+def test_a_pynumaflow_sink_receives_every_field_of_a_message(pynumaflow: Handler) -> None:
     watermark = datetime(2026, 8, 1, tzinfo=UTC)
     rows = some(
         *("x/1", "x/2"),
@@ -108,27 +108,29 @@ def test_a_sink_of_pynumaflow_is_told_all_about_a_message(pynumaflow: Handler) -
     }
 
 
-def test_many_batches_go_over_one_stream(pynumaflow: Handler) -> None:
+def test_many_batches_are_sent_over_one_stream(pynumaflow: Handler) -> None:
     for size in (1, 500, 33, 5_000):
-        assert sunk(pynumaflow, *["ok"] * size).outcomes == {}
+        assert sink_verdict(pynumaflow, *["ok"] * size).outcomes == {}
 
 
 @pytest.mark.parametrize("value", ["raise bad data", "exit"])
-def test_the_message_on_which_a_function_breaks_is_to_blame_alone(
+def test_only_the_message_on_which_a_function_breaks_is_penalised(
     pynumaflow: Handler, value: str
 ) -> None:
-    verdict = sunk(pynumaflow, "ok", "ok", value, "fail later", "ok")
+    verdict = sink_verdict(pynumaflow, "ok", "ok", value, "fail later", "ok")
     broken = verdict.outcomes.pop(2)
     assert isinstance(broken, Redeliver)
     assert (broken.failures, broken.delay) == (1, 1_000)
     expected = "bad data" if value.startswith("raise") else "it ended with code 3"
     assert expected in str(broken.reason)
     assert verdict.outcomes == {3: DeadLetter("sink failure", error="later")}
-    assert sunk(pynumaflow, "ok", "ok").outcomes == {}
+    assert sink_verdict(pynumaflow, "ok", "ok").outcomes == {}
 
 
-def test_answers_in_pieces_are_put_together(odd: Handler) -> None:
-    verdict = sunk(odd, "ok", "nack 5000 3 busy", "nack-plain", "serve hello", "serve-itself", "ok")
+def test_answers_sent_in_pieces_are_combined(odd: Handler) -> None:
+    verdict = sink_verdict(
+        odd, "ok", "nack 5000 3 busy", "nack-plain", "serve hello", "serve-itself", "ok"
+    )
     assert verdict.outcomes == {
         1: Redeliver(5_000, "busy", 0, NackOptions(5_000, 3, "busy")),
         2: Redeliver(0, None, 0),
@@ -143,9 +145,9 @@ def violation_of(verdict: Verdict, row: int) -> str:
     return str(outcome.reason)
 
 
-def test_messages_without_exactly_one_answer_break_the_contract(odd: Handler) -> None:
+def test_messages_without_exactly_one_answer_violate_the_contract(odd: Handler) -> None:
     values = ("ok", "skip", "twice", "stranger", "nack-plain")
-    verdict = sunk(odd, *values, ids=["c0", "c1", "c2", "c3", "c4"])
+    verdict = sink_verdict(odd, *values, ids=["c0", "c1", "c2", "c3", "c4"])
     assert verdict.outcomes.keys() == {1, 2, 3, 4}
     assert verdict.outcomes[4] == Redeliver(0, None, 0)
     said = {violation_of(verdict, row) for row in (1, 2, 3)}
@@ -156,20 +158,20 @@ def test_messages_without_exactly_one_answer_break_the_contract(odd: Handler) ->
     }
 
 
-def test_a_status_that_means_nothing_breaks_the_contract(odd: Handler) -> None:
-    verdict = sunk(odd, "status 17", "ok")
+def test_an_unknown_status_violates_the_contract(odd: Handler) -> None:
+    verdict = sink_verdict(odd, "status 17", "ok")
     assert verdict.outcomes.keys() == {0}
     assert "answered with the status 17" in violation_of(verdict, 0)
 
 
-def test_an_answer_behind_the_end_mark_is_nobody_s(odd: Handler) -> None:
-    assert sunk(odd, "ok").outcomes == {}
+def test_an_answer_after_the_end_mark_counts_for_no_message(odd: Handler) -> None:
+    assert sink_verdict(odd, "ok").outcomes == {}
     stream = stream_of(odd)
-    assert sunk(odd, "late").outcomes == {}
-    if stream_of(odd) is stream:  # else it came together with the mark and was seen at once
+    assert sink_verdict(odd, "late").outcomes == {}
+    if stream_of(odd) is stream:  # else it arrived together with the mark and was seen at once
         stream._connection.wait(stream._has_news, 10)
     for attempt in range(3):
-        assert sunk(odd, "skip", ids=["m0"]).outcomes.keys() == {0}, f"attempt {attempt}"
+        assert sink_verdict(odd, "skip", ids=["m0"]).outcomes.keys() == {0}, f"attempt {attempt}"
 
 
 def stream_of(handler: Handler) -> GrpcStream:
@@ -177,8 +179,8 @@ def stream_of(handler: Handler) -> GrpcStream:
     return stream
 
 
-def test_copies_of_a_message_are_asked_about_one_after_the_other(odd: Handler) -> None:
-    verdict = sunk(odd, "nack-plain", "ok", "nack-plain", "twice", ids=["a", "b", "a", "b"])
+def test_copies_of_a_message_are_sent_one_after_the_other(odd: Handler) -> None:
+    verdict = sink_verdict(odd, "nack-plain", "ok", "nack-plain", "twice", ids=["a", "b", "a", "b"])
     assert verdict.outcomes.keys() == {0, 2, 3}
     assert "several responses for 1" in violation_of(verdict, 3)
 
@@ -191,59 +193,61 @@ def test_copies_of_a_message_are_asked_about_one_after_the_other(odd: Handler) -
         ("exit", "it ended with code 3"),
     ],
 )
-def test_whatever_breaks_the_stream_its_message_fails(
+def test_a_message_that_breaks_the_stream_fails_however_it_breaks(
     odd: Handler, value: str, reason: str
 ) -> None:
-    verdict = sunk(odd, "ok", value, "nack-plain", "ok")
+    verdict = sink_verdict(odd, "ok", value, "nack-plain", "ok")
     assert verdict.outcomes.keys() == {1, 2}
     assert reason in violation_of(verdict, 1)
     assert verdict.outcomes[2] == Redeliver(0, None, 0)
 
 
-def test_nobody_is_to_blame_when_all_pass_alone(odd: Handler) -> None:
-    assert sunk(odd, "ok", "break-in-company", "ok").outcomes == {}
+def test_no_message_is_penalised_if_all_of_them_pass_alone(odd: Handler) -> None:
+    assert sink_verdict(odd, "ok", "break-in-company", "ok").outcomes == {}
 
 
-def test_a_system_that_is_away_behind_the_function_blames_nobody(odd: Handler) -> None:
-    verdict = sunk(odd, "ok", "away the bank")
-    (away,) = verdict.outcomes.values()
-    assert isinstance(away, Retry)
-    assert away.failures == 0
-    assert "the bank" in away.error
+def test_a_system_that_is_unavailable_to_the_function_penalises_no_message(odd: Handler) -> None:
+    verdict = sink_verdict(odd, "ok", "away the bank")
+    (unavailable,) = verdict.outcomes.values()
+    assert isinstance(unavailable, Retry)
+    assert unavailable.failures == 0
+    assert "the bank" in unavailable.error
     odd.renew()
 
 
-def test_a_function_that_never_answers_is_ended_after_its_time(
+def test_a_function_that_never_answers_is_ended_after_the_timeout(
     odd: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RUNNING, "limit", 0.5)
-    verdict = sunk(odd, "ok", "hang", "nack-plain")
+    verdict = sink_verdict(odd, "ok", "hang", "nack-plain")
     assert verdict.outcomes.keys() == {1, 2}
     assert violation_of(verdict, 1).startswith("CallTimeout: ")
     monkeypatch.setattr(RUNNING, "limit", None)
-    assert sunk(odd, "ok").outcomes == {}
+    assert sink_verdict(odd, "ok").outcomes == {}
 
 
-def test_a_function_that_breaks_on_everything_is_left_alone_after_a_while(odd: Handler) -> None:
-    verdict = sunk(odd, *["exit"] * 15)
+def test_a_function_that_breaks_on_every_message_is_soon_left_alone(odd: Handler) -> None:
+    verdict = sink_verdict(odd, *["exit"] * 15)
     tried = [row for row, outcome in verdict.outcomes.items() if isinstance(outcome, Redeliver)]
     left = [row for row, outcome in verdict.outcomes.items() if isinstance(outcome, Retry)]
     assert sorted(tried + left) == list(range(15))
     assert len(tried) <= 10
     odd.renew()
-    assert sunk(odd, "ok").outcomes == {}
+    assert sink_verdict(odd, "ok").outcomes == {}
 
 
 @pytest.mark.parametrize(
     ("container", "kind"), [("fb-udsink", "fb-sink"), ("ons-udsink", "ons-sink")]
 )
-def test_sinks_beside_the_primary_listen_elsewhere(container: ContainerType, kind: str) -> None:
+def test_sinks_next_to_the_primary_listen_on_their_own_sockets(
+    container: ContainerType, kind: str
+) -> None:
     handler = Handler(partial(RemoteSink, plan("odd_sink", container, kind)))
-    assert sunk(handler, "ok").outcomes == {}
+    assert sink_verdict(handler, "ok").outcomes == {}
     handler.close()
 
 
-def test_a_function_that_does_not_come_up_is_away() -> None:
+def test_a_function_that_does_not_start_is_unavailable() -> None:
     missing = FunctionPlan("udsink", command=(sys.executable, "-c", "print('no'); exit(4)"))
     with pytest.raises(Unavailable, match="it ended with code 4"):
         Handler(partial(RemoteSink, missing))

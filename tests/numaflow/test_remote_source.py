@@ -1,4 +1,4 @@
-"""A source in a process of its own gives messages and hears their outcomes."""
+"""A source in a process of its own provides messages and receives their outcomes."""
 
 import os
 import pickle
@@ -58,9 +58,9 @@ def offsets(*names: bytes) -> pa.BinaryArray:
     return pa.array(names, pa.binary())
 
 
-def test_a_source_of_pynumaflow_gives_messages_and_is_told_of_their_ends(tmp_path: Path) -> None:
-    heard = tmp_path / "heard"
-    with opened("pynumaflow_source", MESSAGES=1_200, HEARD=heard) as source:
+def test_a_pynumaflow_source_provides_messages_and_receives_acks_and_nacks(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    with opened("pynumaflow_source", MESSAGES=1_200, RECORD=record) as source:
         assert source.pending() == 1_200
         assert source.partitions() == [4, 5]
         rows = read(source, 1_200)
@@ -82,7 +82,7 @@ def test_a_source_of_pynumaflow_gives_messages_and_is_told_of_their_ends(tmp_pat
         assert [row["offset"] for row in read(source, 2)] == names[600:602]
         assert 0.3 <= time.monotonic() - began < 20
         source.ack(names[600:602])
-        lines = heard.read_text().splitlines()
+        lines = record.read_text().splitlines()
         assert lines[600:602] == ["ack 602@4", "ack 603@5"]
         assert lines[-4:] == ["nack 600@4", "nack 601@5", "ack 600@4", "ack 601@5"]
         assert len(lines) == 1_202
@@ -92,8 +92,8 @@ def test_a_source_of_pynumaflow_gives_messages_and_is_told_of_their_ends(tmp_pat
         assert time.monotonic() - began < 20
 
 
-def test_few_messages_and_many_say_the_same(tmp_path: Path) -> None:
-    with opened("pynumaflow_source", MESSAGES=200, HEARD=tmp_path / "heard") as source:
+def test_small_and_large_reads_return_the_same_types(tmp_path: Path) -> None:
+    with opened("pynumaflow_source", MESSAGES=200, RECORD=tmp_path / "record") as source:
         few = [row for _ in range(4) for row in read(source, 20, limit=20)]
         assert [row["offset"] for row in few] == [b"%d.%d" % (n, 4 + n % 2) for n in range(80)]
         many = read(source, 120)
@@ -102,13 +102,13 @@ def test_few_messages_and_many_say_the_same(tmp_path: Path) -> None:
     }
 
 
-def test_nacks_go_with_their_options(tmp_path: Path) -> None:
-    heard = tmp_path / "heard"
-    with opened("odd_source", HEARD=heard) as source:
+def test_nacks_are_sent_with_their_options(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    with opened("odd_source", RECORD=record) as source:
         names = [row["offset"] for row in read(source, 3)][:3]
         options = [NackOptions(), NackOptions(0, 0, ""), NackOptions(5_000, 3, "busy")]
         source.nack([NackOffset(*pair) for pair in zip(names, options, strict=True)])
-    entries = [" ".join(entry.split()) for entry in heard.read_text().split("\n--\n")]
+    entries = [" ".join(entry.split()) for entry in record.read_text().split("\n--\n")]
     assert entries == [
         'offsets { offset: "0" }',
         'offsets { offset: "1" } nack_options { reason: "" max_deliveries: 0 delay: 0 }',
@@ -124,7 +124,7 @@ def reading_of(plan: FunctionPlan) -> SourceReading:
 
 
 @pytest.mark.parametrize(("version", "redelivers"), [("v0.10.3", False), ("v0.12.0", True)])
-def test_one_whose_sdk_knows_no_nacks_looks_as_if_it_had_none(
+def test_a_source_whose_sdk_knows_no_nacks_is_treated_as_one_without_them(
     version: str, redelivers: bool
 ) -> None:
     command = (sys.executable, str(SERVERS / "odd_source.py"), "plain", version)
@@ -134,13 +134,13 @@ def test_one_whose_sdk_knows_no_nacks_looks_as_if_it_had_none(
     assert hello == Hello(redelivers, False, [])
 
 
-def test_all_messages_arrive_although_the_function_is_killed_again_and_again(
+def test_all_messages_arrive_although_the_function_is_killed_repeatedly(
     tmp_path: Path, function_in: Callable[[str], tuple[str, ...]]
 ) -> None:
-    payloads, heard, messages = tmp_path / "payloads", tmp_path / "heard", 3_000
+    payloads, record, messages = tmp_path / "payloads", tmp_path / "record", 3_000
     payloads.write_text("\n".join(f"message {n}" for n in range(messages)))
-    heard.touch()
-    variables = (("FUNCTION_PAYLOADS", str(payloads)), ("FUNCTION_RECORD", str(heard)))
+    record.touch()
+    variables = (("FUNCTION_PAYLOADS", str(payloads)), ("FUNCTION_RECORD", str(record)))
     command = (*function_in("python"), "source")
     arguments = ("$(EBBFLOW_SOCKETS)",)
     plan = FunctionPlan("udsource", command=command, args=arguments, env=variables)
@@ -152,7 +152,7 @@ def test_all_messages_arrive_although_the_function_is_killed_again_and_again(
     deadline = time.monotonic() + 120
     while len(set(values)) < messages:
         assert time.monotonic() < deadline
-        given = until_it_is_there(partial(reading.attempt, "read", reading.read))
+        given = until_it_is_up(partial(reading.attempt, "read", reading.read))
         if given is None:
             continue
         rows = given.read_rows()
@@ -161,16 +161,16 @@ def test_all_messages_arrive_although_the_function_is_killed_again_and_again(
             kill_function(command)
             next_kill, outages = next(kills, 10 * messages), outages + 1
         ends = Settle.of(SourceAcks(rows.column("offset"), NO_NACKS, rows.column("id")))
-        until_it_is_there(partial(reading.attempt, "settle", reading.settle, ends))
+        until_it_is_up(partial(reading.attempt, "settle", reading.settle, ends))
     reading.close()
     assert outages == 3
     assert set(values) == {b"message %d" % n for n in range(messages)}
-    acks = {line for line in heard.read_text().splitlines() if line.startswith("ack ")}
+    acks = {line for line in record.read_text().splitlines() if line.startswith("ack ")}
     assert len(acks) == messages
 
 
-def until_it_is_there(attempt: Callable[[], Any]) -> Any:
-    """What comes of an attempt once the function is there again, as a task repeats it."""
+def until_it_is_up(attempt: Callable[[], Any]) -> Any:
+    """The result of an attempt, repeated as by a task until the function is up again."""
     while isinstance(answer := attempt(), Failed):
         assert answer.outage is not None, answer.what
     return answer
@@ -185,19 +185,19 @@ def kill_function(command: Sequence[str]) -> None:
     function.wait(120)
 
 
-def test_what_it_does_not_know_is_not_said() -> None:
+def test_unknown_pending_counts_and_partitions_are_not_reported() -> None:
     with opened("odd_source") as source:
         assert source.pending() is None
         assert source.partitions() == ()
 
 
-def test_a_function_is_asked_before_it_has_been_waited_for() -> None:
+def test_messages_that_are_requested_ahead_arrive_in_order() -> None:
     with opened("odd_source") as source:
         rows = read(source, 5_000, limit=5_000)
         assert [row["offset"] for row in rows] == [b"%d.0" % n for n in range(len(rows))]
 
 
-def test_one_that_wants_acks_first_gets_them() -> None:
+def test_a_source_that_waits_for_acks_before_the_next_messages_gets_them() -> None:
     with opened("odd_source", "waits-for-acks") as source:
         for start in range(0, 70, 7):
             rows = read(source, 7)
@@ -205,7 +205,7 @@ def test_one_that_wants_acks_first_gets_them() -> None:
             source.ack([row["offset"] for row in rows])
 
 
-def test_messages_are_handed_on_while_the_function_waits_for_more() -> None:
+def test_messages_are_passed_on_while_the_function_waits_for_more() -> None:
     with opened("odd_source", "slow") as source:
         assert len(read(source, 1)) == 1
         began = time.monotonic()
@@ -213,12 +213,12 @@ def test_messages_are_handed_on_while_the_function_waits_for_more() -> None:
         assert 0.2 <= time.monotonic() - began < 20
 
 
-def test_an_end_mark_may_come_with_a_message() -> None:
+def test_an_end_mark_may_arrive_with_a_message() -> None:
     with opened("odd_source", "end-with-message") as source:
         assert len(read(source, 20)) == 20
 
 
-def test_the_same_offset_of_several_partitions_is_several_messages() -> None:
+def test_the_same_offset_in_several_partitions_is_several_messages() -> None:
     with opened("odd_source", "partitions") as source:
         rows = read(source, 3)[:3]
         assert [(row["offset"], row["partition"]) for row in rows] == [
@@ -229,14 +229,14 @@ def test_the_same_offset_of_several_partitions_is_several_messages() -> None:
         source.ack([row["offset"] for row in rows])
 
 
-def test_a_function_that_breaks_is_away_once_it_has_been_emptied() -> None:
+def test_a_function_that_breaks_is_unavailable_once_its_messages_are_read() -> None:
     with opened("odd_source", "break") as source:
         assert len(read(source, 7)) == 7
         with pytest.raises(Unavailable, match=r"the function odd_source: INTERNAL: .*: no more"):
             source.read(100, timedelta(seconds=5))
 
 
-def test_a_function_that_says_that_it_cannot_read_is_away() -> None:
+def test_a_function_that_reports_a_failed_read_is_unavailable() -> None:
     with (
         opened("odd_source", "failure") as source,
         pytest.raises(Unavailable, match="the function could not read: the disk is gone"),
@@ -244,7 +244,7 @@ def test_a_function_that_says_that_it_cannot_read_is_away() -> None:
         source.read(100, timedelta(seconds=5))
 
 
-def test_a_message_without_an_offset_cannot_be_taken() -> None:
+def test_a_message_without_an_offset_breaks_the_stream() -> None:
     with (
         opened("odd_source", "no-offset") as source,
         pytest.raises(StreamBroken, match="the function sent a message without an offset"),
@@ -252,14 +252,14 @@ def test_a_message_without_an_offset_cannot_be_taken() -> None:
         source.read(100, timedelta(seconds=5))
 
 
-def test_one_that_is_gone_when_it_is_to_hear_of_settled_messages_is_away() -> None:
+def test_a_function_that_ends_when_it_receives_acks_is_unavailable() -> None:
     with opened("odd_source", "exit-on-ack") as source:
         rows = read(source, 10)
         with pytest.raises(Unavailable, match=r"the function odd_source: .*it ended with code 3"):
             source.ack([rows[0]["offset"]])
 
 
-def test_one_that_breaks_on_an_acknowledgement_fails_and_can_be_read_again() -> None:
+def test_a_function_that_breaks_on_an_ack_fails_and_can_be_read_again() -> None:
     with opened("odd_source", "break-on-ack") as source:
         rows = read(source, 10)
         with pytest.raises(StreamBroken, match=r"UDF_EXECUTION_ERROR\(udsource\): unknown"):

@@ -37,7 +37,7 @@ def test_answers_are_stored_under_the_id_of_their_request(store: RemoteStore) ->
         store.put("refuse", [b"a"])
 
 
-def test_a_store_that_breaks_is_asked_once_more(store: RemoteStore) -> None:
+def test_a_store_that_breaks_is_called_once_more(store: RemoteStore) -> None:
     store.put("exit-once", [b"a"])
     assert store.get("exit-once") == [b"a"]
     with pytest.raises(StreamBroken, match="it ended with code 3"):

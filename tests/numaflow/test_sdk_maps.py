@@ -1,4 +1,4 @@
-"""Maps on every SDK say the same, message by message, and a broken call costs nobody else anything.
+"""Maps on every SDK have the same results, and a broken call affects no other message.
 
 All run as real programs with the rules of a pipeline, without Spark and NATS.
 """
@@ -71,7 +71,7 @@ def everything():
 
 
 @pytest.mark.parametrize(("language", "kind"), KINDS)
-def test_a_map_says_everything_over_the_wire(call, language, kind):
+def test_a_map_can_return_every_kind_of_result_over_the_wire(call, language, kind):
     results = call(language, kind, *everything(), on_error=ONCE)
 
     plain, drop, none, tags, keys, flat, fail, nack, options, panic, describe, after = results
@@ -88,7 +88,7 @@ def test_a_map_says_everything_over_the_wire(call, language, kind):
     assert isinstance(options.outcome, Redeliver)
     assert options.outcome.options == (OPTIONS if language in SAY_OPTIONS else NackOptions())
     assert isinstance(panic.outcome, DeadLetter)
-    # A stream map may say that it is done and then close the connection before it says why.
+    # A stream map may end its stream and then close the connection before it sends the reason.
     reasons = ("oh dear", "accepts no more requests") if kind == "stream-map" else ("oh dear",)
     assert any(reason in (panic.outcome.error or "") for reason in reasons)
     assert (after.outcome, values(after)) == (Done(), ["after"])
@@ -97,8 +97,8 @@ def test_a_map_says_everything_over_the_wire(call, language, kind):
     assert saw["event_time"] == WHEN.timestamp() * 1000
 
 
-def test_a_transformer_on_the_java_sdk(call):
-    """The transformers of the other languages stand in whole pipelines."""
+def test_a_transformer_on_the_java_sdk_returns_every_kind_of_result(call):
+    """Transformers in the other languages are tested in whole pipelines."""
     time, plain, drop, tags, panic = call(
         "java",
         "transformer",
@@ -120,21 +120,21 @@ def test_a_transformer_on_the_java_sdk(call):
 def test_a_message_that_breaks_the_function_is_a_dead_letter_with_the_functions_own_stack(
     call, language, stack
 ):
-    before, panic, after, gone = call(
+    before, panic, after, exited = call(
         language, "map", b"before", b"panic oh dear", b"after", b"exit", on_error=ONCE
     )
 
     assert isinstance(panic.outcome, DeadLetter)
     assert "oh dear" in (panic.outcome.error or "")
     assert stack in (panic.outcome.traceback or "")
-    assert isinstance(gone.outcome, DeadLetter)
-    assert "it ended with code 3" in (gone.outcome.error or "")
+    assert isinstance(exited.outcome, DeadLetter)
+    assert "it ended with code 3" in (exited.outcome.error or "")
     assert [values(one) for one in (before, after)] == [["before"], ["after"]]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["map", "batch-map"])
-def test_a_message_that_is_never_answered_fails_alone_after_its_time(call, limit, kind):
+def test_a_message_that_is_never_answered_fails_alone_after_the_timeout(call, limit, kind):
     before, hang, after = call("go", kind, b"before", b"hang", b"after", on_error=ONCE)
 
     assert isinstance(hang.outcome, DeadLetter)
@@ -145,7 +145,7 @@ def test_a_message_that_is_never_answered_fails_alone_after_its_time(call, limit
 
 
 @pytest.mark.long
-def test_a_batch_map_that_answers_for_another_id_breaks_the_contract_for_one_message(call):
+def test_a_batch_map_that_answers_for_another_id_violates_the_contract_for_one_message(call):
     before, wrong, after = call("go", "batch-map", b"before", b"wrong-id", b"after", on_error=ONCE)
 
     assert isinstance(wrong.outcome, DeadLetter)

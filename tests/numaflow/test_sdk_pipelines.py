@@ -1,8 +1,8 @@
 """Whole pipelines and MonoVertices of functions on Numaflow's SDKs: source, maps and sinks.
 
-Each payload says which of the functions is to do what with it. What comes of it is the same in both
-forms and in every language, but for what an SDK cannot say: pynumaflow knows no options of a nack,
-and no nack of a sink.
+Each payload says which of the functions is to do what with it. The result is the same in both forms
+and in every language, except for what an SDK cannot express: pynumaflow has no options for nacks,
+and no nacks from sinks.
 """
 
 from __future__ import annotations
@@ -48,33 +48,35 @@ ASIDE = [
     "@map tags aside;@batch-map once nack",
     "@map tags aside;@stream-map flat e,f",
 ]
-"""For a batch map and a stream map on a way of their own: messages lose their metadata there."""
+"""For a batch map and a stream map on a branch of their own: messages lose their metadata there."""
 
 
 @dataclass
-class Story:
-    """What is left of a run: what the functions have recorded, and the dead letters."""
+class Recorded:
+    """The results of a run: what the functions have recorded, and the dead letters."""
 
     lines: list[str]
     letters: dict[str, Letter]
 
     def taken(self, kind: str) -> Counter[str]:
-        """The payloads that a kind of sink was given, with how often."""
+        """The payloads that a kind of sink received, with their counts."""
         return Counter(
             line.removeprefix(f"{kind} ") for line in self.lines if line.startswith(f"{kind} ")
         )
 
     def saw(self, key: str) -> dict:
-        """What the sink was told about the message with a key."""
+        """What the sink received about the message with a key."""
         sights = (json.loads(line[4:]) for line in self.lines if line.startswith("saw "))
         return next(sight for sight in sights if key in sight["keys"])
 
-    def told(self, index: int) -> list[str]:
-        """What the source was told about a line of its file, in order."""
-        return [line for line in self.lines if line.split()[:2] in ([w, str(index)] for w in TELL)]
+    def settled(self, index: int) -> list[str]:
+        """The acks and nacks that the source received for a line of its file, in order."""
+        return [
+            line for line in self.lines if line.split()[:2] in ([w, str(index)] for w in SETTLE)
+        ]
 
 
-TELL = ("ack", "nack")
+SETTLE = ("ack", "nack")
 STACKS = {"python": "in trouble", "go": "main.trouble", "rust": ""}
 """What is in a function's own stack; Rust's SDK sends none."""
 
@@ -104,8 +106,8 @@ class Functions:
             "on_success": self.serve("on-success-sink"),
         }
 
-    def run(self, flow: Pipeline | MonoVertex, **ends: int) -> Story:
-        """Run until that many messages have come to an end at each of these vertices."""
+    def run(self, flow: Pipeline | MonoVertex, **ends: int) -> Recorded:
+        """Run until that many messages have ended at each of these vertices."""
         run = BackgroundRun(flow, self._folder / "state", on_line=print)
 
         def ended(vertex: str) -> int:
@@ -117,7 +119,7 @@ class Functions:
         run.stop()
         print(self.record.read_text(), *run.failures, sep="\n")
         assert in_time, f"{ended_now} of {ends} messages have ended"
-        return Story(self.record.read_text().splitlines(), self._letters())
+        return Recorded(self.record.read_text().splitlines(), self._letters())
 
     def _letters(self) -> dict[str, Letter]:
         with start_embedded(self._folder / "state") as server, open_link(server) as link:
@@ -125,17 +127,17 @@ class Functions:
         return {letter.value.decode(): letter for letter in letters}
 
 
-def check(story: Story, language: str) -> None:
+def check(recorded: Recorded, language: str) -> None:
     """What is the same in a pipeline and in a MonoVertex."""
     knows_nacks = language != "python"
     nacked = {NACKED_BY_SINK: 2} if knows_nacks else {}
     passed = [text for text in PAYLOADS if text.startswith("@sink") or "once" in text]
-    assert story.taken("sink").items() >= Counter([*passed, "plain", "a", "b"]).items()
-    assert story.taken("sink").items() >= nacked.items()
-    assert story.taken("fallback-sink") == Counter(["@sink fallback", *nacked])
-    assert story.taken("on-success-sink") == Counter(["yes"])
+    assert recorded.taken("sink").items() >= Counter([*passed, "plain", "a", "b"]).items()
+    assert recorded.taken("sink").items() >= nacked.items()
+    assert recorded.taken("fallback-sink") == Counter(["@sink fallback", *nacked])
+    assert recorded.taken("on-success-sink") == Counter(["yes"])
 
-    timed, keyed, marked = story.saw("key-2"), story.saw("x"), story.saw("key-6")
+    timed, keyed, marked = recorded.saw("key-2"), recorded.saw("x"), recorded.saw("key-6")
     assert (timed["event_time"], timed["headers"]) == (1_700_000_123_000, {"index": "2"})
     assert keyed["keys"] == ["x", "y"]
     assert marked["event_time"] == 1_700_000_006_000
@@ -143,12 +145,12 @@ def check(story: Story, language: str) -> None:
     assert keyed["user"] == {"source": {"index": "5"}}
 
     options = " delay=50 reason=early" if knows_nacks else ""
-    assert story.told(3)[-1] == "ack 3"
-    assert set(story.told(3)[:-1]) == {f"nack 3{options}"}
+    assert recorded.settled(3)[-1] == "ack 3"
+    assert set(recorded.settled(3)[:-1]) == {f"nack 3{options}"}
     dead = {"@map fail no", "@map panic oh dear", "@sink fail bad"}
-    assert set(story.letters) - {HANGS} == dead
-    assert story.letters["@sink fail bad"].error == "bad"
-    broken = story.letters["@map panic oh dear"]
+    assert set(recorded.letters) - {HANGS} == dead
+    assert recorded.letters["@sink fail bad"].error == "bad"
+    broken = recorded.letters["@map panic oh dear"]
     assert "oh dear" in (broken.error or "")
     assert STACKS[language] in (broken.traceback or "")
     assert broken.deliveries == 2
@@ -156,7 +158,7 @@ def check(story: Story, language: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("language", ["python", "go"])
-def test_a_pipeline_of_functions(function_in, tmp_path, language):
+def test_a_pipeline_of_functions_on_an_sdk_settles_every_message(function_in, tmp_path, language):
     more = [] if language == "python" else [NACKED_BY_SINK, HANGS]
     payloads = [*PAYLOADS, *ASIDE, *more]
     # Only where a call hangs: on a busy machine one that breaks may take as long to say so.
@@ -174,19 +176,19 @@ def test_a_pipeline_of_functions(function_in, tmp_path, language):
 
     at_map = len(payloads) - 1
     not_at_out = 4 + len(ASIDE) + (HANGS in payloads)
-    story = functions.run(pipeline, map=at_map, out=at_map + 1 - not_at_out, side=5)
+    recorded = functions.run(pipeline, map=at_map, out=at_map + 1 - not_at_out, side=5)
 
-    check(story, language)
-    assert story.taken("sink").items() >= Counter(["c", "d", ASIDE[1], "e", "f"]).items()
+    check(recorded, language)
+    assert recorded.taken("sink").items() >= Counter(["c", "d", ASIDE[1], "e", "f"]).items()
     if HANGS in payloads:
-        assert "within callTimeout, 1 s" in (story.letters[HANGS].error or "")
-    assert {line for line in story.lines if line.startswith("ack ")} == {
+        assert "within callTimeout, 1 s" in (recorded.letters[HANGS].error or "")
+    assert {line for line in recorded.lines if line.startswith("ack ")} == {
         f"ack {index}" for index in range(len(payloads))
     }
 
 
 @pytest.mark.parametrize("language", ["python", "go", "rust"])
-def test_a_monovertex_of_functions(function_in, tmp_path, language):
+def test_a_monovertex_of_functions_on_an_sdk_settles_every_message(function_in, tmp_path, language):
     payloads = [*PAYLOADS, *([] if language == "python" else [NACKED_BY_SINK])]
     functions = Functions(function_in(language), tmp_path, payloads)
     mono = (
@@ -196,8 +198,8 @@ def test_a_monovertex_of_functions(function_in, tmp_path, language):
         .sink(functions.serve("sink"), **functions.sinks())
     )
 
-    story = functions.run(mono, sdks=len(payloads))
+    recorded = functions.run(mono, sdks=len(payloads))
 
-    check(story, language)
+    check(recorded, language)
     options = " delay=20 reason=busy" if language != "python" else ""
-    assert set(story.told(9)) == {f"nack 9{options}", "ack 9"}
+    assert set(recorded.settled(9)) == {f"nack 9{options}", "ack 9"}

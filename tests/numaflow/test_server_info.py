@@ -38,7 +38,7 @@ def test_a_file_is_read_only_when_it_is_complete(tmp_path: Path) -> None:
     assert info == ServerInfo("uds", "python", "0.14.0", {"A": "1"})
 
 
-def test_a_file_that_leaves_everything_out_is_enough(tmp_path: Path) -> None:
+def test_a_file_without_any_value_is_accepted(tmp_path: Path) -> None:
     write(tmp_path, "udsink", {"metadata": None})
     info = read_server_info(tmp_path, "udsink")
     assert info == ServerInfo()
@@ -46,7 +46,7 @@ def test_a_file_that_leaves_everything_out_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["[]", "no json", '{"metadata": [1]}'])
-def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_with_other_content_is_rejected(tmp_path: Path, content: str) -> None:
     info_path(tmp_path, "udf").write_text(content + END_MARKER)
     with pytest.raises(SetupError, match="mapper-server-info is not what"):
         read_server_info(tmp_path, "udf")
@@ -69,7 +69,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str) -> No
         ("udstore", {}, "serving.sock"),
     ],
 )
-def test_the_socket_of_a_function(
+def test_the_socket_of_a_function_follows_from_its_container_and_mode(
     container: ContainerType, metadata: dict[str, str], name: str
 ) -> None:
     info = ServerInfo(metadata=metadata)
@@ -95,7 +95,7 @@ def test_the_socket_of_a_function(
         ("zig", "0.0.1", "udf", True),
     ],
 )
-def test_an_sdk_that_is_too_old_is_refused(
+def test_an_sdk_that_is_too_old_is_rejected(
     language: str, version: str, container: ContainerType, accepted: bool
 ) -> None:
     info = ServerInfo(language=language, version=version)
@@ -114,19 +114,21 @@ def test_an_sdk_that_is_too_old_is_refused(
         ("uds", {"MULTIPROC": "2"}),
     ],
 )
-def test_several_servers_are_refused(protocol: str, metadata: dict[str, str]) -> None:
+def test_several_servers_of_one_function_are_rejected(
+    protocol: str, metadata: dict[str, str]
+) -> None:
     with pytest.raises(SetupError, match=r"Start one server .* more partitions"):
         check_server_info(ServerInfo(protocol=protocol, metadata=metadata), "udf")
 
 
-def test_sources_of_old_sdks_take_no_nacks() -> None:
+def test_sources_of_old_sdks_accept_no_nacks() -> None:
     assert not ServerInfo(language="go", version="v0.10.9").takes_nacks
     assert ServerInfo(language="go", version="v0.11.0").takes_nacks
     assert not ServerInfo(language="rust", version="0.3.0").takes_nacks
     assert ServerInfo(language="python").takes_nacks
 
 
-def test_only_sdks_that_are_known_to_do_so_tell_sources_the_options_of_nacks() -> None:
+def test_only_sdks_that_are_known_to_do_so_pass_nack_options_to_sources() -> None:
     assert ServerInfo(language="go", version="v0.12.0").takes_nack_options
     assert not ServerInfo(language="go", version="v0.11.0").takes_nack_options
     assert not ServerInfo(language="python", version="0.14.0").takes_nack_options

@@ -1,4 +1,4 @@
-"""The table of services names every kind, and what follows from it is what SDKs send."""
+"""The table of services names every kind, and the bytes derived from it are what SDKs send."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def test_every_kind_and_every_container_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_has_code_that_calls_it_and_says_when_it_is_ready(name: Kind) -> None:
+def test_every_service_has_code_that_calls_it_and_a_readiness_method(name: Kind) -> None:
     assert callable(resolve(SERVICES[name].caller))
     assert "IsReady" in SERVICES[name].methods
 
@@ -45,21 +45,21 @@ def test_every_service_has_code_that_calls_it_and_says_when_it_is_ready(name: Ki
         ("sink", "/sink.v1.Sink/SinkFn", b"\x1a\x02\x08\x01", b"\x12\x02\x08\x01"),
     ],
 )
-def test_streams_begin_as_sdks_begin_them(
+def test_streams_begin_like_those_of_sdks(
     name: Kind, path: str, greeting: bytes, greeted: bytes
 ) -> None:
     stream = SERVICES[name].stream
     assert (stream.path, stream.greeting, stream.greeted) == (path, greeting, greeted)
 
 
-def test_batches_end_as_sdks_end_them() -> None:
+def test_batches_end_like_those_of_sdks() -> None:
     mapped, sink = SERVICES["batch-map"].stream, SERVICES["sink"].stream
     assert mapped.end_of_requests == mapped.end_of_responses == b"\x22\x02\x08\x01"
     assert sink.end_of_requests == b"\x12\x02\x08\x01"
     assert sink.end_of_responses == b"\x1a\x02\x08\x01"
 
 
-def test_the_table_is_read_without_protobuf_and_arrow() -> None:
+def test_the_table_is_imported_without_protobuf_and_arrow() -> None:
     heavy = ("google", "pyarrow", "numpy")
     code = f"import sys, ebbflow.numaflow.services; print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Maps and transformers behind their sockets, called by a client of gRPC's own."""
+"""Maps and transformers behind their sockets, called by gRPC's own client."""
 
 import asyncio
 import threading
@@ -109,7 +109,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("kind", "code"), KINDS)
-def test_every_word_of_a_map_travels(kind: str, code: Any, tmp_path: Path) -> None:
+def test_every_kind_of_result_of_a_map_is_transmitted(kind: str, code: Any, tmp_path: Path) -> None:
     texts = ("a", "drop", "two", "nack", "mixed", "fail")
     with serving(code, kind, tmp_path) as served, client_of(served) as client:
         messages = [{**value, "keys": ["own"]} for value in values(*texts)]
@@ -142,7 +142,7 @@ def test_the_siblings_of_a_nack_are_not_forwarded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "code"), [("columnar", upper_columns), ("pandas", upper_pandas)])
 @pytest.mark.parametrize("kind", ["map", "batch-map"])
-def test_columns_are_served(kind: str, mode: str, code: Any, tmp_path: Path) -> None:
+def test_columnar_maps_are_served(kind: str, mode: str, code: Any, tmp_path: Path) -> None:
     with serving(code, kind, tmp_path, mode) as served, client_of(served) as client:
         requests = map_requests(*values("a", "b", "c"), end=kind == "batch-map")
         responses = answers(client, requests)
@@ -151,7 +151,7 @@ def test_columns_are_served(kind: str, mode: str, code: Any, tmp_path: Path) -> 
     assert ends == ([False] * 3 + [True] if kind == "batch-map" else [False] * 3)
 
 
-def test_the_server_info_tells_how_to_send(tmp_path: Path) -> None:
+def test_the_server_info_describes_how_to_call_the_function(tmp_path: Path) -> None:
     modes = {"map": "unary-map", "batch-map": "batch-map", "stream-map": "stream-map"}
     for kind, mode in modes.items():
         with serving(upper, kind, tmp_path) as served:
@@ -161,7 +161,7 @@ def test_the_server_info_tells_how_to_send(tmp_path: Path) -> None:
             with client_of(served) as client:
                 ready = client.call("/map.v1.Map/IsReady")
             assert map_pb2.ReadyResponse.FromString(ready).ready
-        assert not served.info_file.exists(), "nobody must find a server that has ended"
+        assert not served.info_file.exists(), "no client must find a server that has ended"
 
 
 def test_a_function_sees_the_whole_message(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_failure_ends_the_stream_after_the_answers_of_the_others(tmp_path: Pat
     assert len(received) == 1, "each is to be tried alone: one of them is bad"
 
 
-def test_of_single_messages_all_before_the_bad_one_are_answered(tmp_path: Path) -> None:
+def test_all_single_messages_before_the_bad_one_are_answered(tmp_path: Path) -> None:
     with serving(upper, "map", tmp_path) as served, client_of(served) as client:
         responses = client.stream(MAP, map_requests(*values("a", "b", "raise", "c")))
         received, _ = until_broken(responses)
@@ -226,7 +226,7 @@ def test_of_single_messages_all_before_the_bad_one_are_answered(tmp_path: Path) 
     assert "m2" not in answered
 
 
-def test_an_outage_ends_the_stream_and_the_function_is_opened_anew(tmp_path: Path) -> None:
+def test_an_outage_ends_the_stream_and_the_function_is_reopened(tmp_path: Path) -> None:
     Upper.opened = 0
     with serving(Upper, "map", tmp_path) as served, client_of(served) as client:
         _, error = until_broken(client.stream(MAP, map_requests(*values("a", "away"))))
@@ -247,7 +247,7 @@ def test_a_stream_begins_with_a_handshake(tmp_path: Path) -> None:
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_messages_of_many_megabytes_pass(tmp_path: Path) -> None:
+def test_messages_of_many_megabytes_are_accepted(tmp_path: Path) -> None:
     value = bytes(60 * 1024 * 1024)
     with serving(upper, "map", tmp_path) as served, client_of(served) as client:
         (response,) = answers(client, map_requests({"value": value}))
@@ -281,7 +281,7 @@ def test_an_async_map_answers_each_request_when_it_is_done(kind: str, tmp_path: 
     assert ids.index("m0") >= 99
 
 
-def test_an_async_map_that_fails_ends_its_stream_after_the_calls_under_way(tmp_path: Path) -> None:
+def test_an_async_map_that_fails_ends_its_stream_after_the_calls_in_flight(tmp_path: Path) -> None:
     async def fail(datum: Datum) -> Message:
         if datum.value == b"raise":
             raise ValueError("boom")
@@ -296,7 +296,7 @@ def test_an_async_map_that_fails_ends_its_stream_after_the_calls_under_way(tmp_p
     assert error.details() == "UDF_EXECUTION_ERROR(udf): ValueError: boom"
 
 
-def test_a_client_that_goes_away_leaves_an_async_map_to_the_next(tmp_path: Path) -> None:
+def test_an_async_map_serves_the_next_client_after_one_disconnects(tmp_path: Path) -> None:
     async def echo(datum: Datum) -> Message:
         return Message(datum.value)
 
@@ -308,7 +308,7 @@ def test_a_client_that_goes_away_leaves_an_async_map_to_the_next(tmp_path: Path)
         assert len(answers(client, map_requests(*values("a", "b")))) == 2
 
 
-def test_a_stream_map_sends_while_it_goes_on(tmp_path: Path) -> None:
+def test_a_stream_map_sends_outputs_while_it_continues(tmp_path: Path) -> None:
     received = threading.Event()
 
     def slow(datum: Datum) -> Iterator[Message]:

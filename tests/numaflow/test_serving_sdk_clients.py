@@ -19,7 +19,7 @@ def channel_to(served: Served) -> grpc.Channel:
     return grpc.insecure_channel(f"unix://{served.kind.socket_path(served.folder)}")
 
 
-def test_a_map_and_a_transformer(tmp_path: Path) -> None:
+def test_the_sdk_reads_the_answers_of_a_map_and_a_transformer(tmp_path: Path) -> None:
     from pynumaflow.proto.mapper import map_pb2, map_pb2_grpc
     from pynumaflow.proto.sourcetransformer import transform_pb2, transform_pb2_grpc
 
@@ -48,7 +48,7 @@ def test_a_map_and_a_transformer(tmp_path: Path) -> None:
         assert result.metadata.user_metadata["g"].key_value["k"] == b"a"
 
 
-def test_a_sink(tmp_path: Path) -> None:
+def test_the_sdk_reads_the_answers_of_a_sink(tmp_path: Path) -> None:
     from pynumaflow.proto.sinker import sink_pb2, sink_pb2_grpc
 
     def requests() -> Iterator[Any]:
@@ -73,7 +73,7 @@ def test_a_sink(tmp_path: Path) -> None:
 
 
 class One(Source):
-    """Gives one message, and hears of nacks that name several offsets in one entry."""
+    """Provides one message, and receives nacks that name several offsets in one entry."""
 
     def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
         return [SourceMessage(b"v", b"1", keys=["k"], partition=2)]
@@ -82,7 +82,7 @@ class One(Source):
         self.acked = offsets
 
 
-def test_a_source(tmp_path: Path) -> None:
+def test_the_sdk_reads_the_answers_of_a_source(tmp_path: Path) -> None:
     from pynumaflow.proto.sourcer import source_pb2, source_pb2_grpc
 
     def reads() -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Sinks and stores behind their sockets, called by a client of gRPC's own."""
+"""Sinks and stores behind their sockets, called by gRPC's own client."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -69,7 +69,7 @@ SINKS = [(store, None), (store_async, None), (store_columns, "columnar"), (store
 
 
 @pytest.mark.parametrize(("code", "mode"), SINKS)
-def test_every_answer_of_a_sink_travels(code: Any, mode: str | None, tmp_path: Path) -> None:
+def test_every_answer_of_a_sink_is_transmitted(code: Any, mode: str | None, tmp_path: Path) -> None:
     texts = ("ok", "failure", "fallback", "serve", "original", "other", "nack", "bare")
     with serving(code, "sink", tmp_path, mode) as served, client_of(served) as client:
         ok, failure, fallback, serve, original, other, nack, bare = results(client, *texts).values()
@@ -126,7 +126,7 @@ def answered_and_error(client: Client, *texts: str) -> tuple[list[str], Any]:
     return [result.id for response in responses for result in response.results], error
 
 
-def test_messages_whose_system_is_away_stay_unanswered(tmp_path: Path) -> None:
+def test_messages_whose_system_is_unavailable_stay_unanswered(tmp_path: Path) -> None:
     with serving(store, "sink", tmp_path) as served, client_of(served) as client:
         ids, error = answered_and_error(client, "ok", "away", "nack")
         assert ids == ["m0", "m2"]

@@ -1,4 +1,4 @@
-"""Sources behind their sockets, called by a client of gRPC's own."""
+"""Sources behind their sockets, called by gRPC's own client."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ EARLY = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 class Numbers(Source):
-    """Gives numbers from a list; hears of acknowledgements, and keeps no nack of its own."""
+    """Provides numbers from a list; receives acks, and handles no nacks itself."""
 
     def __init__(self) -> None:
         self.left = list(range(5))
@@ -119,7 +119,7 @@ def _just(source: Source) -> Any:
     return Just
 
 
-def test_a_message_keeps_what_the_source_says(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_message_keeps_every_field_that_the_source_sets(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("NUMAFLOW_REPLICA", "3")
     with serving(Numbers, "source", tmp_path) as served, client_of(served) as client:
         full, bare = read(client, 2)
@@ -130,17 +130,17 @@ def test_a_message_keeps_what_the_source_says(tmp_path: Path, monkeypatch: Any) 
     assert abs(bare.event_time.seconds - datetime.now(UTC).timestamp()) < 60, "Numaflow needs one"
 
 
-def test_a_source_hears_of_nacks_with_exactly_their_options(tmp_path: Path) -> None:
+def test_a_source_receives_nacks_with_exactly_their_options(tmp_path: Path) -> None:
     with serving(Nacking, "source", tmp_path) as served, client_of(served) as client:
         read(client, 2)
         nack(client, b"1", delay=50, max_deliveries=0, reason="busy")
         assert list(Nacking.nacks) == [NackOffset(b"1", NackOptions(50, 0, "busy"))]
         nack(client, b"0")
         assert list(Nacking.nacks) == [NackOffset(b"0", NackOptions())], "unset is not zero"
-        assert offsets_of(read(client, 9)) == [b"2", b"3", b"4"], "giving again is its own affair"
+        assert offsets_of(read(client, 9)) == [b"2", b"3", b"4"], "redelivery is left to the source"
 
 
-def test_what_a_source_cannot_give_again_is_given_again_for_it(tmp_path: Path) -> None:
+def test_nacked_messages_are_redelivered_for_a_source_that_cannot_do_so(tmp_path: Path) -> None:
     source = Numbers()
     with serving(_just(source), "source", tmp_path) as served, client_of(served) as client:
         first = read(client, 2)

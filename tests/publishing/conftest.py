@@ -1,4 +1,4 @@
-"""Fixtures of the publishers' tests: a subject of their own, and what may listen on it."""
+"""Fixtures of the publishers' tests: a subject of their own, and listeners for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.nats.securing import address
 
 
 class TestStream:
-    """A stream that is there once it has been called."""
+    """A stream that is created when this is called."""
 
     __test__ = False
 

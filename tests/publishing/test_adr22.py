@@ -4,20 +4,21 @@ Cases of nats.go (L: test/js_test.go, N: jetstream/test/publish_test.go), and wh
 
 | case | here | difference |
 | --- | --- | --- |
-| L1, N1 | test_no_stream_is_an_error_after_three_attempts | none |
-| L2, L5, N2 | test_no_stream_is_an_error_of_the_first_message_of_many | raised, not in a future; \
-retried by default, as in the new client and not in the old one |
-| L3, N7 | test_a_stream_that_appears_in_time_takes_the_message | none (window 1, as there) |
+| L1, N1 | test_a_missing_stream_is_an_error_after_three_attempts | none |
+| L2, L5, N2 | test_a_missing_stream_is_an_error_of_the_first_of_many_messages | raised, not in a \
+future; retried by default, as in the new client and not in the old one |
+| L3, N7 | test_a_stream_that_appears_in_time_stores_the_message | none (window 1, as there) |
 | L4, N8 | test_a_stream_that_appears_too_late_is_an_error | none |
-| L6, N3 | test_publisher_options.py: below -1 is refused | upstream refuses -1, we do not |
-| L7 | test_publisher_many.py: no_more_than_the_window_are_on_their_way | none |
+| L6, N3 | test_options.py: below -1 is refused | upstream refuses -1, we do not |
+| L7 | test_many.py: no_more_messages_than_the_window_are_in_flight | none |
 | L8, N5 | no option for a stall: a full window waits; a window of 0 is refused | left out |
-| L9 | test_publisher_faults.py: every_call_ends_when_the_server_stops | ends by its deadline |
-| N4 | test_publisher_options.py: a wait of -1 is refused | ValueError |
+| L9 | test_faults.py: every_call_ends_when_the_server_stops | ends at its deadline |
+| N4 | test_options.py: a wait of -1 is refused | ValueError |
 | N6 | there is no reply subject to set | left out |
-| N9 | test_one_try_means_one_try | none |
-| N10 | test_publisher_many.py: what_failed_is_published_again_and_stored_once | no error handler |
-| N11 | test_a_stream_that_does_not_confirm_ends_by_the_deadline | none |
+| N9 | test_no_retries_means_a_single_attempt | none |
+| N10 | test_many.py: failed_messages_can_be_published_again_and_are_stored_once | no error \
+handler |
+| N11 | test_a_publish_without_a_confirmation_ends_at_the_deadline | none |
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ebbflow.publishing import AsyncPublisher, Publisher
 
 @contextmanager
 def later(seconds, action):
-    """Do something meanwhile, and wait for it at the end."""
+    """Run an action after that many seconds, and wait for it at the end."""
     timer = threading.Timer(seconds, action)
     timer.start()
     yield
@@ -52,13 +53,13 @@ def later(seconds, action):
 
 @contextmanager
 def taking(least, most=4):
-    """What is inside takes at least that many seconds, and not many more."""
+    """The block takes at least that many seconds, and not many more."""
     began = time.monotonic()
     yield
     assert least <= time.monotonic() - began < least + most
 
 
-def test_no_stream_is_an_error_after_three_attempts(publisher, subject):
+def test_a_missing_stream_is_an_error_after_three_attempts(publisher, subject):
     with taking(0.5), pytest.raises(NoStreamResponse) as failed:
         publisher.publish(subject, b"x", ack_wait=10)
 
@@ -66,7 +67,7 @@ def test_no_stream_is_an_error_after_three_attempts(publisher, subject):
     assert re.fullmatch(text, str(failed.value))
 
 
-def test_no_stream_is_an_error_of_the_first_message_of_many(url, subject):
+def test_a_missing_stream_is_an_error_of_the_first_of_many_messages(url, subject):
     async def send():
         async with AsyncPublisher(url, retry_wait=0.02) as publisher:
             await publisher.publish_many([(subject, b"x")])
@@ -78,7 +79,7 @@ def test_no_stream_is_an_error_of_the_first_message_of_many(url, subject):
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_stream_that_appears_in_time_takes_the_message(publisher, subject, stream, many):
+def test_a_stream_that_appears_in_time_stores_the_message(publisher, subject, stream, many):
     options = {"retry_attempts": 10, "retry_wait": 0.1}
     with later(0.3, stream), taking(0.3):
         if many:
@@ -97,7 +98,7 @@ def test_a_stream_that_appears_too_late_is_an_error(publisher, subject, stream):
     assert failed.value.attempts == 3
 
 
-def test_one_try_means_one_try(publisher, subject, silent):
+def test_no_retries_means_a_single_attempt(publisher, subject, silent):
     with taking(0), pytest.raises(NoStreamResponse, match="after 1 attempt in 0"):
         publisher.publish(subject, b"x", retry_attempts=0, retry_wait=30)
 
@@ -107,7 +108,7 @@ def test_one_try_means_one_try(publisher, subject, silent):
     assert len(received) == 1
 
 
-def test_a_stream_that_does_not_confirm_ends_by_the_deadline(publisher, subject, stream):
+def test_a_publish_without_a_confirmation_ends_at_the_deadline(publisher, subject, stream):
     stream(no_ack=True)
     with taking(0.05), pytest.raises(PublishTimeout):
         publisher.publish(subject, b"x", ack_wait=0.05)
@@ -116,7 +117,7 @@ def test_a_stream_that_does_not_confirm_ends_by_the_deadline(publisher, subject,
     assert stream.messages == 1
 
 
-def test_endless_attempts_end_by_the_deadline(publisher, subject):
+def test_endless_attempts_end_at_the_deadline(publisher, subject):
     with taking(0.5), pytest.raises(PublishTimeout) as failed:
         publisher.publish(subject, b"x", retry_attempts=-1, retry_wait=0.2, ack_wait=0.5)
 
@@ -127,7 +128,7 @@ def test_endless_attempts_end_by_the_deadline(publisher, subject):
     )
 
 
-def test_endless_attempts_end_by_a_time_of_day(publisher, subject):
+def test_endless_attempts_end_at_a_deadline_given_as_a_time(publisher, subject):
     deadline = datetime.now(UTC) + timedelta(seconds=0.5)
     with pytest.raises(PublishTimeout, match="3 attempts"):
         publisher.publish(subject, b"x", retry_attempts=-1, retry_wait=0.2, deadline=deadline)
@@ -135,7 +136,7 @@ def test_endless_attempts_end_by_a_time_of_day(publisher, subject):
     assert timedelta(0) <= datetime.now(UTC) - deadline < timedelta(seconds=1)
 
 
-def test_a_deadline_that_is_over_sends_nothing(publisher, subject, stream):
+def test_nothing_is_sent_after_the_deadline(publisher, subject, stream):
     stream()
     with pytest.raises(PublishTimeout, match=r"after 0 attempts in 0\.00 s"):
         publisher.publish(subject, b"x", deadline=datetime.now(UTC))
@@ -143,7 +144,7 @@ def test_a_deadline_that_is_over_sends_nothing(publisher, subject, stream):
     assert stream.messages == 0
 
 
-def test_the_wait_does_not_go_beyond_the_deadline(publisher, subject):
+def test_the_wait_between_attempts_ends_at_the_deadline(publisher, subject):
     with taking(0.2), pytest.raises(PublishTimeout) as failed:
         publisher.publish(subject, b"x", retry_wait=30, ack_wait=0.2)
 
@@ -160,14 +161,16 @@ def test_a_refusal_after_no_responders_is_final(publisher, subject, stream):
     assert "refused by the server" in str(refused.value)
 
 
-def test_silence_after_no_responders_ends_by_the_deadline(publisher, subject, silent):
+def test_silence_after_no_responders_ends_at_the_deadline(publisher, subject, silent):
     with later(0.1, silent), taking(0.8), pytest.raises(PublishTimeout) as failed:
         publisher.publish(subject, b"x", retry_wait=0.4, attempt_timeout="0.1s", ack_wait=0.8)
 
     assert failed.value.detail == "1 found no stream, 2 got no answer"
 
 
-def test_no_responders_after_silence_leave_a_doubt(publisher, subject, silent):
+def test_no_responders_after_silence_leave_open_whether_the_message_is_stored(
+    publisher, subject, silent
+):
     silent()
     options = {"retry_wait": 0.05, "attempt_timeout": "0.3s"}
     with later(0.15, silent.stop), pytest.raises(NoStreamResponse) as failed:
@@ -176,7 +179,7 @@ def test_no_responders_after_silence_leave_a_doubt(publisher, subject, silent):
     assert failed.value.detail == "1 got no answer, so it may be stored all the same"
 
 
-def test_silence_is_followed_by_the_same_message_with_the_same_id(publisher, subject, silent):
+def test_an_unanswered_message_is_sent_again_with_the_same_id(publisher, subject, silent):
     received = silent()
     with pytest.raises(PublishTimeout, match="3 got no answer"):
         publisher.publish(subject, b"x", attempt_timeout="0.1s", ack_wait=0.6)
@@ -185,7 +188,9 @@ def test_silence_is_followed_by_the_same_message_with_the_same_id(publisher, sub
     assert len({message.headers["Nats-Msg-Id"] for message in received}) == 1
 
 
-def test_a_full_stream_is_told_at_once_however_many_attempts_there_are(publisher, subject, stream):
+def test_a_full_stream_is_reported_at_once_however_many_attempts_are_allowed(
+    publisher, subject, stream
+):
     stream(max_msgs=1, discard="new")
     publisher.publish(subject, b"x")
     with taking(0), pytest.raises(BufferFull) as full:
@@ -197,7 +202,7 @@ def test_a_full_stream_is_told_at_once_however_many_attempts_there_are(publisher
     )
 
 
-def test_a_full_stream_is_waited_for_and_that_uses_up_no_attempts(publisher, subject, stream, link):
+def test_waiting_for_a_full_stream_uses_up_no_attempts(publisher, subject, stream, link):
     stream(max_msgs=1, discard="new")
     publisher.publish(subject, b"x")
     options = {"retry_attempts": 0, "retry_wait": 0.05, "wait_for_room": True}
@@ -212,7 +217,7 @@ def test_a_full_stream_is_waited_for_and_that_uses_up_no_attempts(publisher, sub
     assert (ack.seq, ack.attempts > 2) == (2, True)
 
 
-def test_an_answer_that_is_not_a_streams_is_refused(publisher, subject, silent):
+def test_an_answer_that_is_not_from_a_stream_is_rejected(publisher, subject, silent):
     for answer in (b"hello", b"[1]", b"{}"):
         silent(answer)
         with pytest.raises(PermanentPublishError, match="what answered is not a stream"):
@@ -220,7 +225,7 @@ def test_an_answer_that_is_not_a_streams_is_refused(publisher, subject, silent):
         silent.stop()
 
 
-def test_the_options_of_a_publisher_hold_unless_a_call_has_others(url, subject):
+def test_the_options_of_a_call_override_those_of_the_publisher(url, subject):
     with Publisher(url, retry_attempts=0, ack_wait=0.2) as publisher:
         with pytest.raises(NoStreamResponse, match="after 1 attempt "):
             publisher.publish(subject, b"x")

@@ -1,4 +1,4 @@
-"""Servers that hang, die and come back; callers that give up: nothing twice, no call hangs."""
+"""Servers that hang, crash and restart; callers that give up: no duplicates, and no call hangs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_message_sent_again_to_a_server_that_hung_is_stored_once(fragile):
 
 
 def test_a_refusal_after_silence_says_that_the_message_may_be_stored(fragile):
-    """The server looks at what is expected before it looks at the id."""
+    """The server checks what is expected before it checks the id."""
     headers = {"Nats-Expected-Last-Sequence": "0"}
     with (
         Publisher(fragile.url, attempt_timeout="0.1s", **PATIENT) as publisher,
@@ -92,7 +92,7 @@ def test_a_refusal_after_silence_says_that_the_message_may_be_stored(fragile):
     assert fragile.stored() == 1
 
 
-def test_a_server_that_is_killed_while_many_are_published_stores_each_once(fragile):
+def test_a_server_killed_while_many_messages_are_published_stores_each_once(fragile):
     def messages():
         for n in range(3_000):
             if n in (1_000, 2_000):
@@ -123,7 +123,7 @@ def test_every_call_ends_when_the_server_stops(fragile):
     assert {type(result) for result in results} <= {Ack, PublishTimeout, NoStreamResponse}
 
 
-def test_without_a_connection_a_call_waits_within_its_deadline(fragile):
+def test_a_call_without_a_connection_waits_until_its_deadline(fragile):
     with Publisher(fragile.url) as publisher:
         fragile.process.stop()
         until(lambda: not publisher._inner._client.is_connected)
@@ -135,7 +135,7 @@ def test_without_a_connection_a_call_waits_within_its_deadline(fragile):
         assert (failed.value.attempts, failed.value.detail) == (0, "there was no connection")
 
 
-def test_a_call_that_began_without_a_connection_is_served_when_there_is_one(fragile):
+def test_a_call_begun_without_a_connection_succeeds_once_there_is_one(fragile):
     with Publisher(fragile.url, **PATIENT) as publisher:
         os.kill(fragile.process.pid, signal.SIGKILL)
         until(lambda: not publisher._inner._client.is_connected)
@@ -143,7 +143,7 @@ def test_a_call_that_began_without_a_connection_is_served_when_there_is_one(frag
         assert publisher.publish("s", b"x").seq == 1
 
 
-def test_a_task_that_is_cancelled_during_the_wait_ends_at_once(url, subject):
+def test_a_task_cancelled_during_the_wait_ends_at_once(url, subject):
     async def send():
         async with AsyncPublisher(url, retry_wait=20, ack_wait=30) as publisher:
             call = asyncio.create_task(publisher.publish(subject, b"x"))
@@ -197,7 +197,7 @@ def test_closing_ends_the_calls_of_other_threads(url, subject, many, monkeypatch
             call.result(120)
 
 
-def test_a_connection_that_was_closed_by_somebody_else_is_told(url, subject):
+def test_a_connection_closed_by_other_code_is_reported(url, subject):
     async def send():
         async with AsyncPublisher(url) as publisher:
             await publisher._client.close()
@@ -207,7 +207,7 @@ def test_a_connection_that_was_closed_by_somebody_else_is_told(url, subject):
         asyncio.run(send())
 
 
-def test_a_publisher_is_used_while_it_is_open_and_in_its_process(url, subject, stream):
+def test_a_publisher_works_only_while_it_is_open_and_in_its_own_process(url, subject, stream):
     stream()
     publisher = Publisher(url)
     text = r"the publisher is not open; use it inside: with Publisher\(...\) as publisher"
@@ -239,7 +239,7 @@ def test_threads_share_a_publisher(publisher, subject, stream):
     assert sorted(ack.seq for ack in acks) == list(range(1, 201))
 
 
-def test_headers_arrive_and_stay_as_the_caller_made_them(publisher, subject, stream, link):
+def test_headers_arrive_and_the_callers_mapping_stays_unchanged(publisher, subject, stream, link):
     stream()
     headers = {"colour": "blue"}
     publisher.publish(subject, b"x", headers=headers, msg_id="first")
@@ -256,9 +256,9 @@ def test_the_first_server_of_the_list_that_answers_is_used(url, subject, stream)
         assert publisher.publish(subject, b"x").seq == 1
 
 
-def test_a_server_that_is_not_there_and_a_wrong_login_are_told_without_the_password(link):
+def test_an_unreachable_server_and_a_wrong_login_are_reported_without_the_password(link):
     host = str(link.server).removeprefix("nats://")
-    for url, told in [
+    for url, expected in [
         (
             "nats://me:secret@127.0.0.1:1",
             "No NATS server answers at nats://127.0.0.1:1: .* Start it, or correct the URL.",
@@ -269,6 +269,6 @@ def test_a_server_that_is_not_there_and_a_wrong_login_are_told_without_the_passw
             r"\. It was given a user and password: check that\.",
         ),
     ]:
-        with pytest.raises(SetupError, match=told) as failed, Publisher(url):
+        with pytest.raises(SetupError, match=expected) as failed, Publisher(url):
             pass
         assert "secret" not in str(failed.value)

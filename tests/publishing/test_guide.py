@@ -18,7 +18,7 @@ def test_the_example_prints_what_the_guide_says(link, url, ensure, capsys):
 
     names["main"](url)
 
-    told = next(block.text for block in GUIDE.blocks if block.language == "text")
+    expected = next(block.text for block in GUIDE.blocks if block.language == "text")
     seconds = re.compile(r"\d\.\d\d s")
-    assert seconds.sub("… s", capsys.readouterr().out) == seconds.sub("… s", told)
+    assert seconds.sub("… s", capsys.readouterr().out) == seconds.sub("… s", expected)
     link.run(api.delete(link.client, ["ORDERS"]))

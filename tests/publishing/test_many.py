@@ -1,4 +1,4 @@
-"""Many messages at once: bounded, in order, and known message by message when something fails."""
+"""Many messages at once: bounded, in order, and with an outcome for each when something fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def numbered(subject, count):
     return [Outgoing(subject, b"%d" % n) for n in range(count)]
 
 
-def test_acks_come_in_the_order_of_the_messages_and_so_they_are_stored(publisher, subject, stream):
+def test_messages_are_stored_and_acked_in_their_order(publisher, subject, stream):
     stream()
     acks = publisher.publish_many(((subject, b"x") for _ in range(1_000)), window=50)
 
@@ -25,7 +25,7 @@ def test_acks_come_in_the_order_of_the_messages_and_so_they_are_stored(publisher
     assert not any(ack.duplicate for ack in acks)
 
 
-def test_no_messages_have_no_acks(publisher):
+def test_an_empty_list_of_messages_returns_no_acks(publisher):
     assert publisher.publish_many([]) == []
 
 
@@ -43,7 +43,7 @@ async def _from_a_generator(messages):
 
 
 @pytest.mark.parametrize("source", [_from_a_list, _from_a_generator])
-def test_the_async_publisher_takes_what_comes(url, subject, stream, source):
+def test_the_async_publisher_takes_lists_and_async_generators(url, subject, stream, source):
     stream()
 
     async def send():
@@ -53,7 +53,7 @@ def test_the_async_publisher_takes_what_comes(url, subject, stream, source):
     assert [ack.seq for ack in asyncio.run(send())] == list(range(1, 301))
 
 
-def test_no_more_than_the_window_are_on_their_way(publisher, subject, silent):
+def test_no_more_messages_than_the_window_are_in_flight(publisher, subject, silent):
     received = silent()
     with pytest.raises(PublishTimeout) as failed:
         publisher.publish_many(numbered(subject, 100), window=10, ack_wait=0.3)
@@ -62,8 +62,8 @@ def test_no_more_than_the_window_are_on_their_way(publisher, subject, silent):
     assert failed.value.acks == (None,) * 10
 
 
-def test_a_message_is_sent_before_the_next_one_is_there(publisher, subject, stream):
-    """An iterable that waits holds up neither what it has given already nor the connection."""
+def test_a_message_is_sent_before_the_iterable_yields_the_next(publisher, subject, stream):
+    """An iterable that waits holds up neither what it has already yielded nor the connection."""
     stream()
     checked = []
 
@@ -78,7 +78,7 @@ def test_a_message_is_sent_before_the_next_one_is_there(publisher, subject, stre
     assert checked == [0, 1, 2]
 
 
-def test_after_an_error_it_is_known_which_messages_are_stored(publisher, subject, stream):
+def test_an_error_shows_which_messages_are_stored(publisher, subject, stream):
     stream(max_msgs=30, discard="new")
     given = iter(numbered(subject, 10_000))
     with pytest.raises(BufferFull) as failed:
@@ -93,7 +93,7 @@ def test_after_an_error_it_is_known_which_messages_are_stored(publisher, subject
     assert pickle.loads(pickle.dumps(failed.value)).acks == acks
 
 
-def test_what_failed_is_published_again_and_stored_once(publisher, subject, stream):
+def test_failed_messages_can_be_published_again_and_are_stored_once(publisher, subject, stream):
     messages = numbered(subject, 10)
     with pytest.raises(NoStreamResponse):
         publisher.publish_many(messages, retry_attempts=0)
@@ -122,23 +122,27 @@ def _breaking(subject):
 
 
 @pytest.mark.parametrize(
-    ("source", "kind", "told"),
+    ("source", "kind", "expected"),
     [
         (_invalid, ValueError, "data must be bytes, not str"),
         (_not_a_message, ValueError, "a message is an Outgoing or a pair"),
         (_breaking, KeyError, "the file is broken"),
     ],
 )
-def test_what_is_before_a_broken_message_is_stored(publisher, subject, stream, source, kind, told):
+def test_messages_before_an_invalid_one_are_stored(
+    publisher, subject, stream, source, kind, expected
+):
     stream()
-    with pytest.raises(kind, match=told) as failed:
+    with pytest.raises(kind, match=expected) as failed:
         publisher.publish_many(source(subject))
 
     assert failed.value.__notes__ == ["It was message 2; those before it are stored."]
     assert stream.messages == 2
 
 
-def test_a_message_over_the_limit_is_refused_and_the_connection_stays(url, link, subject, stream):
+def test_a_message_over_the_limit_is_rejected_and_the_connection_stays_open(
+    url, link, subject, stream
+):
     stream()
     limit = link.client.max_payload
     headers = {"Nats-Msg-Id": "id", "a": "ü"}
@@ -153,15 +157,15 @@ def test_a_message_over_the_limit_is_refused_and_the_connection_stays(url, link,
 
 
 @pytest.mark.parametrize("window", [0, -1, 1.5, True, None])
-def test_a_window_has_room_for_one_at_least(publisher, window):
+def test_a_window_must_hold_at_least_one_message(publisher, window):
     text = f"window must be a whole number from 1, not {window!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         publisher.publish_many([], window=window)
 
 
-def test_a_message_is_sent_again_while_the_next_one_is_not_there_yet(publisher, subject, stream):
+def test_a_message_is_retried_while_the_iterable_waits_for_the_next(publisher, subject, stream):
     def waiting():
-        yield (subject, b"x")  # nobody listens yet
+        yield (subject, b"x")  # the stream does not exist yet
         stream()
         while stream.messages < 1:
             threading.Event().wait(0.01)

@@ -1,4 +1,4 @@
-"""What is refused before anything is sent, and what is taken; no server is needed."""
+"""What is rejected before anything is sent, and what is accepted; no server is needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_times_are_seconds_above_zero(name, value):
         PublishOptions(**{name: value})
 
 
-def test_the_time_of_an_attempt_is_a_duration():
+def test_the_timeout_of_an_attempt_is_a_duration():
     assert PublishOptions(attempt_timeout="250ms").to_retry().attempt_timeout == 0.25
     with refusal("attempt_timeout must be longer than 0"):
         PublishOptions(attempt_timeout="0s")
@@ -40,15 +40,15 @@ def test_the_time_of_an_attempt_is_a_duration():
 
 
 @pytest.mark.parametrize("value", [-2, 1.5, "2", True, None])
-def test_attempts_are_counted_or_endless(value):
+def test_attempts_are_a_count_or_endless(value):
     rule = "must be a whole number from 0, or -1 to continue until the deadline"
     with refusal(f"retry_attempts {rule}, not {value!r}"):
         PublishOptions(retry_attempts=value)
 
 
-def test_other_options_that_make_no_sense_are_refused():
+def test_other_invalid_options_are_rejected():
     now = datetime.now(UTC)
-    for options, told in [
+    for options, expected in [
         (
             {"ack_wait": 1, "deadline": now},
             "ack_wait and deadline both bound the call; give one of them",
@@ -57,14 +57,14 @@ def test_other_options_that_make_no_sense_are_refused():
         ({"wait_for_room": 1}, "wait_for_room must be True or False, not 1"),
         ({"retry_wait": math.inf}, f"retry_wait {SECONDS} inf"),
     ]:
-        with refusal(told):
+        with refusal(expected):
             PublishOptions(**options)
     with pytest.raises(ValueError, match="with a time zone"):
         PublishOptions(deadline=now.replace(tzinfo=None))
 
 
 @pytest.mark.parametrize("kind", [Publisher, AsyncPublisher])
-def test_publishers_refuse_wrong_options_when_they_are_made(kind):
+def test_publishers_reject_invalid_options_when_they_are_created(kind):
     with pytest.raises(ValueError, match="retry_wait"):
         kind("nats://localhost", retry_wait=-1)
     with pytest.raises(TypeError, match="retries"):
@@ -77,7 +77,7 @@ def test_defaults_are_those_of_adr_22():
     assert PublishOptions(ack_wait=math.inf).to_retry().ack_wait == math.inf
 
 
-def test_a_new_bound_replaces_the_old_one():
+def test_a_new_time_limit_replaces_the_old_one():
     soon = datetime.now(UTC) + timedelta(seconds=60)
     changed = PublishOptions(ack_wait=3).with_changes({"deadline": soon})
     assert (changed.ack_wait, changed.deadline) == (None, soon)
@@ -95,18 +95,18 @@ def test_a_new_bound_replaces_the_old_one():
         *(5, None, b"a"),
     ],
 )
-def test_what_is_not_one_subject_is_refused(subject):
+def test_an_invalid_subject_is_rejected(subject):
     with refusal(f"{NAMES} {subject!r}"):
         Outgoing(subject, b"x")
 
 
 @pytest.mark.parametrize("subject", ["a", "a.b-c_d.1", "$KV.bucket.key", "a*b.c>", "büro.tür"])
-def test_every_literal_subject_is_taken(subject):
+def test_every_literal_subject_is_accepted(subject):
     assert Outgoing(subject, b"").subject == subject
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"data": "x"}, "data must be bytes, not str"),
         ({"data": bytearray(b"x")}, "data must be bytes, not bytearray"),
@@ -124,12 +124,12 @@ def test_every_literal_subject_is_taken(subject):
         ),
     ],
 )
-def test_what_could_not_be_sent_as_it_is_is_refused(fields, told):
-    with refusal(told):
+def test_fields_that_could_not_be_sent_unchanged_are_rejected(fields, expected):
+    with refusal(expected):
         Outgoing(**({"subject": "s", "data": b"x"} | fields))
 
 
-def test_an_id_is_the_one_given_or_made_up_and_headers_stay_as_they_were():
+def test_an_id_is_given_or_generated_and_the_callers_headers_stay_unchanged():
     headers = {"a": "b"}
     one, two = Outgoing("s", b"", headers), Outgoing("s", b"", headers)
     assert one.msg_id != two.msg_id
@@ -139,7 +139,7 @@ def test_an_id_is_the_one_given_or_made_up_and_headers_stay_as_they_were():
     assert Outgoing("s", b"", msg_id="mine").headers == {"Nats-Msg-Id": "mine"}
 
 
-def test_urls_are_one_or_a_list_or_with_commas_and_their_login_is_taken_out():
+def test_urls_may_be_a_list_or_separated_by_commas_and_their_login_is_extracted():
     login = "nats://me:s%40crt@"
     urls = ("nats://a:1", "nats://b:2")
     for given in (f"{login}a:1,{login}b:2", [f"{login}a:1", "b:2"], (f"{login}a:1, nats://b:2",)):
@@ -150,7 +150,7 @@ def test_urls_are_one_or_a_list_or_with_commas_and_their_login_is_taken_out():
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         ("", f"'' {NO_URL}"),
         ("http://me:secret@a", f"'a' {NO_URL}"),
@@ -161,6 +161,6 @@ def test_urls_are_one_or_a_list_or_with_commas_and_their_login_is_taken_out():
         ("nats://x:y@a,nats://z:y@b", DIFFERENT),
     ],
 )
-def test_what_is_no_url_is_refused_and_no_password_is_shown(url, told):
-    with refusal(told):
+def test_an_invalid_url_is_rejected_without_showing_its_password(url, expected):
+    with refusal(expected):
         Publisher(url)

@@ -1,4 +1,4 @@
-"""The contract of a columnar sink: a record batch in, and out only what is not simply written."""
+"""The contract of a columnar sink: a record batch in, and out what is not simply written."""
 
 import asyncio
 from functools import partial
@@ -26,7 +26,7 @@ FIX = (
 EVERY = frozenset(Status)
 
 
-def sunk(
+def sink_verdict(
     target,
     *ids: str,
     size: int = 100,
@@ -64,13 +64,13 @@ class SinkClass:
     ],
     ids=["None", "empty", "ok", "async", "class"],
 )
-def test_what_is_not_named_is_done(target):
-    assert sunk(target, *"abcdefg", size=3).outcomes == {}
+def test_rows_that_the_result_does_not_name_are_done(target):
+    assert sink_verdict(target, *"abcdefg", size=3).outcomes == {}
 
 
 def test_a_call_gets_the_columns_of_its_rows():
     calls: list[pa.RecordBatch] = []
-    sunk(calls.append, *"abcde", size=2, retries=[0, 1, 2, 3, 4])
+    sink_verdict(calls.append, *"abcde", size=2, retries=[0, 1, 2, 3, 4])
     assert [batch.schema.names for batch in calls] == [[*COLUMNS, "watermark"]] * 3
     assert [batch.column("id").to_pylist() for batch in calls] == [["a", "b"], ["c", "d"], ["e"]]
     assert [batch.column("retries").to_pylist() for batch in calls] == [[0, 1], [2, 3], [4]]
@@ -78,7 +78,7 @@ def test_a_call_gets_the_columns_of_its_rows():
 
 def test_a_pandas_sink_gets_data_frames():
     frames = []
-    sunk(frames.append, *"ab", pandas=True)
+    sink_verdict(frames.append, *"ab", pandas=True)
     assert [type(frame).__name__ for frame in frames] == ["DataFrame"]
     assert list(frames[0]["value"]) == [b"a", b"b"]
 
@@ -92,7 +92,7 @@ def test_every_row_keeps_its_own_answer():
             4: Response.nack(reason="given up", max_deliveries=0),
         }
 
-    assert sunk(target, *"abcde").outcomes == {
+    assert sink_verdict(target, *"abcde").outcomes == {
         1: DeadLetter("sink failure", error="no such account"),
         2: Redeliver(5_000, "busy", 0, NackOptions(5_000, reason="busy")),
         3: Redeliver(0, None, 0),
@@ -100,48 +100,48 @@ def test_every_row_keeps_its_own_answer():
     }
 
 
-def test_an_exception_in_place_of_an_answer_is_what_its_row_failed_with():
-    verdict = sunk(lambda batch: {1: ValueError("bad data"), 2: Response.nack()}, *"abc")
+def test_an_exception_in_place_of_an_answer_becomes_the_failure_of_its_row():
+    verdict = sink_verdict(lambda batch: {1: ValueError("bad data"), 2: Response.nack()}, *"abc")
     assert verdict.outcomes == {
         1: Redeliver(1_000, "ValueError: bad data", 1),
         2: verdict.outcomes[2],
     }
 
 
-def test_a_system_that_is_away_for_a_row_blames_no_row():
-    verdict = sunk(lambda batch: {1: Unavailable("the function")}, *"abc")
+def test_a_system_that_is_unavailable_for_one_row_penalises_no_row():
+    verdict = sink_verdict(lambda batch: {1: Unavailable("the function")}, *"abc")
     assert verdict.outcomes == {1: Retry(500, "Unavailable: the function", 0, 0)}
 
 
-def test_a_row_that_was_not_tried_comes_back_as_it_is():
-    verdict = sunk(lambda batch: {1: ValueError("bad"), 2: UNTRIED}, *"abc")
+def test_a_row_that_was_not_tried_is_redelivered_without_a_penalty():
+    verdict = sink_verdict(lambda batch: {1: ValueError("bad"), 2: UNTRIED}, *"abc")
     assert verdict.outcomes == {
         1: Redeliver(1_000, "ValueError: bad", 1),
         2: Retry(500, "not tried: others failed before it", 0, 0),
     }
 
 
-def test_rows_are_counted_from_the_first_of_the_call():
-    verdict = sunk(lambda batch: {1: Response.nack()}, *"abcdef", size=2)
+def test_rows_are_numbered_from_the_start_of_their_call():
+    verdict = sink_verdict(lambda batch: {1: Response.nack()}, *"abcdef", size=2)
     assert verdict.outcomes.keys() == {1, 3, 5}
 
 
-def test_fallback_serve_and_on_success_are_asked_for():
-    handed_on = Message(b"stored")
+def test_a_columnar_sink_can_answer_fallback_serve_and_on_success():
+    message = Message(b"stored")
 
     def target(batch: pa.RecordBatch) -> dict[int, Response]:
         return {
             0: Response.fallback(),
             1: Response.serve(payload=b"answer"),
-            2: Response.on_success(message=handed_on),
+            2: Response.on_success(message=message),
             3: Response.on_success(),
         }
 
-    verdict = sunk(target, *"abcde", allowed=EVERY)
+    verdict = sink_verdict(target, *"abcde", allowed=EVERY)
     assert verdict.outcomes == {}
     assert verdict.decisions.fallback.keys() == {0}
     assert verdict.decisions.served == {1: b"answer"}
-    assert verdict.decisions.on_success == {2: handed_on, 3: None}
+    assert verdict.decisions.on_success == {2: message, 3: None}
 
 
 @pytest.mark.guarantee("sink-contract")
@@ -189,21 +189,21 @@ def test_fallback_serve_and_on_success_are_asked_for():
         "no answer",
         "an id",
         "wrong fact",
-        "behind the last",
+        "after the last",
         "before",
         "an id for a row",
         "bool",
     ],
 )
 def test_rows_without_a_valid_answer_fail_and_the_others_keep_theirs(answers, failed, error):
-    verdict = sunk(lambda batch: answers)
+    verdict = sink_verdict(lambda batch: answers)
     expected = Redeliver(1_000, f"ContractViolation: v: {error}. {FIX}", 1)
     assert verdict.outcomes == dict.fromkeys(failed, expected)
 
 
 @pytest.mark.parametrize("answers", [[], True, b"ok", [Response.ok()]], ids=repr)
-def test_what_is_no_mapping_fails_the_call(answers):
-    verdict = sunk(lambda batch: answers)
+def test_a_result_that_is_not_a_mapping_fails_the_call(answers):
+    verdict = sink_verdict(lambda batch: answers)
     error = (
         f"ContractViolation: v: returned {type(answers).__name__} where None or a mapping "
         f"from rows to responses belongs. {FIX}"
@@ -220,8 +220,10 @@ def test_what_is_no_mapping_fails_the_call(answers):
     ],
     ids=["FALLBACK", "SERVE", "ON_SUCCESS"],
 )
-def test_an_answer_that_nothing_is_configured_for_is_a_violation(answer, needed, field):
-    verdict = sunk(lambda batch: {0: answer})
+def test_an_answer_without_the_configuration_it_needs_is_a_contract_violation(
+    answer, needed, field
+):
+    verdict = sink_verdict(lambda batch: {0: answer})
     error = (
         f"ContractViolation: v: answered {answer.status.name}, but there is no {needed} for it "
         f"(ids: a). Configure {field}, or answer with Response.ok, .failure or .nack."
@@ -230,12 +232,12 @@ def test_an_answer_that_nothing_is_configured_for_is_a_violation(answer, needed,
 
 
 @pytest.mark.parametrize("error", ["", "  ", None, 5], ids=repr)
-def test_a_failure_must_say_what_went_wrong(error):
+def test_a_failure_needs_an_error_message(error):
     with pytest.raises(ValueError, match="needs an error message"):
         Response.failure(error=error)
 
 
-def test_only_the_rows_that_failed_are_given_again_and_count_their_retries():
+def test_only_failed_rows_are_retried_and_their_retries_are_counted():
     calls: list[list[tuple[str, int]]] = []
 
     def target(batch: pa.RecordBatch) -> dict[int, Response]:
@@ -243,12 +245,12 @@ def test_only_the_rows_that_failed_are_given_again_and_count_their_retries():
         calls.append(list(zip(ids, retries, strict=True)))
         return {ids.index("b"): Response.failure(error="not yet")} if len(calls) < 3 else {}
 
-    verdict = sunk(target, strategy=RetryStrategy(Backoff("1ms", steps=5)))
+    verdict = sink_verdict(target, strategy=RetryStrategy(Backoff("1ms", steps=5)))
     assert calls == [[("a", 0), ("b", 0), ("c", 0)], [("b", 1)], [("b", 2)]]
     assert verdict.outcomes == {}
 
 
-def test_a_bad_row_takes_its_neighbours_along_only_once():
+def test_a_bad_row_fails_its_neighbours_only_once():
     calls: list[list[str]] = []
 
     def target(batch: pa.RecordBatch) -> None:
@@ -256,30 +258,32 @@ def test_a_bad_row_takes_its_neighbours_along_only_once():
         if "bad" in calls[-1]:
             raise ValueError("no")
 
-    first = sunk(target, "a", "bad", "b")
+    first = sink_verdict(target, "a", "bad", "b")
     assert first.outcomes.keys() == {0, 1, 2}
     calls.clear()
-    second = sunk(target, "a", "bad", "b", failures=1)
+    second = sink_verdict(target, "a", "bad", "b", failures=1)
     assert calls == [["a"], ["bad"], ["b"]]
     assert second.outcomes.keys() == {1}
 
 
-def test_the_row_that_breaks_a_large_call_is_found_and_the_others_come_again_alone():
+def test_after_a_large_call_fails_its_rows_are_tried_alone_or_redelivered():
     def target(batch: pa.RecordBatch) -> None:
         if "7" in batch.column("id").to_pylist():
             raise ValueError("no")
 
-    verdict = sunk(target, *map(str, range(20)))
+    verdict = sink_verdict(target, *map(str, range(20)))
     assert 0 not in verdict.outcomes  # it was tried alone, and passed
-    assert {type(end) for end in verdict.outcomes.values()} == {Redeliver}
+    assert {type(outcome) for outcome in verdict.outcomes.values()} == {Redeliver}
 
 
-def test_a_nack_of_the_call_nacks_all_rows():
+def test_a_nack_raised_by_a_call_nacks_all_its_rows():
     def target(batch: pa.RecordBatch) -> None:
         raise Nack(delay="5ms", reason="busy")
 
     options = NackOptions(5, reason="busy")
-    assert sunk(target).outcomes == dict.fromkeys(range(3), Redeliver(5, "busy", 0, options))
+    assert sink_verdict(target).outcomes == dict.fromkeys(
+        range(3), Redeliver(5, "busy", 0, options)
+    )
 
 
 @pytest.mark.parametrize(
@@ -291,16 +295,16 @@ def test_a_nack_of_the_call_nacks_all_rows():
     ],
     ids=["answers", "Unavailable", "ConnectionError"],
 )
-def test_a_system_that_is_away_is_counted_on_nobody(target):
+def test_a_system_that_is_unavailable_for_all_rows_is_an_outage_and_penalises_none(target):
     verdict = verdict_on(some("a", "b", "c"))
     handler = Handler(target)
     run_columnar_sink(handler, verdict, batch_size=100, pandas=False)
-    assert {type(end) for end in verdict.outcomes.values()} == {Retry}
-    assert {end.failures for end in verdict.outcomes.values()} == {0}
+    assert {type(outcome) for outcome in verdict.outcomes.values()} == {Retry}
+    assert {outcome.failures for outcome in verdict.outcomes.values()} == {0}
     assert handler.blame.outage is not None
 
 
-def test_rows_that_are_away_beside_others_that_pass_show_no_outage():
+def test_one_unavailable_row_next_to_others_that_pass_is_not_an_outage():
     verdict = verdict_on(some("a", "b", "c"))
     handler = Handler(
         lambda batch: {1: Response.unavailable(what="the database", retry_after="2s")}
@@ -310,7 +314,7 @@ def test_rows_that_are_away_beside_others_that_pass_show_no_outage():
     assert handler.blame.outage is None
 
 
-def test_an_ordered_vertex_stops_at_the_row_that_comes_back():
+def test_an_ordered_vertex_stops_at_a_redelivered_row():
     calls: list[list[str]] = []
 
     def target(batch: pa.RecordBatch) -> dict[int, Response]:
@@ -328,7 +332,7 @@ statuses = st.sampled_from(["ok", "failure", "nack", "fallback", "serve", "unava
 
 
 @given(st.lists(statuses, min_size=1, max_size=8), st.integers(1, 8))
-def test_it_decides_as_a_sink_with_the_same_answers_in_a_list_does(said, size):
+def test_a_columnar_sink_decides_like_a_sink_that_returns_the_same_answers_in_a_list(kinds, size):
     made = {
         "ok": Response.ok,
         "failure": partial(Response.failure, error="no"),
@@ -337,14 +341,14 @@ def test_it_decides_as_a_sink_with_the_same_answers_in_a_list_does(said, size):
         "serve": partial(Response.serve, payload=b"yes"),
         "unavailable": partial(Response.unavailable, what="it"),
     }
-    ids = [str(number) for number in range(len(said))]
+    ids = [str(number) for number in range(len(kinds))]
 
     def listed(data):
-        return [made[said[int(datum.id)]](datum.id) for datum in data]
+        return [made[kinds[int(datum.id)]](datum.id) for datum in data]
 
     def in_rows(batch):
         rows = enumerate(batch.column("id").to_pylist())
-        return {row: made[said[int(i)]]() for row, i in rows if said[int(i)] != "ok"}
+        return {row: made[kinds[int(i)]]() for row, i in rows if kinds[int(i)] != "ok"}
 
     one, other = (verdict_on(some(*ids), allowed=EVERY, has_fallback=True) for _ in range(2))
     call_sink(Handler(listed), one, size)
@@ -358,7 +362,7 @@ def test_it_decides_as_a_sink_with_the_same_answers_in_a_list_does(said, size):
     st.lists(st.sampled_from(["ok", "error", "away", "untried", "nack"]), min_size=1, max_size=12),
     st.integers(1, 12),
 )
-def test_a_row_without_an_answer_comes_back_and_only_an_error_of_its_own_is_counted(said, size):
+def test_a_row_without_an_answer_is_redelivered_and_only_its_own_error_is_counted(kinds, size):
     answers = {
         "error": ValueError("bad"),
         "away": Unavailable("it"),
@@ -368,11 +372,11 @@ def test_a_row_without_an_answer_comes_back_and_only_an_error_of_its_own_is_coun
 
     def target(batch: pa.RecordBatch) -> dict[int, object]:
         rows = enumerate(batch.column("id").to_pylist())
-        return {row: answers[said[int(i)]] for row, i in rows if said[int(i)] != "ok"}
+        return {row: answers[kinds[int(i)]] for row, i in rows if kinds[int(i)] != "ok"}
 
-    verdict = verdict_on(some(*(str(number) for number in range(len(said)))))
+    verdict = verdict_on(some(*(str(number) for number in range(len(kinds)))))
     run_columnar_sink(Handler(target), verdict, size, pandas=False)
-    for row, kind in enumerate(said):
+    for row, kind in enumerate(kinds):
         outcome = verdict.outcomes.get(row)
         left = isinstance(outcome, Retry) and outcome.failures == 0
         expected = {
@@ -380,8 +384,8 @@ def test_a_row_without_an_answer_comes_back_and_only_an_error_of_its_own_is_coun
             "error": isinstance(outcome, Redeliver) and outcome.failures == 1,
             "nack": outcome == Redeliver(0, None, 0),
         }
-        # Behind calls that met an outage the rest is left as it is, whatever it would have come to.
+        # After calls that met an outage the rest stays untouched, whatever it would have answered.
         assert left or expected.get(kind, False), (row, kind, outcome)
         assert left or kind not in ("away", "untried")
-    if not {"away", "error", "untried"} & set(said):
+    if not {"away", "error", "untried"} & set(kinds):
         assert not any(isinstance(outcome, Retry) for outcome in verdict.outcomes.values())

@@ -1,4 +1,4 @@
-"""What a map or transformer may return, yield or raise, and what becomes of its input."""
+"""What a map or transformer may return, yield or raise, and the outcome of its input."""
 
 import asyncio
 import sys
@@ -17,7 +17,7 @@ from ebbflow.usercode.calling import Handler, call_map
 from tests.engine.sample_rows import some, verdict_on
 
 
-def mapped(target, *ids: str, largest: int = 1_000, concurrency: int = 4) -> Verdict:
+def map_verdict(target, *ids: str, largest: int = 1_000, concurrency: int = 4) -> Verdict:
     """The verdict of a map on rows with these ids."""
     verdict = verdict_on(some(*ids or ("a",)), largest=largest)
     handler = Handler(target)
@@ -99,7 +99,7 @@ BOTH = [(0, 0, b"a1"), (0, 1, b"a2"), (1, 0, b"b1"), (1, 1, b"b2")]
     ],
 )  # fmt: skip
 def test_messages_are_forwarded_in_order(target, expected):
-    verdict = mapped(target, "a", "b")
+    verdict = map_verdict(target, "a", "b")
     assert forwarded(verdict) == expected
     assert verdict.outcomes == {}
 
@@ -115,8 +115,8 @@ def test_messages_are_forwarded_in_order(target, expected):
     ],
     ids=["None", "empty list", "empty generator", "drop", "drops"],
 )
-def test_nothing_to_forward_is_a_drop(target):
-    verdict = mapped(target)
+def test_an_input_without_outputs_is_dropped(target):
+    verdict = map_verdict(target)
     assert verdict.outcomes == {0: EMPTY}
     assert forwarded(verdict) == []
 
@@ -137,9 +137,11 @@ FIVE, NINE = NackOptions(delay=5), NackOptions(delay=9)
         ([Message.to_nack(NackOptions()), Message.to_nack(NINE)], 0),
     ],
 )
-def test_a_nack_among_the_outputs_takes_back_the_whole_input(messages, delay):
+def test_a_nack_among_the_outputs_redelivers_the_whole_input(messages, delay):
     """And of several nacks the first that has options counts."""
-    verdict = mapped(lambda d: iter(messages) if d.id == "b" else Message(d.value), "a", "b", "c")
+    verdict = map_verdict(
+        lambda d: iter(messages) if d.id == "b" else Message(d.value), "a", "b", "c"
+    )
     assert verdict.outcomes == {1: Redeliver(delay, None, 0)}
     assert forwarded(verdict) == [(0, 0, b"a"), (2, 0, b"c")]
 
@@ -166,8 +168,8 @@ def deep_in_finally(datum: Datum):
 
 
 @pytest.mark.parametrize("target", [deep, deep_async, deep_generator, deep_in_finally])
-def test_a_nack_from_any_depth_takes_back_the_input(target):
-    verdict = mapped(target)
+def test_a_nack_raised_at_any_depth_redelivers_the_input(target):
+    verdict = map_verdict(target)
     assert verdict.outcomes == {0: Redeliver(7, "deep", 0)}
     assert forwarded(verdict) == []
 
@@ -186,7 +188,7 @@ async def broken_stream(datum: Datum):
 @pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("target", [broken_generator, broken_stream])
 def test_an_exception_after_some_messages_forwards_none_of_them(target):
-    verdict = mapped(target, "a", "b", "c")
+    verdict = map_verdict(target, "a", "b", "c")
     assert verdict.outcomes == {1: Redeliver(1_000, "KeyError: 'gone'", 1)}
     assert [parent for parent, _, _ in forwarded(verdict)] == [0, 2]
 
@@ -202,8 +204,8 @@ async def exits_async(datum: Datum):
 
 
 @pytest.mark.parametrize("target", [exits, exits_async])
-def test_sys_exit_fails_its_message_and_nothing_more(target):
-    verdict = mapped(target, "a", "b", "c")
+def test_sys_exit_fails_only_its_message(target):
+    verdict = map_verdict(target, "a", "b", "c")
     assert verdict.outcomes == {1: Redeliver(1_000, "SystemExit: 3", 1)}
     assert [parent for parent, _, _ in forwarded(verdict)] == [0, 2]
 
@@ -216,8 +218,8 @@ async def waits_for_a_cancelled_task(datum: Datum):
     return Message(datum.value)
 
 
-def test_a_cancelled_task_of_the_user_fails_its_message_and_nothing_more():
-    verdict = mapped(waits_for_a_cancelled_task, "a", "b", "c")
+def test_a_cancelled_task_of_user_code_fails_only_its_message():
+    verdict = map_verdict(waits_for_a_cancelled_task, "a", "b", "c")
     assert verdict.outcomes == {1: Redeliver(1_000, "CancelledError:", 1)}
 
 
@@ -226,11 +228,11 @@ class Unspeakable(Exception):
         raise RuntimeError
 
 
-def test_an_exception_that_cannot_be_shown_stays_with_its_message():
+def test_an_exception_that_cannot_be_printed_fails_only_its_message():
     def target(datum: Datum):
         raise Unspeakable
 
-    assert mapped(target).outcomes[0].reason == "Unspeakable: (its text cannot be shown)"
+    assert map_verdict(target).outcomes[0].reason == "Unspeakable: (its text cannot be shown)"
 
 
 RETURN = "Return Message(value), a list of them, or None to drop the input."
@@ -288,8 +290,8 @@ NO_TEXTS = "ContractViolation: v: returned a Message whose"
     ],
     ids=lambda value: repr(value)[:60],
 )
-def test_a_wrong_answer_fails_its_input_and_says_what_to_do(result, error):
-    verdict = mapped(lambda d: result if d.id == "b" else Message(d.value), "a", "b", "c")
+def test_an_invalid_result_fails_its_input_and_the_error_says_what_to_do(result, error):
+    verdict = map_verdict(lambda d: result if d.id == "b" else Message(d.value), "a", "b", "c")
     assert verdict.outcomes == {1: Redeliver(1_000, error, 1)}
     assert [parent for parent, _, _ in forwarded(verdict)] == [0, 2]
 
@@ -302,8 +304,8 @@ def test_a_wrong_answer_fails_its_input_and_says_what_to_do(result, error):
     ],
     ids=["keys", "tags"],
 )
-def test_texts_that_can_be_read_only_once_are_refused_not_emptied(message):
-    assert "as a list of strings" in mapped(lambda d: message).outcomes[0].reason
+def test_keys_and_tags_given_as_iterators_are_rejected_not_emptied(message):
+    assert "as a list of strings" in map_verdict(lambda d: message).outcomes[0].reason
 
 
 @pytest.mark.parametrize(
@@ -317,17 +319,17 @@ def test_texts_that_can_be_read_only_once_are_refused_not_emptied(message):
     ],
     ids=["keys", "tags", "metadata", "too early", "too late"],
 )
-def test_what_no_frame_can_hold_fails_only_its_own_input(message):
-    verdict = mapped(lambda d: message if d.id == "b" else Message(d.value), "a", "b", "c")
+def test_an_output_that_no_frame_can_hold_fails_only_its_input(message):
+    verdict = map_verdict(lambda d: message if d.id == "b" else Message(d.value), "a", "b", "c")
     assert verdict.outcomes.keys() == {1}
 
 
 @pytest.mark.parametrize("tags", [None, (), []], ids=repr)
-def test_no_tags_may_be_written_in_every_way(tags):
-    assert mapped(lambda d: Message(b"", tags=tags)).outputs.tags == [()]
+def test_tags_may_be_none_or_empty(tags):
+    assert map_verdict(lambda d: Message(b"", tags=tags)).outputs.tags == [()]
 
 
-def test_lists_of_the_user_are_copied_so_that_they_may_be_used_again():
+def test_lists_of_user_code_are_copied_so_that_it_may_reuse_them():
     keys, tags, metadata = ["k"], ["t"], {"g": {"k": b""}}
 
     def target(datum: Datum) -> Message:
@@ -335,7 +337,7 @@ def test_lists_of_the_user_are_copied_so_that_they_may_be_used_again():
         metadata["g"]["k"] = datum.value
         return Message(b"", keys=keys, tags=tags, metadata=metadata)
 
-    outputs = mapped(target, "a", "b").outputs
+    outputs = map_verdict(target, "a", "b").outputs
     assert outputs.metadata == [
         {"g": {"k": b"a"}},
         {"g": {"k": b"b"}},
@@ -354,18 +356,20 @@ def test_lists_of_the_user_are_copied_so_that_they_may_be_used_again():
     ],
     ids=["value", "keys", "metadata"],
 )
-def test_an_output_too_large_sends_its_input_to_the_dead_letters_at_once(message):
-    outcome = mapped(lambda d: [Message(b"small"), message], largest=100)
+def test_an_output_that_is_too_large_dead_letters_its_input_at_once(message):
+    outcome = map_verdict(lambda d: [Message(b"small"), message], largest=100)
     assert isinstance(outcome.outcomes[0], DeadLetter)
     assert outcome.outcomes[0].reason == "message too large"
     assert forwarded(outcome) == []
 
 
-def test_an_output_of_exactly_the_limit_passes():
-    assert forwarded(mapped(lambda d: Message(b"x" * 100), largest=100)) == [(0, 0, b"x" * 100)]
+def test_an_output_of_exactly_the_size_limit_is_forwarded():
+    assert forwarded(map_verdict(lambda d: Message(b"x" * 100), largest=100)) == [
+        (0, 0, b"x" * 100)
+    ]
 
 
-def test_forwarding_the_inputs_refuses_only_those_that_are_too_large():
+def test_forwarding_the_inputs_rejects_only_those_that_are_too_large():
     rows = some("a", "bbb", "cc")
     verdict = verdict_on(rows, largest=2)
     verdict.forward_inputs()
@@ -377,7 +381,7 @@ def test_forwarding_the_inputs_refuses_only_those_that_are_too_large():
 
 
 class Resource:
-    """Notes what is called on it."""
+    """Records the calls to its methods."""
 
     calls: list[str]
 
@@ -417,7 +421,7 @@ class AsyncHooksOnly(AsyncResource):
 
 
 @pytest.mark.parametrize("target", [Resource, AsyncResource, AsyncHooksOnly])
-def test_a_class_is_made_and_opened_once_and_closed_at_the_end(target):
+def test_a_class_is_created_and_opened_once_and_closed_at_the_end(target):
     handler = Handler(target)
     for ids in (("a", "b"), ("c",)):
         call_map(handler, verdict_on(some(*ids)), concurrency=1)
@@ -425,7 +429,7 @@ def test_a_class_is_made_and_opened_once_and_closed_at_the_end(target):
     assert handler.call.calls == ["made", "open", "a", "b", "c", "close"]
 
 
-def test_async_maps_run_as_many_at_a_time_as_allowed_and_keep_the_order():
+def test_async_maps_run_as_many_calls_at_a_time_as_allowed_and_keep_the_order():
     running, most = 0, 0
 
     async def target(datum: Datum) -> Message:
@@ -437,12 +441,12 @@ def test_async_maps_run_as_many_at_a_time_as_allowed_and_keep_the_order():
         running -= 1
         return Message(datum.value)
 
-    verdict = mapped(target, *map(str, range(12)), concurrency=3)
+    verdict = map_verdict(target, *map(str, range(12)), concurrency=3)
     assert most == 3
     assert verdict.outputs.values == [str(i).encode() for i in range(12)]
 
 
-def test_event_time_signal_and_options_of_the_helpers():
+def test_the_helpers_set_event_time_signal_and_options():
     when = datetime(2026, 1, 1, tzinfo=UTC)
     assert Message.to_drop(when).event_time == when
     message = Message.to_nack(FIVE, when)
@@ -459,12 +463,12 @@ messages = st.builds(
 
 
 @given(st.lists(messages, min_size=1, max_size=5))
-def test_a_message_is_taken_as_a_list_with_that_message_is(given_messages):
+def test_a_single_message_is_equivalent_to_a_list_with_that_message(given_messages):
     ids = [str(number) for number in range(len(given_messages))]
-    left = iter(given_messages)
-    alone = mapped(lambda datum: next(left), *ids)
-    left_too = iter(given_messages)
-    listed = mapped(lambda datum: [next(left_too)], *ids)
+    rest_alone = iter(given_messages)
+    alone = map_verdict(lambda datum: next(rest_alone), *ids)
+    rest_listed = iter(given_messages)
+    listed = map_verdict(lambda datum: [next(rest_listed)], *ids)
 
     assert alone.outcomes == listed.outcomes
     now = datetime(2026, 2, 1, tzinfo=UTC)

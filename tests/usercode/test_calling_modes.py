@@ -45,13 +45,13 @@ async def async_by_id(data: list[Datum]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("target", [by_id, async_by_id, lambda data: async_by_id(data)])
-def test_results_are_told_apart_by_id_in_any_order(target):
+def test_batch_results_are_matched_by_id_in_any_order(target):
     verdict = batched(target, *"abcde", size=2)
     assert forwarded(verdict) == [(n, 0, i.encode()) for n, i in enumerate("abcde")]
     assert verdict.outcomes == {}
 
 
-def test_each_result_is_what_a_map_may_return():
+def test_each_batch_result_may_be_anything_that_a_map_may_return():
     results = {
         "a": None,
         "b": [Message(b"1"), Message(b"2")],
@@ -91,13 +91,13 @@ def test_a_message_without_a_result_fails_alone_and_the_others_keep_theirs():
     assert forwarded(verdict) == [(0, 0, b"1")]
 
 
-def test_a_result_for_an_unknown_id_harms_nobody():
+def test_a_result_for_an_unknown_id_fails_no_message():
     """Numaflow's C3: a warning at most."""
     assert batched(lambda data: by_id(data) | {"x": Message(b"")}).outcomes == {}
 
 
 @pytest.mark.parametrize("result", [None, [], [Message(b"")], Message(b""), "abc"], ids=repr)
-def test_what_is_no_mapping_fails_the_batch(result):
+def test_a_result_that_is_not_a_mapping_fails_the_batch(result):
     verdict = batched(lambda data: result)
     error = (
         f"ContractViolation: v: returned {type(result).__name__} where a mapping of results by id "
@@ -106,7 +106,7 @@ def test_what_is_no_mapping_fails_the_batch(result):
     assert verdict.outcomes == dict.fromkeys(range(3), Redeliver(1_000, error, 1))
 
 
-def test_an_exception_is_its_batch_s_and_who_failed_before_goes_alone():
+def test_an_exception_fails_its_batch_and_messages_that_failed_before_are_called_alone():
     calls: list[list[str]] = []
 
     def target(data: list[Datum]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_an_exception_is_its_batch_s_and_who_failed_before_goes_alone():
 
 
 @pytest.mark.parametrize("change", [list.clear, list.reverse], ids=lambda f: f.__name__)
-def test_a_batch_map_may_do_with_its_list_what_it_likes(change):
+def test_a_batch_map_may_modify_the_list_it_receives(change):
     def target(data: list[Datum]) -> dict[str, Any]:
         results = {d.id: Message.to_nack() if d.id == "a" else Message(d.value) for d in data}
         change(data)
@@ -136,12 +136,12 @@ def test_a_batch_map_may_do_with_its_list_what_it_likes(change):
 
 
 class EmitterAt:
-    """Forwards behind the outputs with these numbers, counted from 1."""
+    """Forwards after the outputs with these numbers, counted from 1."""
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self._numbers = numbers
         self._made = 0
-        self.gone: list[tuple[int, int, bytes]] = []
+        self.emitted: list[tuple[int, int, bytes]] = []
 
     def is_due(self) -> bool:
         self._made += 1
@@ -149,7 +149,7 @@ class EmitterAt:
 
     def emit(self, part: Verdict) -> int:
         outputs = forwarded(part)
-        self.gone += outputs
+        self.emitted += outputs
         return len(outputs)
 
 
@@ -158,7 +158,7 @@ def streamed(
 ) -> tuple[Verdict, list[tuple[int, int, bytes]]]:
     """The verdict of a stream map, and what it had forwarded before the chunk was settled.
 
-    ``emit_at`` are the outputs, counted from 1, behind which all that is there is forwarded.
+    ``emit_at`` are the outputs, counted from 1, after which all outputs so far are forwarded.
     """
     emitter = EmitterAt(emit_at)
     verdict = verdict_on(some(*ids or ("a", "b", "c")), emitter=emitter)
@@ -166,8 +166,8 @@ def streamed(
     call = partial(run_stream, handler)
     call_with_retries(verdict, call, strategy, lambda _seconds: None, "map")
     handler.close()
-    assert verdict.decisions.emitted_rows == len(emitter.gone)
-    return verdict, emitter.gone
+    assert verdict.decisions.emitted_rows == len(emitter.emitted)
+    return verdict, emitter.emitted
 
 
 def two(datum: Datum):
@@ -195,8 +195,8 @@ BOTH = [(n, k, b"%b%d" % (i, k + 1)) for n, i in enumerate((b"a", b"b", b"c")) f
 )
 @pytest.mark.parametrize("emit_at", [(), (1, 2, 3, 4, 5, 6), (3,), (2, 5)], ids=repr)
 def test_everything_yielded_is_forwarded_once_and_in_order(target, emit_at):
-    verdict, gone = streamed(target, emit_at=emit_at)
-    assert gone + forwarded(verdict) == BOTH
+    verdict, emitted = streamed(target, emit_at=emit_at)
+    assert emitted + forwarded(verdict) == BOTH
     assert verdict.outcomes == {}
 
 
@@ -211,51 +211,51 @@ def test_everything_yielded_is_forwarded_once_and_in_order(target, emit_at):
     ],
     ids=["None", "list", "generator", "drop", "one drop"],
 )
-def test_nothing_yielded_is_a_drop(target):
+def test_an_input_that_yields_nothing_is_dropped(target):
     verdict, _ = streamed(target)
     assert verdict.outcomes == dict.fromkeys(range(3), EMPTY)
 
 
-def test_an_input_whose_outputs_have_all_gone_is_done_not_dropped():
-    verdict, gone = streamed(lambda d: [Message(d.value)], emit_at=(1, 2, 3))
-    assert len(gone) == 3
+def test_an_input_whose_outputs_were_all_forwarded_early_is_done_not_dropped():
+    verdict, emitted = streamed(lambda d: [Message(d.value)], emit_at=(1, 2, 3))
+    assert len(emitted) == 3
     assert (verdict.outcomes, len(verdict.outputs)) == ({}, 0)
 
 
-def nacks_behind_one(datum: Datum):
+def nacks_after_one(datum: Datum):
     yield Message(datum.value + b"1")
     if datum.id == "b":
         yield Message.to_nack(NackOptions(delay=5, reason="busy"))
-        raise AssertionError("nothing is asked for after a nack")
+        raise AssertionError("nothing is requested after a nack")
     yield Message(datum.value + b"2")
 
 
-def raises_behind_one(datum: Datum):
+def raises_after_one(datum: Datum):
     yield Message(datum.value + b"1")
     if datum.id == "b":
         raise Nack(delay="5ms", reason="busy")
     yield Message(datum.value + b"2")
 
 
-@pytest.mark.parametrize("target", [nacks_behind_one, raises_behind_one])
-def test_a_nack_takes_back_what_has_not_gone_yet(target):
-    verdict, gone = streamed(target)
-    assert (verdict.outcomes, gone) == ({1: Redeliver(5, "busy", 0)}, [])
+@pytest.mark.parametrize("target", [nacks_after_one, raises_after_one])
+def test_a_nack_discards_outputs_that_were_not_forwarded_yet(target):
+    verdict, emitted = streamed(target)
+    assert (verdict.outcomes, emitted) == ({1: Redeliver(5, "busy", 0)}, [])
     assert forwarded(verdict) == [one for one in BOTH if one[0] != 1]
 
 
 @pytest.mark.guarantee("outcomes-hold")
-@pytest.mark.parametrize("target", [nacks_behind_one, raises_behind_one])
-def test_what_has_gone_before_a_nack_stays_gone(target):
+@pytest.mark.parametrize("target", [nacks_after_one, raises_after_one])
+def test_outputs_forwarded_before_a_nack_stay_forwarded(target):
     """The price of streaming; the outputs of other inputs are not touched by it."""
-    verdict, gone = streamed(target, emit_at=(3,))
+    verdict, emitted = streamed(target, emit_at=(3,))
     assert verdict.outcomes == {1: Redeliver(5, "busy", 0)}
-    assert gone == [(0, 0, b"a1"), (0, 1, b"a2"), (1, 0, b"b1")]
+    assert emitted == [(0, 0, b"a1"), (0, 1, b"a2"), (1, 0, b"b1")]
     assert forwarded(verdict) == [(2, 0, b"c1"), (2, 1, b"c2")]
 
 
 @pytest.mark.parametrize("result", ["text", "", {}, b"", 5, [5]], ids=repr)
-def test_what_is_no_message_is_refused_not_dropped(result):
+def test_an_output_that_is_not_a_message_is_rejected_not_dropped(result):
     verdict, _ = streamed(lambda d: result if d.id == "b" else Message(d.value))
     kind = type(result[0] if isinstance(result, list) else result).__name__
     error = (
@@ -266,12 +266,12 @@ def test_what_is_no_message_is_refused_not_dropped(result):
     assert [parent for parent, _, _ in forwarded(verdict)] == [0, 2]
 
 
-def test_event_times_of_what_is_nacked_or_dropped_still_count():
+def test_event_times_of_nacked_and_dropped_messages_still_count():
     verdict, _ = streamed(lambda d: [Message.to_drop(WHEN), Message.to_nack(None, WHEN)], "a")
     assert verdict.decisions.event_times == [WHEN, WHEN]
 
 
-def fails_behind_one(datum: Datum):
+def fails_after_one(datum: Datum):
     count = int(datum.system_metadata["sink"]["retry_count"])
     yield Message(datum.value + b"1")
     if datum.id == "b" and count < 2:
@@ -280,14 +280,14 @@ def fails_behind_one(datum: Datum):
     yield Message(datum.value + b"2")
 
 
-def test_a_failure_takes_back_its_outputs_and_is_tried_again():
-    verdict, _ = streamed(fails_behind_one, strategy=RetryStrategy(Backoff("1ms", 5)))
+def test_a_failure_discards_its_outputs_and_is_retried():
+    verdict, _ = streamed(fails_after_one, strategy=RetryStrategy(Backoff("1ms", 5)))
     assert verdict.outcomes == {}
     assert sorted(forwarded(verdict)) == BOTH
 
 
 def test_without_a_strategy_a_failure_is_a_dead_letter():
-    verdict, _ = streamed(fails_behind_one)
+    verdict, _ = streamed(fails_after_one)
     assert verdict.outcomes == {1: DeadLetter("map failure", error="try 0")}
     assert [parent for parent, _, _ in forwarded(verdict)] == [0, 0, 2, 2]
 
@@ -298,17 +298,17 @@ def fails_and_then_raises(datum: Datum):
 
 
 @pytest.mark.parametrize("strategy", [None, RetryStrategy(Backoff("1ms", 1), "drop")])
-def test_what_is_raised_after_a_failure_counts_and_only_that(strategy):
+def test_an_exception_after_a_failure_replaces_the_failure(strategy):
     verdict, _ = streamed(fails_and_then_raises, "a", strategy=strategy)
     assert verdict.outcomes == {0: Redeliver(5, "second", 0)}
     assert (verdict.decisions.failed, forwarded(verdict)) == ({}, [])
 
 
-def test_a_stream_map_goes_on_with_all_messages_when_an_outage_is_over() -> None:
-    away = True
+def test_a_stream_map_continues_with_all_messages_after_an_outage() -> None:
+    down = True
 
     def target(datum: Datum) -> list[Message]:
-        if away:
+        if down:
             raise Unavailable("the database")
         return [Message(datum.value)]
 
@@ -316,7 +316,7 @@ def test_a_stream_map_goes_on_with_all_messages_when_an_outage_is_over() -> None
     ids = [str(number) for number in range(6)]
     run_stream(handler, verdict_on(some(*ids)))
     assert handler.blame.outage is not None
-    away = False
+    down = False
     handler.renew()
     verdict = verdict_on(some(*ids))
     run_stream(handler, verdict)

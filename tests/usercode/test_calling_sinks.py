@@ -18,7 +18,9 @@ from ebbflow.usercode.calling import Handler, call_ranges, call_sink, call_with_
 from tests.engine.sample_rows import POLICY, some, verdict_on
 
 
-def sunk(target, *ids: str, size: int = 100, policy: Backoff = POLICY, **columns) -> Verdict:
+def sink_verdict(
+    target, *ids: str, size: int = 100, policy: Backoff = POLICY, **columns
+) -> Verdict:
     """The verdict of a sink on rows with these ids."""
     verdict = verdict_on(some(*ids or ("a", "b", "c"), **columns), policy)
     handler = Handler(target)
@@ -77,8 +79,8 @@ class Returns:
     [returns, returns_later, Returns, Returns(), partial(returns), Returns().__call__],
     ids=["function", "async", "class", "instance", "partial", "method"],
 )
-def test_a_sink_that_is_annotated_none_has_written_everything_when_it_returns(target):
-    assert sunk(target, *"abc").outcomes == {}
+def test_a_sink_annotated_none_has_written_every_message_when_it_returns(target):
+    assert sink_verdict(target, *"abc").outcomes == {}
 
 
 def test_a_sink_that_forgets_to_return_loses_nothing():
@@ -89,16 +91,16 @@ def test_a_sink_that_forgets_to_return_loses_nothing():
         all_ok(data)
 
     for target in (forgets, forgets_a_list, lambda data: None):
-        outcomes = sunk(target, *"abc").outcomes
+        outcomes = sink_verdict(target, *"abc").outcomes
         assert len(outcomes) == 3
         assert all("annotated -> None" in outcome.reason for outcome in outcomes.values())
 
 
-def test_what_a_sink_that_is_annotated_none_raises_is_the_affair_of_its_messages():
+def test_an_exception_of_a_sink_annotated_none_fails_its_messages():
     def raises_something(data: list[Datum]) -> None:
         raise ValueError("no")
 
-    outcomes = sunk(raises_something, *"abc").outcomes
+    outcomes = sink_verdict(raises_something, *"abc").outcomes
     assert [outcome.reason for outcome in outcomes.values()] == ["ValueError: no"] * 3
 
 
@@ -125,8 +127,8 @@ def test_what_a_sink_that_is_annotated_none_raises_is_the_affair_of_its_messages
         "tuple",
     ],
 )
-def test_ok_for_every_message_is_done(target):
-    assert sunk(target, *"abcdefg", size=3).outcomes == {}
+def test_messages_answered_with_ok_are_done(target):
+    assert sink_verdict(target, *"abcdefg", size=3).outcomes == {}
 
 
 def test_every_message_keeps_its_own_answer():
@@ -139,7 +141,7 @@ def test_every_message_keeps_its_own_answer():
             Response.ok("a"),
         ]
 
-    assert sunk(target, *"abcde").outcomes == {
+    assert sink_verdict(target, *"abcde").outcomes == {
         1: DeadLetter("sink failure", error="no such account"),
         2: Redeliver(5_000, "busy", 0),
         3: Redeliver(0, None, 0),
@@ -171,13 +173,13 @@ FIX = (
 def test_messages_without_exactly_one_response_fail_and_the_others_keep_theirs(
     answers, failed, error
 ):
-    verdict = sunk(lambda data: [Response.ok(i) for i in answers])
+    verdict = sink_verdict(lambda data: [Response.ok(i) for i in answers])
     expected = Redeliver(1_000, f"ContractViolation: v: {error}. {FIX}", 1)
     assert verdict.outcomes == {"abc".index(i): expected for i in failed}
 
 
-def test_a_response_too_many_for_an_unknown_id_harms_nobody():
-    assert sunk(lambda data: [*all_ok(data), Response.ok("x")]).outcomes == {}
+def test_an_extra_response_for_an_unknown_id_fails_no_message():
+    assert sink_verdict(lambda data: [*all_ok(data), Response.ok("x")]).outcomes == {}
 
 
 @pytest.mark.parametrize(
@@ -195,15 +197,15 @@ def test_a_response_too_many_for_an_unknown_id_harms_nobody():
     ],
     ids=repr,
 )
-def test_something_that_is_no_valid_response_answers_nothing(wrong, what):
-    verdict = sunk(lambda data: [Response.ok("a"), Response.ok("b"), wrong])
+def test_an_invalid_response_answers_no_message(wrong, what):
+    verdict = sink_verdict(lambda data: [Response.ok("a"), Response.ok("b"), wrong])
     text = f"answered 3 responses to 3 messages: no response for 1; 1 x {what} (ids: c). {FIX}"
     assert verdict.outcomes == {2: Redeliver(1_000, f"ContractViolation: v: {text}", 1)}
 
 
 @pytest.mark.parametrize("answers", [None, 5, "ok", b"ok", Response.ok("a")], ids=repr)
-def test_what_is_no_list_of_responses_fails_the_batch(answers):
-    verdict = sunk(lambda data: answers)
+def test_a_result_that_is_not_a_list_of_responses_fails_the_batch(answers):
+    verdict = sink_verdict(lambda data: answers)
     error = (
         f"ContractViolation: v: returned {type(answers).__name__} where a list of responses "
         "belongs. Return one Response for each message: [Response.ok(d.id) for d in data]. A sink "
@@ -221,8 +223,10 @@ def test_what_is_no_list_of_responses_fails_the_batch(answers):
     ],
     ids=["FALLBACK", "SERVE", "ON_SUCCESS"],
 )
-def test_an_answer_that_nothing_is_configured_for_is_a_violation(response, needed, field):
-    verdict = sunk(lambda data: [response, Response.ok("b"), Response.ok("c")])
+def test_an_answer_without_the_configuration_it_needs_is_a_contract_violation(
+    response, needed, field
+):
+    verdict = sink_verdict(lambda data: [response, Response.ok("b"), Response.ok("c")])
     error = (
         f"ContractViolation: v: answered {response.status.name}, but there is no {needed} for it "
         f"(ids: a). Configure {field}, or answer with Response.ok, .failure or .nack."
@@ -231,16 +235,16 @@ def test_an_answer_that_nothing_is_configured_for_is_a_violation(response, neede
 
 
 @pytest.mark.guarantee("sink-contract")
-def test_a_message_that_is_in_the_batch_twice_is_answered_twice():
-    """Copies come from replays that decided differently; the sink is not to blame for them."""
-    assert sunk(all_ok, "a", "b", "a").outcomes == {}
-    once = sunk(lambda data: [Response.ok(i) for i in {d.id for d in data}], "a", "b", "a")
+def test_a_message_that_is_in_the_batch_twice_needs_two_responses():
+    """Copies come from replays that decided differently; they are not the fault of the sink."""
+    assert sink_verdict(all_ok, "a", "b", "a").outcomes == {}
+    once = sink_verdict(lambda data: [Response.ok(i) for i in {d.id for d in data}], "a", "b", "a")
     assert once.outcomes.keys() == {0, 2}
     assert "too few responses for 1 (ids: a)" in once.outcomes[0].reason
 
 
-def test_violations_end_in_the_dead_letters_when_the_policy_is_used_up():
-    verdict = sunk(lambda data: [], "a", failures=POLICY.steps)
+def test_contract_violations_become_dead_letters_once_the_policy_is_used_up():
+    verdict = sink_verdict(lambda data: [], "a", failures=POLICY.steps)
     assert verdict.outcomes[0].reason == "ContractViolation"
 
 
@@ -275,7 +279,7 @@ async def exits(data: list[Datum]) -> list[Response]:
     ids=["exception", "exit", "nack", "async exit"],
 )
 def test_an_exception_fails_the_rows_of_its_batch_and_no_others(target, reason, failures):
-    verdict = sunk(target, "a", "b", "c", "bad", "d", "e", size=2)
+    verdict = sink_verdict(target, "a", "b", "c", "bad", "d", "e", size=2)
     assert verdict.outcomes == {
         2: Redeliver(1_000, reason, failures),
         3: Redeliver(1_000, reason, failures),
@@ -283,24 +287,24 @@ def test_an_exception_fails_the_rows_of_its_batch_and_no_others(target, reason, 
 
 
 def test_an_exception_after_some_responses_fails_the_whole_batch():
-    assert sunk(raises_late).outcomes.keys() == {0, 1, 2}
+    assert sink_verdict(raises_late).outcomes.keys() == {0, 1, 2}
 
 
-def test_a_bad_message_takes_its_neighbours_along_only_once():
+def test_a_bad_message_fails_its_neighbours_only_once():
     calls: list[list[str]] = []
 
     def target(data: list[Datum]) -> list[Response]:
         calls.append([datum.id for datum in data])
         return raises(ValueError("no"))(data)
 
-    verdict = sunk(target, "a", "bad", "b", failures=1)
+    verdict = sink_verdict(target, "a", "bad", "b", failures=1)
     assert calls == [["a"], ["bad"], ["b"]]
     assert verdict.outcomes.keys() == {1}
 
 
 @pytest.mark.guarantee("sink-contract")
 @given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 6))
-def test_batches_cover_every_row_once_and_failed_rows_go_alone(failures, size):
+def test_batches_cover_every_row_once_and_failed_rows_are_called_alone(failures, size):
     cuts = list(call_ranges(failures, size))
     assert [i for start, end in cuts for i in range(start, end)] == list(range(len(failures)))
     for start, end in cuts:
@@ -322,7 +326,7 @@ def test_batches_are_as_large_as_allowed(failures, expected):
 
 
 @pytest.mark.parametrize("error", ["", "  ", None, 5], ids=repr)
-def test_a_failure_must_say_what_went_wrong(error):
+def test_a_failure_needs_an_error_message(error):
     with pytest.raises(ValueError, match="needs an error message"):
         Response.failure("a", error)
 
@@ -337,10 +341,10 @@ answers_given = st.lists(
 
 
 @given(ids_given, answers_given, st.booleans())
-def test_a_list_of_answers_is_judged_as_the_same_answers_one_by_one(ids, answers, in_order):
+def test_a_list_of_responses_is_judged_like_the_same_responses_one_by_one(ids, answers, in_order):
     given_answers = [Response.ok(i) for i in ids] if in_order else answers
-    at_once = sunk(lambda data: given_answers, *ids)
-    one_by_one = sunk(lambda data: iter(given_answers), *ids)
+    at_once = sink_verdict(lambda data: given_answers, *ids)
+    one_by_one = sink_verdict(lambda data: iter(given_answers), *ids)
     assert at_once.outcomes.keys() == one_by_one.outcomes.keys()
     assert [type(o) for o in at_once.outcomes.values()] == [
         type(o) for o in one_by_one.outcomes.values()

@@ -1,4 +1,4 @@
-"""Steps that work on values: what cannot be decoded or encoded counts against its message alone."""
+"""Steps that work on values: what cannot be decoded or encoded fails its message alone."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_a_map_of_models_never_sees_bytes(code: Any) -> None:
     assert values(run_map(step, b'{"id": 4}', b'{"id": 5}')) == [[b'{"id":8}'], [b'{"id":10}']]
 
 
-def test_each_way_to_decode_and_to_encode() -> None:
+def test_values_can_be_decoded_and_encoded_in_every_supported_way() -> None:
     assert values(run_map(coded_map(len, "unary", "json", "json"), b"[1, 2]")) == [[b"2"]]
     assert values(run_map(coded_map(str.upper, "unary", "text", "text"), b"abc")) == [[b"ABC"]]
     twice = coded_map(lambda n: n * 2, "unary", int, lambda n: b"%d" % n)
@@ -65,7 +65,7 @@ def test_each_way_to_decode_and_to_encode() -> None:
     ]
 
 
-def test_a_value_that_cannot_be_decoded_or_encoded_counts_against_its_message() -> None:
+def test_a_value_that_cannot_be_decoded_or_encoded_fails_only_its_message() -> None:
     step = coded_map(doubled, "unary", Order, "json")
     bad, good = run_map(step, b"{", b'{"id": 4}', on_error=NEVER)
     assert isinstance(bad.outcome, DeadLetter)
@@ -77,7 +77,7 @@ def test_a_value_that_cannot_be_decoded_or_encoded_counts_against_its_message() 
     assert isinstance(unwritable.outcome, DeadLetter)
 
 
-def test_a_sink_of_values_has_written_all_of_them_when_it_returns() -> None:
+def test_a_sink_of_values_has_written_all_of_them_when_it_returns_nothing() -> None:
     table: list[Order] = []
 
     async def extend_later(orders: list[Order]) -> None:
@@ -91,13 +91,13 @@ def test_a_sink_of_values_has_written_all_of_them_when_it_returns() -> None:
     assert table == [Order(id=4), Order(id=4)]
 
 
-def test_a_sink_of_values_that_returns_something_has_written_nothing_for_sure() -> None:
+def test_messages_of_a_sink_of_values_that_returns_a_result_fail() -> None:
     results = run_sink(coded_sink(lambda values: [True], "batch", "text"), b"a", on_error=NEVER)
     assert [type(result.outcome) for result in results] == [DeadLetter]
 
 
 @pytest.mark.parametrize(
-    ("build", "told"),
+    ("build", "expected"),
     [
         (lambda p: p.map("m", doubled, decode=5), 'decode is "json", "text", a pydantic model'),
         (lambda p: p.map("m", doubled, encode="yaml"), 'encode is "json", "text" or a function'),
@@ -106,12 +106,12 @@ def test_a_sink_of_values_that_returns_something_has_written_nothing_for_sure() 
         (lambda p: p.sink("out", Log(), decode=Order), "are for Python functions"),
     ],
 )
-def test_what_cannot_be_a_codec_is_refused_at_the_call(build: Any, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
+def test_an_invalid_codec_is_rejected_by_the_call(build: Any, expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
         build(Pipeline("orders").source("in", Generator()))
 
 
-def test_a_pipeline_of_values_lints() -> None:
+def test_a_pipeline_of_values_has_a_spec_and_an_outline() -> None:
     pipeline = Pipeline("orders").source("in", Generator(messages=1))
     pipeline = pipeline.map("double", doubled, decode=Order, encode="json")
     spec = pipeline.sink("out", list, decode="json").spec

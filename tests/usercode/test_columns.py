@@ -1,4 +1,4 @@
-"""Columnar maps: what each column means, what is refused, and that they equal maps by message."""
+"""Columnar maps: what each column means, what is rejected, and that they equal maps of messages."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +21,7 @@ from tests.engine.sample_rows import NOW, some, verdict_on
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def mapped(
+def map_verdict(
     result: Any, *ids: str, size: int = 100, largest: int = 1_000, pandas: bool = False, **columns
 ) -> Verdict:
     """The verdict of a columnar map that returns this, or calls it with its input."""
@@ -43,14 +43,14 @@ def table(**columns: Any) -> pa.Table:
     return pa.table(columns)
 
 
-def test_the_map_is_given_what_a_datum_shows():
+def test_a_columnar_map_receives_every_field_of_a_datum():
     seen: list[pa.RecordBatch] = []
 
     def target(batch: pa.RecordBatch) -> pa.RecordBatch:
         seen.append(batch)
         return batch
 
-    mapped(target, *"abcde", size=2)
+    map_verdict(target, *"abcde", size=2)
     assert [batch.num_rows for batch in seen] == [2, 2, 1]
     assert seen[0].schema.names == [*COLUMNS, WATERMARK]
 
@@ -70,13 +70,13 @@ def test_the_map_is_given_what_a_datum_shows():
     ids=["batch", "table", "large", "text", "chunks", "pandas", "with ids", "more columns"],
 )
 def test_a_row_for_every_input_is_forwarded_in_order(result):
-    verdict = mapped(result)
+    verdict = map_verdict(result)
     assert ids_and_values(verdict) == [("a/v", b"1"), ("b/v", b"2"), ("c/v", b"3")]
     assert verdict.outcomes == {}
 
 
-def test_with_ids_inputs_may_have_any_number_of_rows_and_none_is_a_drop():
-    verdict = mapped(table(id=["c", "a", "c", "c"], value=[b"1", b"2", b"3", b"4"]))
+def test_with_ids_an_input_may_have_any_number_of_rows_and_none_drops_it():
+    verdict = map_verdict(table(id=["c", "a", "c", "c"], value=[b"1", b"2", b"3", b"4"]))
     assert ids_and_values(verdict) == [
         ("c/v", b"1"),
         ("a/v", b"2"),
@@ -86,24 +86,24 @@ def test_with_ids_inputs_may_have_any_number_of_rows_and_none_is_a_drop():
     assert verdict.outcomes == {1: EMPTY}
 
 
-def test_ids_belong_to_the_batch_that_the_call_was_given():
+def test_ids_must_belong_to_the_batch_of_the_call():
     def target(batch: pa.RecordBatch) -> pa.Table:
         return table(id=batch.column("id"), value=batch.column("id")).slice(1)
 
-    verdict = mapped(target, *"abcd", size=2)
+    verdict = map_verdict(target, *"abcd", size=2)
     assert ids_and_values(verdict) == [("b/v", b"b"), ("d/v", b"d")]
     assert verdict.outcomes == {0: EMPTY, 2: EMPTY}
 
 
 def test_an_empty_result_with_ids_drops_everything():
     empty = table(id=pa.array([], pa.string()), value=pa.array([], pa.binary()))
-    verdict = mapped(empty)
+    verdict = map_verdict(empty)
     assert verdict.outcomes == dict.fromkeys(range(3), EMPTY)
     assert rows_of(verdict) == []
 
 
-def test_a_nack_of_one_row_gives_its_whole_input_back():
-    verdict = mapped(
+def test_a_nack_of_one_row_redelivers_its_whole_input():
+    verdict = map_verdict(
         table(
             id=["a", "b", "b", "c", "b"],
             value=[b"1", b"2", b"3", b"4", b"5"],
@@ -133,19 +133,19 @@ def test_a_nack_of_one_row_gives_its_whole_input_back():
 )
 def test_nack_columns_are_the_nack_options(columns, deliveries, expected):
     given_rows = {"deliveries": [deliveries], "failures": [2]}
-    verdict = mapped(table(value=[b""], nack=[True], **columns), "a", **given_rows)
+    verdict = map_verdict(table(value=[b""], nack=[True], **columns), "a", **given_rows)
     assert verdict.outcomes == {0: expected}
     assert rows_of(verdict) == []
 
 
 def test_the_event_time_of_a_nacked_row_still_counts():
     times = pa.array([WHEN, WHEN, None], pa.timestamp("us", "UTC"))
-    verdict = mapped(table(value=[b""] * 3, nack=[True, False, True], event_time=times))
+    verdict = map_verdict(table(value=[b""] * 3, nack=[True, False, True], event_time=times))
     assert verdict.decisions.event_times == [WHEN]
 
 
 def test_tags_keys_and_event_time_are_taken_from_their_columns():
-    verdict = mapped(
+    verdict = map_verdict(
         table(
             value=[b""] * 3,
             tags=[["x", "y"], [], None],
@@ -159,14 +159,14 @@ def test_tags_keys_and_event_time_are_taken_from_their_columns():
     assert [row["event_time"] for row in rows_of(verdict)] == [WHEN] * 3
 
 
-def test_what_is_not_given_is_inherited_and_a_null_is_nothing_given():
+def test_missing_columns_and_nulls_are_inherited_from_the_input():
     inherited = {
         "keys": [["k"], None, ["l"]],
         "event_time": [NOW, NOW, None],
         "headers": [[("h", "1")], None, None],
     }
     times = pa.array([None, WHEN, None], pa.timestamp("us", "UTC"))
-    verdict = mapped(
+    verdict = map_verdict(
         table(value=[b""] * 3, keys=[None, ["m"], None], event_time=times), **inherited
     )
     found = [(row["keys"], row["event_time"], row["headers"]) for row in rows_of(verdict)]
@@ -181,16 +181,16 @@ def test_what_is_not_given_is_inherited_and_a_null_is_nothing_given():
     ],
     ids=["value", "value and keys"],
 )
-def test_an_input_with_a_row_too_large_is_a_dead_letter_alone(columns):
-    verdict = mapped(table(**columns), largest=100)
+def test_only_the_input_of_a_row_that_is_too_large_becomes_a_dead_letter(columns):
+    verdict = map_verdict(table(**columns), largest=100)
     assert verdict.outcomes.keys() == {1}
     assert verdict.outcomes[1].reason == "message too large"
     assert ids_and_values(verdict) == [("a/v", b"1"), ("c/v", b"3")]
 
 
-def test_rows_of_exactly_the_limit_pass():
+def test_rows_of_exactly_the_size_limit_are_forwarded():
     columns = {"value": [b"x" * 50] * 3, "keys": [["k" * 25, "k" * 25]] * 3}
-    assert mapped(table(**columns), largest=100).outcomes == {}
+    assert map_verdict(table(**columns), largest=100).outcomes == {}
 
 
 FIX = (
@@ -218,8 +218,8 @@ ONE, THREE = [b"1"], [b"1", b"2", b"3"]
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_wrong_result_fails_its_batch_and_says_what_to_do(result, what):
-    verdict = mapped(result)
+def test_an_invalid_result_fails_its_batch_and_the_error_says_what_to_do(result, what):
+    verdict = map_verdict(result)
     error = f"ContractViolation: v: {what} from a columnar map. {FIX}"
     assert verdict.outcomes == dict.fromkeys(range(3), Redeliver(1_000, error, 1))
     assert len(verdict.outputs) == 0
@@ -238,7 +238,7 @@ def test_a_wrong_result_fails_its_batch_and_says_what_to_do(result, what):
     ],
 )
 def test_a_column_of_the_wrong_type_is_named(name, column):
-    verdict = mapped(pa.table({"value": THREE} | {name: column}))
+    verdict = map_verdict(pa.table({"value": THREE} | {name: column}))
     assert verdict.outcomes.keys() == {0, 1, 2}
     for outcome in verdict.outcomes.values():
         assert outcome.reason.startswith(f"ContractViolation: v: returned a column {name!r}: ")
@@ -247,24 +247,24 @@ def test_a_column_of_the_wrong_type_is_named(name, column):
 
 @pytest.mark.parametrize("wrong", [{"nack_delay": [-1]}, {"nack_max_deliveries": [-1]}], ids=repr)
 def test_options_out_of_range_fail_the_batch(wrong):
-    verdict = mapped(table(value=[b""], nack=[True], **wrong), "a")
+    verdict = map_verdict(table(value=[b""], nack=[True], **wrong), "a")
     assert verdict.outcomes[0].reason.startswith("ValueError: ")
     assert verdict.outcomes[0].failures == 1
 
 
-def test_what_a_columnar_map_raises_is_its_batch_s_and_no_other_s():
+def test_an_exception_of_a_columnar_map_fails_only_its_batch():
     def target(batch: pa.RecordBatch) -> pa.RecordBatch:
         if "c" in batch.column("id").to_pylist():
             raise ValueError("no")
         return batch
 
-    verdict = mapped(target, *"abcdef", size=2)
+    verdict = map_verdict(target, *"abcdef", size=2)
     expected = Redeliver(1_000, "ValueError: no", 1)
     assert verdict.outcomes == {2: expected, 3: expected}
     assert [row["id"] for row in rows_of(verdict)] == ["a/v", "b/v", "e/v", "f/v"]
 
 
-def test_pandas_in_pandas_out():
+def test_a_pandas_map_takes_and_returns_data_frames():
     def target(frame: pd.DataFrame) -> pd.DataFrame:
         assert list(frame.columns) == [*COLUMNS, WATERMARK]
         frame = frame[frame["id"] != "b"]
@@ -274,18 +274,18 @@ def test_pandas_in_pandas_out():
             nack_delay=[None if i == "a" else 5 for i in frame["id"]],
         )
 
-    verdict = mapped(target, pandas=True, keys=[["k"], None, []])
+    verdict = map_verdict(target, pandas=True, keys=[["k"], None, []])
     assert verdict.outcomes == {1: EMPTY, 2: Redeliver(5, None, 0)}
     assert [(row["id"], row["value"], row["keys"]) for row in rows_of(verdict)] == [
         ("a/v", b"a!", ["k"])
     ]
 
 
-def test_an_async_columnar_map_is_waited_for():
+def test_an_async_columnar_map_is_awaited():
     async def target(batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
 
-    assert len(mapped(target).outputs) == 3
+    assert len(map_verdict(target).outputs) == 3
 
 
 texts = st.text("kl", max_size=2)
@@ -317,7 +317,9 @@ CONTENT = ("value", "keys", "tags", "event_time", "nack", "nack_delay", "drop", 
 
 
 @given(results, st.integers(1, 4), st.integers(0, 6), st.booleans())
-def test_columns_and_messages_that_say_the_same_give_the_same(results, size, end, by_row):
+def test_columns_and_messages_with_the_same_content_have_the_same_results(
+    results, size, end, by_row
+):
     """Row for row, outcome for outcome, and also when an ordered vertex cuts them."""
     ids = [f"m{n}" for n in range(len(results))]
     by_id = dict(zip(ids, results, strict=True))
@@ -360,14 +362,14 @@ def test_columns_and_messages_that_say_the_same_give_the_same(results, size, end
     assert cut[0].outcomes == cut[1].outcomes
 
 
-def test_cutting_keeps_the_rows_of_the_inputs_before_the_end_wherever_they_are():
-    verdict = mapped(table(id=["c", "a", "b", "a"], value=[b"1", b"2", b"3", b"4"]))
+def test_a_cut_keeps_the_rows_of_the_inputs_before_it_wherever_they_are():
+    verdict = map_verdict(table(id=["c", "a", "b", "a"], value=[b"1", b"2", b"3", b"4"]))
     assert ids_and_values(verdict.cut(1)) == [("a/v", b"2"), ("a/v.1", b"4")]
     assert ids_and_values(verdict.cut(0)) == []
     assert ids_and_values(verdict.cut(3)) == ids_and_values(verdict)
 
 
-def test_an_ordered_columnar_map_stops_behind_the_batch_that_has_to_come_back():
+def test_an_ordered_columnar_map_stops_after_a_batch_with_a_redelivered_input():
     verdict = verdict_on(some(*"abcd", keys=[["k"], ["l"], ["k"], ["l"]]), ordered=True)
     calls: list[list[str]] = []
 
@@ -381,28 +383,28 @@ def test_an_ordered_columnar_map_stops_behind_the_batch_that_has_to_come_back():
     assert ids_and_values(verdict.cut(1)) == [("a/v", b"")]
 
 
-# --- what else rows can say ---------------------------------------------------------------------
+# --- what else rows can express -------------------------------------------------------------------
 
 
-def test_a_row_with_an_error_says_that_its_whole_input_has_failed():
-    verdict = mapped(
+def test_an_error_in_one_row_fails_its_whole_input():
+    verdict = map_verdict(
         table(row=[0, 1, 1], value=[b"1", b"2", b"3"], error=[None, None, "no"]), "a", "b"
     )
     assert verdict.decisions.failed == {1: Failure("no", 0)}
     assert ids_and_values(verdict) == [("a/v", b"1")]
 
 
-def test_a_nack_beside_an_error_gives_the_input_back():
-    verdict = mapped(
+def test_a_nack_next_to_an_error_redelivers_the_input():
+    verdict = map_verdict(
         table(row=[0, 0], value=[b"", b""], error=["no", None], nack=[None, True]), "a"
     )
     assert verdict.outcomes == {0: Redeliver(0, None, 0)}
     assert verdict.decisions.failed == {}
 
 
-def test_a_dropped_row_is_left_out_and_an_input_without_any_other_is_dropped():
+def test_a_dropped_row_is_left_out_and_an_input_without_other_rows_is_dropped():
     times = pa.array([WHEN, None, None], pa.timestamp("us", "UTC"))
-    verdict = mapped(
+    verdict = map_verdict(
         table(row=[0, 1, 1], value=[b"1", b"2", b"3"], drop=[True, True, None], event_time=times),
         "a",
         "b",
@@ -415,7 +417,7 @@ def test_a_dropped_row_is_left_out_and_an_input_without_any_other_is_dropped():
 def test_metadata_replaces_that_of_the_input_and_a_null_keeps_it():
     kind = SCHEMA.field("metadata").type
     old, new = [("old", [("k", b"1")])], [("new", [("k", b"2")])]
-    verdict = mapped(
+    verdict = map_verdict(
         table(value=[b""] * 3, metadata=pa.array([new, None, []], kind)), metadata=[old] * 3
     )
     assert [row["metadata"] for row in rows_of(verdict)] == [new, old, []]
@@ -425,7 +427,7 @@ def test_rows_are_numbered_from_the_start_of_their_batch():
     def target(batch: pa.RecordBatch) -> pa.Table:
         return table(row=[1, 0], value=[b"second", b"first"])
 
-    verdict = mapped(target, *"abcd", size=2)
+    verdict = map_verdict(target, *"abcd", size=2)
     assert ids_and_values(verdict) == [
         ("b/v", b"second"),
         ("a/v", b"first"),
@@ -435,15 +437,15 @@ def test_rows_are_numbered_from_the_start_of_their_batch():
 
 
 @pytest.mark.parametrize("rows", [[3], [-1], [None]], ids=str)
-def test_a_number_of_no_row_is_refused(rows):
-    verdict = mapped(table(row=pa.array(rows, pa.int64()), value=[b""]))
+def test_a_row_number_out_of_range_is_rejected(rows):
+    verdict = map_verdict(table(row=pa.array(rows, pa.int64()), value=[b""]))
     expected = "ContractViolation: v: returned a column 'row' with a number that is not below 3"
     assert {
         outcome.reason.split(" from a columnar map")[0] for outcome in verdict.outcomes.values()
     } == {expected}
 
 
-def test_the_watermark_is_given_with_every_row():
+def test_every_row_carries_the_watermark():
     seen: list[Any] = []
 
     def target(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -459,9 +461,9 @@ def test_the_watermark_is_given_with_every_row():
 # --- inputs on which a map failed ---------------------------------------------------------------
 
 
-def test_inputs_that_failed_by_themselves_count_as_if_the_map_had_raised_on_them_alone():
+def test_inputs_reported_as_failed_count_as_if_the_map_had_raised_on_them_alone():
     failed = {1: ValueError("bad"), 2: Nack("busy", delay="700ms"), 3: None}
-    verdict = mapped((table(value=[b"1", b"2", b"3", b"4", b"5"]), failed), *"abcde")
+    verdict = map_verdict((table(value=[b"1", b"2", b"3", b"4", b"5"]), failed), *"abcde")
     assert verdict.outcomes == {
         1: Redeliver(1_000, "ValueError: bad", 1),
         2: Redeliver(700, "busy", 0, NackOptions(700, None, "busy")),
@@ -470,7 +472,7 @@ def test_inputs_that_failed_by_themselves_count_as_if_the_map_had_raised_on_them
     assert ids_and_values(verdict) == [("a/v", b"1"), ("e/v", b"5")]
 
 
-def test_an_input_whose_system_is_away_is_counted_on_nobody():
+def test_an_input_whose_system_is_unavailable_is_not_penalised():
     verdict = verdict_on(some("a", "b"))
     handler = Handler(lambda _: (table(row=[0], value=[b"1"]), {1: Unavailable("the database")}))
     run_columnar(handler, verdict, 10, False)
@@ -479,7 +481,7 @@ def test_an_input_whose_system_is_away_is_counted_on_nobody():
 
 def test_failed_inputs_need_no_rows_and_are_not_dropped():
     nothing = table(row=pa.array([], pa.int64()), value=pa.array([], pa.binary()))
-    verdict = mapped((nothing, {0: ValueError("bad")}), "a", "b")
+    verdict = map_verdict((nothing, {0: ValueError("bad")}), "a", "b")
     assert verdict.outcomes == {0: Redeliver(1_000, "ValueError: bad", 1), 1: EMPTY}
 
 
@@ -494,8 +496,8 @@ def test_failed_inputs_need_no_rows_and_are_not_dropped():
     ],
     ids=str,
 )
-def test_errors_that_belong_to_no_row_are_refused(failed, what):
-    verdict = mapped((table(value=[b""] * 3), failed))
+def test_errors_that_belong_to_no_row_are_rejected(failed, what):
+    verdict = map_verdict((table(value=[b""] * 3), failed))
     assert verdict.outcomes.keys() == {0, 1, 2}
     for outcome in verdict.outcomes.values():
         assert outcome.reason.startswith(f"ContractViolation: v: {what} from a columnar map")

@@ -1,4 +1,4 @@
-"""A MonoVertex: one end for every message read, whatever becomes of what was made of it."""
+"""A MonoVertex: one outcome for every message read (a root), whatever was made of it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -35,23 +35,23 @@ MapCode = Callable[[Datum], Any]
 
 
 class Sink:
-    """Answers by the value of a message; keeps the messages it got."""
+    """Answers by the value of a message; keeps the messages it received."""
 
     def __init__(self, **answers: Callable[[str], Response]) -> None:
         self._answers = answers
-        self.got: list[Datum] = []
+        self.received: list[Datum] = []
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        self.got += data
+        self.received += data
         return [self._answers.get(d.value.decode(), Response.ok)(d.id) for d in data]
 
     @property
     def values(self) -> list[str]:
-        return [d.value.decode() for d in self.got]
+        return [d.value.decode() for d in self.received]
 
     @property
     def ids(self) -> list[str]:
-        return [d.id for d in self.got]
+        return [d.id for d in self.received]
 
 
 def letters_of(datum: Datum) -> list[Message]:
@@ -68,7 +68,7 @@ def tagged(datum: Datum) -> Message:
 
 
 class Vertex:
-    """A MonoVertex of these parts, with the sinks at hand."""
+    """A MonoVertex of these parts, whose sinks a test can inspect."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ def test_messages_go_through_transformer_map_and_sink():
     assert vertex.sink.ids == ["a/transformer/map", "b/transformer/map"]
 
 
-def test_a_mono_vertex_may_be_a_sink_alone():
+def test_a_monovertex_may_consist_of_a_sink_alone():
     vertex = Vertex()
     assert vertex.run("a", "b").outcomes == {}
     assert vertex.sink.ids == ["a", "b"]
@@ -142,7 +142,7 @@ def test_fan_out_over_both_steps_keeps_ids_unique():
     ]
 
 
-def test_what_is_known_about_a_message_goes_along_with_it():
+def test_the_properties_of_a_message_stay_with_it_up_to_the_sink():
     """Numaflow's C10; deliveries and the last reason too, for there is only one vertex."""
     vertex = Vertex(lambda d: Message(d.value, event_time=WHEN), lambda d: Message(d.value))
     vertex.run(
@@ -154,7 +154,7 @@ def test_what_is_known_about_a_message_goes_along_with_it():
         retries=2,
         nack_reason="busy",
     )
-    (datum,) = vertex.sink.got
+    (datum,) = vertex.sink.received
     assert (datum.keys, datum.headers, datum.metadata) == (("k",), {"h": "1"}, {"g": {"k": b"1"}})
     assert (datum.deliveries, datum.nack_reason, datum.event_time) == (3, "busy", WHEN)
     assert datum.system_metadata == {"sink": {"retry_count": b"2"}}
@@ -175,7 +175,7 @@ def nacks(letter: bytes, options: NackOptions | None = BUSY, then: MapCode = tag
     ],
     ids=["transformer", "sibling", "map", "map alone"],
 )
-def test_a_nack_takes_the_whole_root_back_before_any_of_it_reaches_the_sink(parts):
+def test_a_nack_redelivers_the_whole_root_before_any_part_of_it_reaches_the_sink(parts):
     vertex = Vertex(**parts)
     verdict = vertex.run("abx", "cd", "xef", "g")
     assert verdict.outcomes == {0: Redeliver(5, "busy", 0), 2: Redeliver(5, "busy", 0)}
@@ -183,16 +183,16 @@ def test_a_nack_takes_the_whole_root_back_before_any_of_it_reaches_the_sink(part
 
 
 @pytest.mark.guarantee("outcomes-hold")
-def test_a_nack_of_the_sink_takes_the_whole_root_back():
+def test_a_nack_of_the_sink_redelivers_the_whole_root():
     vertex = Vertex(letters_of, sink=Sink(x=lambda i: Response.nack(i, BUSY)))
     assert vertex.run("abx", "cd").outcomes == {0: Redeliver(5, "busy", 0)}
 
 
-def test_of_several_nacks_the_first_that_asks_for_something_counts():
+def test_the_first_of_several_nacks_that_has_options_counts():
     """Numaflow's A14: none, then some, is some."""
     later = NackOptions(delay=9, reason="later")
-    asked = {b"a": None, b"b": BUSY, b"c": later}
-    vertex = Vertex(letters_of, lambda d: Message.to_nack(asked[d.value]))
+    requested = {b"a": None, b"b": BUSY, b"c": later}
+    vertex = Vertex(letters_of, lambda d: Message.to_nack(requested[d.value]))
     assert vertex.run("abc").outcomes == {0: Redeliver(5, "busy", 0)}
     assert vertex.run("acb").outcomes == {0: Redeliver(9, "later", 0)}
     assert vertex.run("a").outcomes == {0: Redeliver(0, None, 0)}
@@ -222,7 +222,7 @@ def raises(error: BaseException) -> MapCode:
     ids=repr,
 )
 @pytest.mark.parametrize("level", ["transformer", "map"])
-def test_what_a_step_raises_redelivers_the_root(level, error, expected):
+def test_an_exception_of_a_step_redelivers_the_root(level, error, expected):
     parts = {"transformer": letters_of} | {level: raises(error)}
     vertex = Vertex(**parts)
     assert vertex.run("ax", "b").outcomes == {0: expected}
@@ -250,15 +250,15 @@ def test_a_dead_letter_holds_the_root(level):
     [(lambda d: None, None), (letters_of, lambda d: None), (None, lambda d: Message.to_drop())],
     ids=["transformer", "map", "map alone"],
 )
-def test_a_root_of_which_nothing_is_left_is_dropped(transformer, map):
+def test_a_root_without_remaining_messages_is_dropped(transformer, map):
     vertex = Vertex(transformer, map)
     verdict = vertex.run("ab", "c")
     assert verdict.outcomes == {0: EMPTY, 1: EMPTY}
-    assert vertex.sink.got == []
+    assert vertex.sink.received == []
     assert settled(verdict).counts.dropped == 2
 
 
-def test_a_root_of_which_something_is_left_is_done():
+def test_a_root_with_a_remaining_message_is_done():
     vertex = Vertex(letters_of, lambda d: None if d.value == b"x" else Message(d.value))
     assert vertex.run("xa", "bx").outcomes == {}
     assert vertex.sink.values == ["a", "b"]
@@ -283,40 +283,43 @@ def test_a_root_of_which_something_is_left_is_done():
     ],
     ids=["ok", "fallback", "on success", "serve", "fallback wins", "dead wins", "nack wins"],
 )
-def test_the_strongest_end_of_its_messages_is_the_end_of_a_root(answers, expected):
+def test_a_root_has_the_strongest_outcome_of_its_messages(answers, expected):
     vertex = Vertex(
         letters_of, sink=Sink(**answers), fallback=Sink(), on_success=Sink(), serves=True
     )
     assert vertex.run("ab").outcomes == ({} if expected is None else {0: expected})
 
 
-DOOMS = {
+UNFINISHED = {
     "nack": lambda i: Response.nack(i, BUSY),
     "failure": lambda i: Response.failure(i, "no"),
 }
 
 
-@pytest.mark.parametrize("doom", DOOMS)
-def test_once_a_root_is_not_done_the_sink_gets_no_further_message_of_it(doom):
-    vertex = Vertex(letters_of, sink=Sink(b=DOOMS[doom]), batch_size=2)
+@pytest.mark.parametrize("unfinished", UNFINISHED)
+def test_the_sink_gets_no_further_message_of_a_root_after_one_that_is_not_done(unfinished):
+    vertex = Vertex(letters_of, sink=Sink(b=UNFINISHED[unfinished]), batch_size=2)
     verdict = vertex.run("abcd", "ef")
     assert vertex.sink.values == ["a", "b", "e", "f"]
     assert list(verdict.outcomes) == [0]
     assert verdict.decisions.written == 3
 
 
-@pytest.mark.parametrize("doom", DOOMS)
+@pytest.mark.parametrize("unfinished", UNFINISHED)
 @pytest.mark.parametrize("ask", [Response.fallback, Response.on_success])
-def test_once_a_root_is_not_done_no_further_sink_gets_a_message_of_it(doom, ask):
-    beside = Sink()
+def test_no_other_sink_gets_a_message_of_a_root_after_one_that_is_not_done(unfinished, ask):
+    secondary = Sink()
     vertex = Vertex(
-        letters_of, sink=Sink(a=ask, b=DOOMS[doom], c=ask), fallback=beside, on_success=beside
+        letters_of,
+        sink=Sink(a=ask, b=UNFINISHED[unfinished], c=ask),
+        fallback=secondary,
+        on_success=secondary,
     )
     assert list(vertex.run("ab", "cd").outcomes) == [0, 1]
-    assert beside.values == ["c"]
+    assert secondary.values == ["c"]
 
 
-def test_messages_that_are_retried_on_the_spot_hold_back_no_others():
+def test_messages_retried_in_place_do_not_hold_back_others():
     answers = iter([Response.failure])
     sink = Sink(b=lambda i: next(answers, lambda i, _: Response.ok(i))(i, "no"))
     vertex = Vertex(
@@ -327,7 +330,7 @@ def test_messages_that_are_retried_on_the_spot_hold_back_no_others():
 
 
 @pytest.mark.parametrize("also", [{}, {"x": Response.fallback}, {"x": Response.on_success}])
-def test_every_answer_of_a_root_is_stored_whatever_its_other_messages_came_to(also):
+def test_every_answer_of_a_root_is_stored_whatever_the_outcome_of_its_other_messages(also):
     answers = {c: lambda i, c=c: Response.serve(i, c.encode()) for c in "abc"}
     vertex = Vertex(
         letters_of, sink=Sink(**answers, **also), fallback=Sink(), on_success=Sink(), serves=True
@@ -339,7 +342,7 @@ def test_every_answer_of_a_root_is_stored_whatever_its_other_messages_came_to(al
     assert len({p.msg_id for p in settlement.publications}) == 3
 
 
-def test_the_answers_of_a_root_are_in_the_order_of_its_messages_though_one_was_retried():
+def test_the_answers_of_a_root_keep_the_order_of_its_messages_despite_a_retry():
     tried = []
 
     def fail_once(i):
@@ -356,16 +359,16 @@ def test_the_answers_of_a_root_are_in_the_order_of_its_messages_though_one_was_r
 @pytest.mark.parametrize(
     "stops",
     [lambda i: Response.nack(i, BUSY), lambda i: Response.failure(i, "no")],
-    ids=["comes back", "dead letter"],
+    ids=["redelivered", "dead letter"],
 )
-def test_a_root_that_is_done_again_as_a_whole_has_not_answered_yet(stops):
+def test_a_root_that_is_redelivered_or_dead_lettered_stores_no_answer(stops):
     answers = {"a": lambda i: Response.serve(i, b"answer"), "x": stops}
     vertex = Vertex(letters_of, sink=Sink(**answers), serves=True)
     assert vertex.run("ax").answers == {}
 
 
 @pytest.mark.parametrize("level", ["transformer", "map", "sink"])
-def test_a_nack_that_is_used_up_goes_to_the_fallback_sink_from_every_level(level):
+def test_a_root_whose_nack_is_used_up_goes_to_the_fallback_sink_from_every_step(level):
     fallback = Sink()
     vertex = {
         "transformer": lambda: Vertex(nacks(b"x", USED_UP), fallback=fallback),
@@ -380,7 +383,7 @@ def test_a_nack_that_is_used_up_goes_to_the_fallback_sink_from_every_level(level
     assert (counts.fallback, counts.done, counts.read, counts.ended) == (1, 1, 2, 2)
 
 
-def test_a_step_that_failed_for_good_goes_to_the_fallback_sink_if_its_strategy_says_so():
+def test_a_root_whose_step_failed_for_good_goes_to_the_fallback_sink_if_the_strategy_says_so():
     fallback = Sink()
     strategy = RetryStrategy(Backoff("1ms", 2), "fallback")
     vertex = Vertex(lambda d: Message.to_fail("no"), fallback=fallback, strategy=strategy)
@@ -388,7 +391,7 @@ def test_a_step_that_failed_for_good_goes_to_the_fallback_sink_if_its_strategy_s
     assert fallback.values == ["a"]
 
 
-def test_a_long_retry_of_a_step_brings_the_root_back():
+def test_a_long_retry_of_a_step_redelivers_the_root():
     strategy = RetryStrategy(Backoff("5s", 2), "drop")
     vertex = Vertex(
         letters_of, nacks(b"x", then=lambda d: Message.to_fail("no")), strategy=strategy
@@ -397,7 +400,7 @@ def test_a_long_retry_of_a_step_brings_the_root_back():
     assert vertex.run("xb").outcomes == {0: Redeliver(5, "busy", 0)}
 
 
-def test_nothing_of_a_root_that_is_retried_later_reaches_the_sink():
+def test_no_part_of_a_root_that_is_retried_later_reaches_the_sink():
     def map(datum: Datum) -> Message:
         return Message.to_fail("no") if datum.value == b"x" else Message(datum.value)
 
@@ -411,7 +414,7 @@ def edge(*values: str, operator: Any = "or") -> Edge:
 
 
 @pytest.mark.parametrize("level", ["transformer", "map"])
-def test_bypass_by_tags_lands_in_the_three_sinks(level):
+def test_a_bypass_by_tags_reaches_each_of_the_three_sinks(level):
     """Numaflow's C9."""
     fallback, on_success, mapped = Sink(), Sink(), []
     parts: dict[str, MapCode] = {level: tagged}
@@ -429,7 +432,7 @@ def test_bypass_by_tags_lands_in_the_three_sinks(level):
     assert mapped == [], "what bypasses does not reach the map"
 
 
-def test_with_a_rule_for_the_sink_what_does_not_match_is_dropped_and_nacks_keep_their_options():
+def test_a_rule_for_the_sink_drops_messages_without_a_match_and_nacks_keep_their_options():
     """Numaflow's A3: plain acked unwritten, nak keeps its options."""
     options = NackOptions(delay=750, max_deliveries=4, reason="busy")
     vertex = Vertex(nacks(b"n", options), bypass=Bypass(sink=edge("s")))
@@ -439,14 +442,14 @@ def test_with_a_rule_for_the_sink_what_does_not_match_is_dropped_and_nacks_keep_
     assert settled(verdict).counts.dropped == 1
 
 
-def test_without_a_rule_for_the_sink_what_does_not_match_goes_there():
+def test_messages_without_a_match_go_to_the_sink_if_it_has_no_rule():
     fallback = Sink()
     vertex = Vertex(tagged, fallback=fallback, bypass=Bypass(fallback=edge("f")))
     assert vertex.run("plain", "f").outcomes == {1: FellBack()}
     assert (vertex.sink.values, fallback.values) == (["plain"], ["f"])
 
 
-def test_a_rule_of_not_matches_what_has_other_tags():
+def test_a_rule_with_not_matches_messages_with_other_tags():
     fallback = Sink()
     vertex = Vertex(tagged, fallback=fallback, bypass=Bypass(fallback=edge("a", operator="not")))
     vertex.run("a", "b")
@@ -454,7 +457,7 @@ def test_a_rule_of_not_matches_what_has_other_tags():
 
 
 @pytest.mark.parametrize("target", ["f", "o", "s"])
-def test_nothing_of_a_root_that_comes_back_bypasses_to_any_sink(target):
+def test_no_part_of_a_redelivered_root_bypasses_to_a_sink(target):
     fallback, on_success = Sink(), Sink()
     vertex = Vertex(
         lambda d: [Message(c.encode(), tags=[c]) for c in d.value.decode()],
@@ -464,21 +467,21 @@ def test_nothing_of_a_root_that_comes_back_bypasses_to_any_sink(target):
         bypass=Bypass(edge("s"), edge("f"), edge("o")),
     )
     assert vertex.run(f"{target}x").outcomes == {0: Redeliver(5, "busy", 0)}
-    assert vertex.sink.got + fallback.got + on_success.got == []
+    assert vertex.sink.received + fallback.received + on_success.received == []
 
 
 @pytest.mark.parametrize(("target", "fine"), [("f", FellBack()), ("o", Succeeded())])
 @pytest.mark.parametrize("answer", ["ok", "nack", "failure", "fallback"])
-def test_the_sink_that_a_message_was_led_to_decides(target, fine, answer):
+def test_the_sink_that_a_message_bypasses_to_decides_its_outcome(target, fine, answer):
     answers = {
         "ok": Response.ok,
         "nack": lambda i: Response.nack(i, BUSY),
         "failure": lambda i: Response.failure(i, "no"),
         "fallback": Response.fallback,
     }
-    beside = Sink(**{target: answers[answer]})
+    secondary = Sink(**{target: answers[answer]})
     vertex = Vertex(
-        tagged, fallback=beside, on_success=beside, bypass=Bypass(None, edge("f"), edge("o"))
+        tagged, fallback=secondary, on_success=secondary, bypass=Bypass(None, edge("f"), edge("o"))
     )
     outcome = vertex.run(target).outcomes[0]
     name = {"f": "fallback sink", "o": "on-success sink"}[target]
@@ -496,7 +499,7 @@ def test_the_sink_that_a_message_was_led_to_decides(target, fine, answer):
         )
 
 
-def test_a_root_is_counted_once_however_many_messages_it_made():
+def test_a_root_is_counted_once_however_many_messages_it_produced():
     vertex = Vertex(
         letters_of,
         doubled,
@@ -570,7 +573,7 @@ rules = st.none() | st.sampled_from(TAGS[:3]).map(edge)
     st.sampled_from([None, "retry", "fallback", "drop"]),
     st.integers(0, 4),
 )
-def test_whatever_user_code_does_every_root_has_exactly_one_end(
+def test_whatever_user_code_does_every_root_has_exactly_one_outcome(
     chance, count, parts, bypass, on_failure, failures
 ):
     transformer, map, fallback, on_success = parts
@@ -594,17 +597,19 @@ def test_whatever_user_code_does_every_root_has_exactly_one_end(
     assert stages[Stage.DEAD_LETTER] == counts.dead_lettered
     assert stages[Stage.ANSWER] >= counts.served
     stopped = [i for i, o in verdict.outcomes.items() if isinstance(o, Redeliver | Retry)]
-    assert not verdict.answers.keys() & set(stopped), "what comes back answers again"
+    assert not verdict.answers.keys() & set(stopped), "what is redelivered answers again"
     assert stages[Stage.OUTPUT] == 0
-    back = [p for p in settlement.publications if p.stage is Stage.REDELIVER]
-    again = [i for p in back for i in frames.decode(p.payload).column("id").to_pylist()]
-    assert len(set(again)) == len(again) == counts.redelivered
-    told = [
+    redeliveries = [p for p in settlement.publications if p.stage is Stage.REDELIVER]
+    redelivered_ids = [
+        i for p in redeliveries for i in frames.decode(p.payload).column("id").to_pylist()
+    ]
+    assert len(set(redelivered_ids)) == len(redelivered_ids) == counts.redelivered
+    reported = [
         r for p in settlement.publications if p.stage is Stage.TRAIL for r in read_trail(p.payload)
     ]
-    ends = Counter(row.outcome for row in told)
-    assert [row.id for row in told] == ids, "of the roots, and of them alone"
-    assert sum(row.answers for row in told) == stages[Stage.ANSWER]
-    assert ends["dead_lettered"] == counts.dead_lettered
-    assert ends["redelivered"] == counts.redelivered
-    assert ends["fallback"] == counts.fallback
+    outcomes = Counter(row.outcome for row in reported)
+    assert [row.id for row in reported] == ids, "of the roots, and of them alone"
+    assert sum(row.answers for row in reported) == stages[Stage.ANSWER]
+    assert outcomes["dead_lettered"] == counts.dead_lettered
+    assert outcomes["redelivered"] == counts.redelivered
+    assert outcomes["fallback"] == counts.fallback

@@ -1,4 +1,4 @@
-"""Printing takes any text, hands on whole lines, and cuts what is too much."""
+"""Printing accepts any text, passes on whole lines, and cuts off what is too long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def entries(act):
 
 @contextmanager
 def in_a_worker():
-    """The root logger is as a worker has it: without a handler, at its usual level."""
+    """The root logger as in a worker: without a handler, at its usual level."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers.clear()
@@ -39,7 +39,7 @@ def in_a_worker():
         root.setLevel(level)
 
 
-def test_text_comes_in_whole_lines():
+def test_text_is_passed_on_in_whole_lines():
     def act():
         print("one", "two")
         print("three", end="")
@@ -49,18 +49,18 @@ def test_text_comes_in_whole_lines():
     assert printed(act) == ["one two", "three four", "five"]
 
 
-def test_the_whole_lines_of_a_text_come_at_once():
+def test_the_whole_lines_of_a_text_are_passed_on_together():
     assert printed(lambda: print("a\nb\nc")) == ["a\nb", "c"]
 
 
-def test_a_long_text_is_cut_and_says_so():
+def test_a_long_text_is_cut_off_with_a_note():
     (line,) = printed(lambda: print("x" * (LONGEST + 5_000)))
 
     assert line == "x" * LONGEST + "… (5,000 more characters cut off)"
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
-def test_a_line_that_does_not_end_takes_no_more_memory():
+def test_an_endless_line_takes_no_more_memory_than_the_limit():
     def act():
         for _ in range(100):
             sys.stdout.write("y" * LONGEST)
@@ -69,14 +69,14 @@ def test_a_line_that_does_not_end_takes_no_more_memory():
     assert printed(act) == ["y" * LONGEST + f"… ({99 * LONGEST:,} more characters cut off)"]
 
 
-def test_bytes_can_be_written_and_what_is_no_text_is_escaped():
+def test_bytes_can_be_written_and_invalid_text_is_escaped():
     def act():
         sys.stdout.buffer.write(b"caf\xc3\xa9 \xff\n")
 
     assert printed(act) == ["café \\xff"]
 
 
-def test_a_program_can_be_given_standard_output():
+def test_standard_output_can_be_passed_to_another_program():
     def act():
         subprocess.run(["true"], stdout=sys.stdout, stderr=sys.stderr, check=True)
 
@@ -95,7 +95,7 @@ def test_log_handlers_can_print():
     assert printed(act) == ["careful"]
 
 
-def test_what_is_logged_keeps_its_level_and_logger_and_a_traceback():
+def test_a_log_record_keeps_its_level_logger_and_traceback():
     def act():
         shop = logging.getLogger("shop")
         shop.debug("too low")
@@ -111,7 +111,7 @@ def test_what_is_logged_keeps_its_level_and_logger_and_a_traceback():
     assert error.text.splitlines()[0::4] == ["no login", "KeyError: 'password'"]
 
 
-def test_the_lowest_level_is_that_of_the_variable(monkeypatch):
+def test_the_environment_variable_sets_the_lowest_log_level(monkeypatch):
     monkeypatch.setenv(LOG_LEVEL, "error")
 
     assert printed(lambda: [logging.warning("w"), logging.error("e")]) == ["e"]
@@ -125,7 +125,7 @@ def test_code_that_sets_up_logging_itself_is_left_alone():
     assert entries(act) == [Printed("mine careful", "error")]
 
 
-def test_a_log_that_cannot_be_formatted_or_sent_harms_nobody():
+def test_a_log_record_that_cannot_be_formatted_or_sent_does_no_harm():
     def refuse(printed):
         raise OSError("nobody there")
 
@@ -138,7 +138,7 @@ def test_a_log_that_cannot_be_formatted_or_sent_harms_nobody():
         logging.raiseExceptions = True
 
 
-def test_a_log_that_is_written_while_one_is_sent_does_not_go_round():
+def test_a_log_record_written_while_one_is_sent_does_not_loop():
     lines = []
 
     def log_again(printed):
@@ -151,11 +151,11 @@ def test_a_log_that_is_written_while_one_is_sent_does_not_go_round():
 
 
 @given(st.lists(st.text(st.characters(), max_size=20)))
-def test_nothing_is_changed_that_is_not_too_long(texts):
+def test_text_that_is_not_too_long_is_unchanged(texts):
     assert "\n".join(printed(lambda: [print(text) for text in texts])) == "\n".join(texts)
 
 
-def test_collected_text_is_kept_up_to_a_bound_and_says_what_is_missing():
+def test_collected_text_is_kept_up_to_a_limit_and_notes_what_is_missing():
     collected = Collected(10)
     for text in ("12345", "678", "too\nlong"):
         collected.add(Printed(text))
@@ -169,11 +169,11 @@ def test_collected_text_is_kept_up_to_a_bound_and_says_what_is_missing():
     assert collected.take() == []
 
 
-def test_what_is_short_is_not_cut():
+def test_a_short_text_is_not_cut_off():
     assert cut("text") == "text"
 
 
-def test_the_last_line_before_an_exception_is_handed_on():
+def test_the_last_line_before_an_exception_is_passed_on():
     def fail():
         print("about to fail", end="")
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""A sink with the sinks next to it: every answer of DESIGN §4, configured or not."""
+"""A sink with the sinks next to it: every answer, configured or not."""
 
 import sys
 from functools import partial
@@ -33,14 +33,14 @@ PLAIN = ("ok", "failure", "nack", "used up")
 
 
 class Sink:
-    """Answers each id by the name of an answer, or all of them by one; keeps what it got."""
+    """Gives each id its named answer, or all of them the same; keeps what it received."""
 
     def __init__(self, answer: str | dict[str, str] = "ok") -> None:
         self._answer = answer
-        self.got: list[tuple[str, bytes, list[str]]] = []
+        self.received: list[tuple[str, bytes, list[str]]] = []
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        self.got += [(d.id, d.value, d.keys) for d in data]
+        self.received += [(d.id, d.value, d.keys) for d in data]
         return [ANSWERS[self.answer_for(d)](d.id) for d in data]
 
     def answer_for(self, datum: Datum) -> str:
@@ -48,7 +48,7 @@ class Sink:
 
     @property
     def ids(self) -> list[str]:
-        return [i for i, _, _ in self.got]
+        return [i for i, _, _ in self.received]
 
 
 def call_of(target: Any, size: int = 100) -> Any:
@@ -59,7 +59,7 @@ def no_pause(_seconds: float) -> None:
     pass
 
 
-def sunk(
+def sink_verdict(
     primary: Any,
     *ids: str,
     fallback: Any = None,
@@ -103,16 +103,16 @@ GIVEN_UP = DeadLetter("given up", error="redelivered 0 times, max_deliveries is 
         ("used up", {0: FellBack()}),
     ],
 )
-def test_every_answer_has_its_end_when_everything_is_configured(answer, expected):
-    verdict = sunk(Sink(answer), fallback=Sink(), on_success=Sink(), serves=True)
+def test_every_answer_has_its_outcome_when_everything_is_configured(answer, expected):
+    verdict = sink_verdict(Sink(answer), fallback=Sink(), on_success=Sink(), serves=True)
     assert verdict.outcomes == expected
     assert verdict.answers == ({0: [b"answer"]} if answer == "serve" else {})
 
 
 @pytest.mark.parametrize("answer", PLAIN)
-def test_the_plain_answers_need_nothing_configured(answer):
+def test_the_plain_answers_need_no_configuration(answer):
     assert (
-        sunk(Sink(answer)).outcomes
+        sink_verdict(Sink(answer)).outcomes
         == {
             "ok": {},
             "failure": {0: DeadLetter("sink failure", error=NO_ACCOUNT)},
@@ -138,10 +138,10 @@ VIOLATIONS = {
 
 @pytest.mark.guarantee("sink-contract")
 @pytest.mark.parametrize("answer", VIOLATIONS)
-def test_what_is_not_configured_is_a_violation_even_if_all_else_is(answer):
+def test_an_answer_that_is_not_configured_is_a_violation_even_if_all_others_are(answer):
     everything = {"fallback": Sink(), "on_success": Sink(), "serves": True}
     left_out = everything | {{"serve": "serves"}.get(answer, answer): None}
-    verdict = sunk(Sink({"a": answer, "b": "ok"}), "a", "b", **left_out)
+    verdict = sink_verdict(Sink({"a": answer, "b": "ok"}), "a", "b", **left_out)
     assert verdict.outcomes == {0: Redeliver(1_000, VIOLATIONS[answer], 1)}
 
 
@@ -149,15 +149,15 @@ def test_what_is_not_configured_is_a_violation_even_if_all_else_is(answer):
     ("place", "name"), [("fallback", "fallback sink"), ("on_success", "on-success sink")]
 )
 @pytest.mark.parametrize("answer", VIOLATIONS)
-def test_the_sinks_beside_the_primary_may_not_hand_on_and_are_named(place, name, answer):
+def test_fallback_and_on_success_sinks_may_not_pass_messages_on_and_are_named(place, name, answer):
     """Though the vertex has everything that the answer would need."""
-    beside = {"fallback": Sink(), "on_success": Sink(), "serves": True} | {place: Sink(answer)}
-    verdict = sunk(Sink(place), **beside)
-    told = (
+    secondary = {"fallback": Sink(), "on_success": Sink(), "serves": True} | {place: Sink(answer)}
+    verdict = sink_verdict(Sink(place), **secondary)
+    expected = (
         f"ContractViolation: v: its {name} answered {answer.upper()}, which only the primary sink "
         "can (ids: a). There, answer with Response.ok, .failure or .nack."
     )
-    assert verdict.outcomes == {0: Redeliver(1_000, told, 1)}
+    assert verdict.outcomes == {0: Redeliver(1_000, expected, 1)}
 
 
 @pytest.mark.guarantee("outcomes-hold")
@@ -166,10 +166,10 @@ def test_the_sinks_beside_the_primary_may_not_hand_on_and_are_named(place, name,
     [("fallback", FellBack(), "fallback sink"), ("on_success", Succeeded(), "on-success sink")],
 )
 @pytest.mark.parametrize("answer", PLAIN)
-def test_the_last_sink_that_a_message_reached_decides(place, fine, name, answer):
-    beside = Sink(answer)
-    verdict = sunk(Sink(place), **{place: beside})
-    assert beside.ids == ["a"]
+def test_the_last_sink_that_a_message_reached_decides_its_outcome(place, fine, name, answer):
+    secondary = Sink(answer)
+    verdict = sink_verdict(Sink(place), **{place: secondary})
+    assert secondary.ids == ["a"]
     assert verdict.outcomes == {
         0: {
             "ok": fine,
@@ -191,15 +191,17 @@ def test_the_last_sink_that_a_message_reached_decides(place, fine, name, answer)
     ],
     ids=repr,
 )
-def test_what_the_sinks_beside_raise_redelivers_only_what_they_were_given(place, error, expected):
-    def beside(data: list[Datum]) -> list[Response]:
+def test_an_exception_of_another_sink_redelivers_only_the_messages_it_received(
+    place, error, expected
+):
+    def secondary(data: list[Datum]) -> list[Response]:
         raise error
 
-    verdict = sunk(Sink({"a": "ok", "b": place, "c": "nack"}), *"abc", **{place: beside})
+    verdict = sink_verdict(Sink({"a": "ok", "b": place, "c": "nack"}), *"abc", **{place: secondary})
     assert verdict.outcomes == {1: expected, 2: Redeliver(5_000, "busy", 0)}
 
 
-def test_a_nack_with_max_deliveries_used_up_goes_to_the_fallback_sink():
+def test_a_nacked_message_at_its_max_deliveries_goes_to_the_fallback_sink():
     fallback = Sink()
     options = NackOptions(max_deliveries=2, reason="given up")
 
@@ -207,21 +209,21 @@ def test_a_nack_with_max_deliveries_used_up_goes_to_the_fallback_sink():
         return [Response.nack(d.id, options) for d in data]
 
     columns = {"deliveries": [2, 3, 4]}
-    verdict = sunk(primary, *"abc", fallback=fallback, columns=columns)
+    verdict = sink_verdict(primary, *"abc", fallback=fallback, columns=columns)
     assert verdict.outcomes == {0: Redeliver(0, "given up", 0), 1: FellBack(), 2: FellBack()}
     assert fallback.ids == ["b", "c"]
-    without = sunk(primary, *"abc", columns=columns)
+    without = sink_verdict(primary, *"abc", columns=columns)
     assert [type(o) for o in without.outcomes.values()] == [Redeliver, DeadLetter, DeadLetter]
 
 
-def test_a_raised_nack_that_is_used_up_goes_there_too():
+def test_messages_at_the_max_deliveries_of_a_raised_nack_go_to_the_fallback_sink():
     def primary(data: list[Datum]) -> list[Response]:
         raise Nack(max_deliveries=0)
 
-    assert sunk(primary, *"ab", fallback=Sink()).outcomes == {0: FellBack(), 1: FellBack()}
+    assert sink_verdict(primary, *"ab", fallback=Sink()).outcomes == {0: FellBack(), 1: FellBack()}
 
 
-def test_the_on_success_sink_gets_the_message_given_or_the_original():
+def test_the_on_success_sink_gets_the_message_of_the_response_or_the_original():
     on_success = Sink()
 
     def primary(data: list[Datum]) -> list[Response]:
@@ -233,8 +235,8 @@ def test_the_on_success_sink_gets_the_message_given_or_the_original():
             Response.on_success(d, Message(b"receipt", keys={"own": 1}.keys())),
         ]
 
-    verdict = sunk(primary, *"abcd", on_success=on_success, columns={"keys": [["k"]] * 4})
-    assert on_success.got == [
+    verdict = sink_verdict(primary, *"abcd", on_success=on_success, columns={"keys": [["k"]] * 4})
+    assert on_success.received == [
         ("a", b"receipt", ("k",)),
         ("b", b"receipt", ("own",)),
         ("c", b"c", ("k",)),
@@ -269,39 +271,39 @@ def test_the_on_success_sink_gets_the_message_given_or_the_original():
     ],
     ids=["value", "keys", "drop", "nack"],
 )
-def test_a_message_that_cannot_be_handed_on_fails_its_own_input_alone(message, expected):
+def test_an_invalid_message_for_the_on_success_sink_fails_only_its_input(message, expected):
     on_success = Sink()
 
     def primary(data: list[Datum]) -> list[Response]:
         return [Response.on_success("a", message), Response.on_success("b"), Response.ok("c")]
 
-    verdict = sunk(primary, *"abc", on_success=on_success)
+    verdict = sink_verdict(primary, *"abc", on_success=on_success)
     assert verdict.outcomes == {0: Redeliver(1_000, expected, 1), 1: Succeeded()}
     assert on_success.ids == ["b"]
 
 
-def test_a_message_to_hand_on_that_is_too_large_is_a_dead_letter():
+def test_a_message_too_large_for_the_on_success_sink_is_a_dead_letter():
     def primary(data: list[Datum]) -> list[Response]:
         return [Response.on_success("a", Message(b"x" * 101))]
 
-    outcome = sunk(primary, on_success=Sink(), largest=100).outcomes[0]
+    outcome = sink_verdict(primary, on_success=Sink(), largest=100).outcomes[0]
     assert (type(outcome), outcome.reason) == (DeadLetter, "message too large")
 
 
 SHORT = Backoff("1ms", steps=2)
 
 
-def test_after_the_retries_of_the_primary_the_fallback_sink_decides():
+def test_the_fallback_sink_decides_after_the_retries_of_the_primary():
     primary, fallback = Sink("failure"), Sink()
     strategy = RetryStrategy(SHORT, "fallback")
-    verdict = sunk(primary, fallback=fallback, strategy=strategy)
+    verdict = sink_verdict(primary, fallback=fallback, strategy=strategy)
     assert (primary.ids, fallback.ids) == (["a"] * 3, ["a"])
     assert verdict.outcomes == {0: FellBack()}
 
 
 def test_a_fallback_answer_is_not_retried():
     primary, fallback = Sink("fallback"), Sink()
-    sunk(primary, fallback=fallback, strategy=RetryStrategy(SHORT, "fallback"))
+    sink_verdict(primary, fallback=fallback, strategy=RetryStrategy(SHORT, "fallback"))
     assert (primary.ids, fallback.ids) == (["a"], ["a"])
 
 
@@ -313,23 +315,23 @@ def test_a_fallback_answer_is_not_retried():
     ],
 )
 @pytest.mark.parametrize("place", ["fallback", "on_success"])
-def test_the_sinks_beside_are_retried_too_and_have_no_fallback_of_their_own(
+def test_fallback_and_on_success_sinks_are_retried_and_have_no_fallback_of_their_own(
     place, on_failure, expected
 ):
-    beside = {"fallback": Sink()} | {place: Sink("failure")}
-    verdict = sunk(Sink(place), strategy=RetryStrategy(SHORT, on_failure), **beside)
-    assert beside[place].ids == ["a"] * 3
+    secondary = {"fallback": Sink()} | {place: Sink("failure")}
+    verdict = sink_verdict(Sink(place), strategy=RetryStrategy(SHORT, on_failure), **secondary)
+    assert secondary[place].ids == ["a"] * 3
     assert verdict.outcomes == {0: expected}
 
 
-def test_a_long_wait_of_the_fallback_sink_goes_through_the_redeliveries():
+def test_a_long_retry_wait_of_the_fallback_sink_becomes_a_redelivery():
     strategy = RetryStrategy(Backoff("5s", 2), "fallback")
-    verdict = sunk(Sink("fallback"), fallback=Sink("failure"), strategy=strategy)
+    verdict = sink_verdict(Sink("fallback"), fallback=Sink("failure"), strategy=strategy)
     assert verdict.outcomes == {0: Retry(5_000, NO_ACCOUNT, retries=1, failures=0)}
 
 
 class Store:
-    """A store of the user's that may refuse."""
+    """A store of the user's that may fail."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self._error = error
@@ -345,11 +347,11 @@ def opened(store: Any) -> sinking.Store:
     return sinking.Store(store.put, Blame())
 
 
-def test_a_store_of_the_users_gets_the_answer_under_the_request():
+def test_a_store_of_the_users_gets_each_answer_under_its_request():
     store = Store()
     columns = {"headers": [[("X-Numaflow-Id", "r1")], [("x-numaflow-id", "")], None]}
     ids = ("a/map", "b/map.1/cat", "c")
-    verdict = sunk(Sink("serve"), *ids, serves=True, store=opened(store), columns=columns)
+    verdict = sink_verdict(Sink("serve"), *ids, serves=True, store=opened(store), columns=columns)
     assert store.entries == [("r1", [b"answer"]), ("b", [b"answer"]), ("c", [b"answer"])]
     assert verdict.outcomes == dict.fromkeys(range(3), Served())
     assert verdict.answers == {}, "nothing is left for us to store"
@@ -365,7 +367,7 @@ def test_a_store_of_the_users_gets_the_answer_under_the_request():
         ([], "", ""),
     ],
 )
-def test_the_request_is_named_by_its_header_or_by_the_source_message(headers, row_id, expected):
+def test_the_request_id_comes_from_its_header_or_the_source_message(headers, row_id, expected):
     assert request_id(some(row_id, headers=[headers]), 0) == expected
 
 
@@ -378,24 +380,24 @@ def test_the_request_is_named_by_its_header_or_by_the_source_message(headers, ro
     ],
     ids=repr,
 )
-def test_a_store_that_cannot_take_the_answer_redelivers_the_message(error, expected):
+def test_a_message_whose_answer_cannot_be_stored_is_redelivered(error, expected):
     store = Store(error)
-    verdict = sunk(Sink({"a": "serve", "b": "ok"}), *"ab", serves=True, store=opened(store))
+    verdict = sink_verdict(Sink({"a": "serve", "b": "ok"}), *"ab", serves=True, store=opened(store))
     assert verdict.outcomes == {0: expected}
 
 
-def test_an_answer_that_no_message_can_hold_is_a_dead_letter_but_not_in_a_store_of_the_users():
+def test_an_answer_over_the_size_limit_is_a_dead_letter_except_in_a_store_of_the_users():
     def primary(data: list[Datum]) -> list[Response]:
         return [Response.serve("a", b"x" * 101), Response.serve("b", b"x" * 100)]
 
-    built_in = sunk(primary, "a", "b", serves=True, largest=100)
+    built_in = sink_verdict(primary, "a", "b", serves=True, largest=100)
     assert (built_in.outcomes[0].reason, built_in.outcomes[1]) == ("message too large", Served())
     assert built_in.answers == {1: [b"x" * 100]}
-    own = sunk(primary, "a", "b", serves=True, store=opened(Store()), largest=100).outcomes
+    own = sink_verdict(primary, "a", "b", serves=True, store=opened(Store()), largest=100).outcomes
     assert own == {0: Served(), 1: Served()}
 
 
-def test_user_code_that_changes_headers_does_not_change_where_its_answer_goes():
+def test_user_code_that_changes_headers_does_not_redirect_its_answer():
     store = Store()
 
     def vandal(data: list[Datum]) -> list[Response]:
@@ -405,35 +407,35 @@ def test_user_code_that_changes_headers_does_not_change_where_its_answer_goes():
         return [Response.serve(d.id, b"answer") for d in data]
 
     columns = {"headers": [[("x-numaflow-id", "r1")]]}
-    sunk(vandal, serves=True, store=opened(store), columns=columns)
+    sink_verdict(vandal, serves=True, store=opened(store), columns=columns)
     assert store.entries == [("r1", [b"answer"])]
 
 
 @pytest.mark.parametrize("change", [list.clear, list.reverse, list.pop], ids=lambda f: f.__name__)
-def test_a_sink_may_do_with_its_list_what_it_likes(change):
-    """The rows are known by their ids alone, whatever is left of the list."""
+def test_a_sink_may_modify_the_list_it_receives(change):
+    """The rows are identified by their ids alone, whatever is left of the list."""
 
     def primary(data: list[Datum]) -> list[Response]:
         answers = [ANSWERS["nack" if d.id == "a" else "ok"](d.id) for d in data]
         change(data)
         return answers
 
-    assert sunk(primary, *"abc").outcomes == {0: Redeliver(5_000, "busy", 0)}
+    assert sink_verdict(primary, *"abc").outcomes == {0: Redeliver(5_000, "busy", 0)}
 
 
-def test_an_ordered_vertex_does_not_take_for_done_what_its_fallback_sink_never_saw():
+def test_an_ordered_vertex_does_not_count_as_done_what_its_fallback_sink_never_saw():
     """It stops at the row it had to try again; the row behind has the same keys and must wait."""
-    got: list[tuple[str, bytes]] = []
+    received: list[tuple[str, bytes]] = []
 
     def fallback(data: list[Datum]) -> list[Response]:
         counts = [d.system_metadata["sink"]["retry_count"] for d in data]
-        got.extend((d.id, count) for d, count in zip(data, counts, strict=True))
+        received.extend((d.id, count) for d, count in zip(data, counts, strict=True))
         return [
             ANSWERS["failure" if d.id == "a" and count == b"0" else "ok"](d.id)
             for d, count in zip(data, counts, strict=True)
         ]
 
-    verdict = sunk(
+    verdict = sink_verdict(
         Sink("fallback"),
         *"abc",
         fallback=fallback,
@@ -441,24 +443,24 @@ def test_an_ordered_vertex_does_not_take_for_done_what_its_fallback_sink_never_s
         ordered=True,
         columns={"keys": [["k"], ["k"], ["l"]]},
     )
-    assert got == [("a", b"0"), ("a", b"1")]
+    assert received == [("a", b"0"), ("a", b"1")]
     assert verdict.outcomes == {0: FellBack()}
-    assert verdict.first_held() == 1, "b and c are given again"
+    assert verdict.first_held() == 1, "b and c are redelivered"
 
 
 answers = st.sampled_from([*ANSWERS, "raise", "silent", "twice", "exit"])
 
 
 class Wild:
-    """Answers, raises, leaves out and answers twice, as told for each id."""
+    """Answers, raises, leaves out and answers twice, as configured for each id."""
 
-    def __init__(self, told: dict[str, str]) -> None:
-        self._told = told
+    def __init__(self, behaviour: dict[str, str]) -> None:
+        self._behaviour = behaviour
 
     def __call__(self, data: list[Datum]) -> list[Response]:
         found = []
         for datum in data:
-            match self._told[datum.id]:
+            match self._behaviour[datum.id]:
                 case "raise":
                     raise ValueError("no")
                 case "exit":
@@ -479,24 +481,24 @@ class Wild:
     st.booleans(),
     st.sampled_from([None, "retry", "fallback", "drop"]),
 )
-def test_whatever_the_sinks_do_every_input_has_one_end(
-    told, has_fallback, has_success, serves, on_failure
+def test_whatever_the_sinks_do_every_input_has_one_outcome(
+    rows, has_fallback, has_success, serves, on_failure
 ):
-    ids = [f"m{n}" for n in range(len(told))]
+    ids = [f"m{n}" for n in range(len(rows))]
     primary, fallback, on_success = (
-        Wild(dict(zip(ids, (row[place] for row in told), strict=True))) for place in range(3)
+        Wild(dict(zip(ids, (row[place] for row in rows), strict=True))) for place in range(3)
     )
-    verdict = sunk(
+    verdict = sink_verdict(
         primary,
         *ids,
         fallback=fallback if has_fallback else None,
         on_success=on_success if has_success else None,
         serves=serves,
         strategy=None if on_failure is None else RetryStrategy(Backoff("900ms", 1), on_failure),
-        columns={"failures": [row[3] for row in told]},
+        columns={"failures": [row[3] for row in rows]},
     )
     assert set(verdict.outcomes) <= set(range(len(ids)))
-    for index, (answer, *_) in enumerate(told):
+    for index, (answer, *_) in enumerate(rows):
         outcome = verdict.outcomes.get(index)
         assert (outcome is None) <= (answer == "ok"), "done only if the primary said so"
         assert isinstance(outcome, Served) <= (answer == "serve" and serves)
@@ -505,7 +507,7 @@ def test_whatever_the_sinks_do_every_input_has_one_end(
         assert isinstance(outcome, FellBack) <= has_fallback
 
 
-def test_what_the_primary_may_answer_is_what_is_configured():
+def test_the_primary_may_give_exactly_the_answers_that_are_configured():
     plain = {Status.OK, Status.FAILURE, Status.NACK}
     call = call_of(Sink())
     assert Sinks(call).allowed == plain

@@ -34,7 +34,7 @@ def test_a_module_that_fails_to_import_says_why_and_where(
     assert str(caught.value) == f"cannot use '{module}:f': importing '{module}' failed: {reason}"
 
 
-def test_a_module_beside_the_pipeline_is_found(folder: Path) -> None:
+def test_a_module_next_to_the_pipeline_is_found(folder: Path) -> None:
     assert resolve("handlers:enrich", folder).__name__ == "enrich"
 
 
@@ -46,7 +46,7 @@ def test_an_attribute_may_be_inside_a_class(folder: Path) -> None:
     assert resolve("handlers:Store.__call__", folder).__name__ == "__call__"
 
 
-def test_a_package_beside_the_pipeline_is_found(tmp_path: Path) -> None:
+def test_a_package_next_to_the_pipeline_is_found(tmp_path: Path) -> None:
     (tmp_path / "depot").mkdir()
     (tmp_path / "depot" / "orders.py").write_text("def enrich(datum): ...\n")
     assert resolve("depot.orders:enrich", tmp_path).__name__ == "enrich"
@@ -61,7 +61,7 @@ def test_two_pipelines_may_have_modules_of_the_same_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["json", "time"])
-def test_a_module_cannot_take_the_name_of_one_that_is_in_use(tmp_path: Path, name: str) -> None:
+def test_a_module_cannot_have_the_name_of_one_that_is_in_use(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.py").write_text("def enrich(datum): ...\n")
     with pytest.raises(TargetError) as caught:
         resolve(f"{name}:enrich", tmp_path)
@@ -71,7 +71,7 @@ def test_a_module_cannot_take_the_name_of_one_that_is_in_use(tmp_path: Path, nam
     )
 
 
-def test_an_attribute_of_a_plain_value_may_be_missing_too(folder: Path) -> None:
+def test_a_missing_attribute_of_a_plain_value_is_named(folder: Path) -> None:
     with pytest.raises(TargetError, match=r"'int' has no 'bit_cont'; did you mean 'bit_count'\?"):
         resolve("handlers:LIMIT.bit_cont", folder)
 
@@ -88,13 +88,13 @@ def test_a_missing_submodule_is_named(tmp_path: Path) -> None:
         resolve("store.sql:write", tmp_path)
 
 
-def test_workers_can_use_it_without_the_model() -> None:
+def test_workers_can_resolve_targets_without_the_spec_model() -> None:
     code = "import sys, ebbflow.usercode.targets; print('pydantic' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
 
 
-def test_code_that_has_changed_is_imported_again_with_what_it_imports(tmp_path: Path) -> None:
+def test_changed_code_is_imported_again_together_with_its_imports(tmp_path: Path) -> None:
     (tmp_path / "changing.py").write_text("from part import VALUE\ndef f(): return VALUE\n")
     (tmp_path / "part.py").write_text("VALUE = 1\n")
     before = resolve("changing:f", tmp_path)

@@ -23,7 +23,7 @@ def function_in() -> Callable[[str], tuple[str, ...]]:
 def build_ahead(languages: Iterable[str]) -> None:
     """Builds functions before any test begins: the time limits of tests do not allow for it.
 
-    What goes wrong is told by the tests that want them.
+    The tests that need them report what goes wrong.
     """
     for language in languages:
         with suppress(NotBuilt, subprocess.SubprocessError):
@@ -40,7 +40,7 @@ def _command(language: str) -> tuple[str, ...]:
 
 
 def report_what_is_missing(reporter: Any) -> None:
-    """Say once more, where everybody looks, which languages were not tested."""
+    """Report again, at the end of the output, which languages were not tested."""
     for language, reason in _missing.items():
         reporter.section(
             f"Functions in {language} were NOT tested", sep="!", yellow=True, bold=True

@@ -67,7 +67,7 @@ def obey(keys, datum):
 
 
 def describe(keys: list[str], datum: Datum) -> Messages:
-    """Says all that it was given."""
+    """Describes everything that it received."""
     metadata = datum.user_metadata
     facts = {
         "keys": (keys, datum.keys),
@@ -87,7 +87,7 @@ def change_metadata(keys: list[str], datum: Datum) -> Messages:
 
 
 class Counting(Mapper):
-    """Has a state, and says which object it is."""
+    """Keeps state, and says which object it is."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -118,7 +118,7 @@ async_server = MapAsyncServer(AsyncCounting(10))
 
 
 async def batch(datums: AsyncIterable[batchmapper.Datum]) -> batchmapper.BatchResponses:
-    """Answers for each; for the one that says so it does not."""
+    """Answers each message, except one that asks for no answer."""
     responses = batchmapper.BatchResponses()
     async for datum in datums:
         response = batchmapper.BatchResponse.from_id(datum.id)
@@ -202,7 +202,7 @@ def answer(datums: Iterator[sinker.Datum]) -> Responses:
 
 
 async def answer_later(datums: AsyncIterable[sinker.Datum]) -> Responses:
-    """Goes through them with ``async for``."""
+    """Iterates over them with ``async for``."""
     responses = Responses()
     async for datum in datums:
         responses.append(Response.as_success(datum.id))
@@ -275,7 +275,7 @@ class Numbers(Sourcer):
             self.acked.append(int(offset.offset))
 
     async def nack_handler(self, nack_request: NackRequest) -> None:
-        """Gives them again."""
+        """Redelivers them."""
         self.nacked += [int(offset.offset) for offset in nack_request.offsets]
 
     async def pending_handler(self) -> PendingResponse:
@@ -305,7 +305,7 @@ def nack_once(keys: list[str], datum: sourcetransformer.Datum) -> sourcetransfor
 
 
 class Tell(Mapper):
-    """Says what it sees; number 7 is too much for it."""
+    """Describes each message; it fails on number 7."""
 
     async def handler(self, keys: list[str], datum: Datum) -> Messages:
         """Says it in a text."""

@@ -22,11 +22,11 @@ def values(*results):
 
 
 @pytest.mark.parametrize("code", [functions.shout, functions.server], ids=["function", "server"])
-def test_a_handler_of_keys_and_datum_is_a_map(code):
+def test_a_handler_with_keys_and_datum_is_a_map(code):
     assert values(*run_map(code, b"a", b"b")) == [[b"A"], [b"B"]]
 
 
-def test_a_message_without_keys_has_none_whatever_its_input_had():
+def test_an_output_without_keys_has_none_whatever_keys_its_input_had():
     (result,) = run_map(functions.shout, Datum(b"a", keys=["k"], metadata={"g": {"k": b"v"}}))
     (message,) = result.messages
     assert (message.value, message.keys, message.metadata) == (b"A", [], {})
@@ -36,7 +36,7 @@ def test_a_message_without_keys_has_none_whatever_its_input_had():
     assert result.messages[0].keys == ["k", "l"]
 
 
-def test_async_handlers_are_waited_for():
+def test_async_handlers_are_awaited():
     results = run_map(functions.shout_later, Datum(b"a", keys=["k"]), b"b")
     assert values(*results) == [[b"A"], [b"B"]]
     assert results[0].messages[0].keys == ["k"]
@@ -53,7 +53,7 @@ def test_async_handlers_are_waited_for():
     ],
     ids=["class", "async class", "class with arguments"],
 )
-def test_a_class_is_made_once_for_all_messages(code, counted):
+def test_a_class_is_instantiated_once_for_all_messages(code, counted):
     assert values(*run_map(code, b"a", b"b")) == counted
 
 
@@ -64,7 +64,7 @@ def test_an_object_is_used_as_it_is():
     assert values(*run_map(functions.async_server, b"a")) == [[b"11"]]
 
 
-def test_reserved_tags_say_what_becomes_of_the_input():
+def test_reserved_tags_decide_the_outcome_of_the_input():
     dropped, nacked, failed, tagged, flat = run_map(
         functions.obey, b"drop", b"nack", b"fail", b"tags a,b", b"flat x,y"
     )
@@ -95,7 +95,7 @@ class Newer(functions.Message):
         return cls(b"", tags=[functions.NACK])
 
 
-def test_the_options_of_a_nack_are_taken_over_where_a_release_has_them():
+def test_nack_options_are_honoured_where_a_release_of_pynumaflow_has_them():
     (result,) = run_map(lambda keys, datum: functions.Messages(Newer.to_nack()), b"a")
     assert isinstance(result.outcome, Redeliver)
     assert (result.outcome.delay, result.outcome.reason) == (1_500, "not yet")
@@ -106,7 +106,7 @@ def test_a_failure_is_retried_by_the_strategy():
     assert isinstance(result.outcome, DeadLetter)
 
 
-def test_an_empty_answer_is_a_drop():
+def test_an_empty_result_drops_the_input():
     (result,) = run_map(functions.obey, b"empty")
     assert result.outcome == Dropped("empty result")
 
@@ -119,14 +119,14 @@ def test_an_empty_answer_is_a_drop():
         (b"nothing", "a pynumaflow handler returned NoneType, not Messages"),
     ],
 )
-def test_what_goes_wrong_is_counted_on_its_message_alone(word, text):
+def test_an_error_counts_only_against_its_message(word, text):
     result, other = run_map(functions.obey, word, b"flat x", on_error=Backoff("1ms", steps=0))
     assert isinstance(result.outcome, DeadLetter)
     assert text in result.outcome.error
     assert values(other) == [[b"x"]]
 
 
-def test_a_datum_says_what_pynumaflow_says_in_naive_utc():
+def test_a_datum_has_the_fields_of_pynumaflow_with_times_in_naive_utc():
     datum = Datum(
         b"a",
         keys=["k"],
@@ -147,12 +147,12 @@ def test_a_datum_says_what_pynumaflow_says_in_naive_utc():
     }
 
 
-def test_an_unknown_watermark_is_what_numaflow_says_then():
+def test_an_unknown_watermark_has_the_value_that_numaflow_gives_it():
     (result,) = run_map(functions.describe, b"a")
     assert b"datetime.datetime(1969, 12, 31, 23, 59, 59, 999000)" in result.messages[0].value
 
 
-def test_datums_are_pynumaflows_own():
+def test_datums_are_of_pynumaflows_own_class():
     seen = []
 
     def look(keys, datum):
@@ -169,7 +169,7 @@ def test_datums_are_pynumaflows_own():
     assert not hasattr(seen[0], "_nothing_of_this_name")
 
 
-def test_keys_and_metadata_are_the_handlers_own_to_change():
+def test_a_handler_may_change_its_keys_and_metadata():
     def vandal(keys, datum):
         keys.append("more")
         datum.user_metadata.clear()
@@ -179,7 +179,7 @@ def test_keys_and_metadata_are_the_handlers_own_to_change():
     assert result.messages[0].value == b"['k']"
 
 
-def test_metadata_goes_in_and_out():
+def test_metadata_is_passed_in_and_out():
     first, second = run_map(
         functions.change_metadata, Datum(b"a", metadata={"g": {"k": b"v"}}), b"b"
     )
@@ -188,12 +188,12 @@ def test_metadata_goes_in_and_out():
 
 
 @pytest.mark.parametrize("code", [functions.batch, functions.Batching], ids=["function", "class"])
-def test_batch_maps_are_called_in_batches_without_a_mode(code):
+def test_batch_maps_are_called_in_batches_without_an_explicit_mode(code):
     data = [Datum(b"a,b", id="1", keys=["k"]), Datum(b"c", id="2")]
     assert values(*run_map(code, *data)) == [[b"a", b"b"], [b"c"]]
 
 
-def test_a_batch_map_that_forgets_a_message_breaks_the_contract_for_that_one():
+def test_a_batch_map_that_omits_a_message_violates_the_contract_for_it_alone():
     policy = Backoff("1ms", steps=0)
     first, second = run_map(functions.batch, b"forget", b"c", on_error=policy)
     assert isinstance(first.outcome, DeadLetter)
@@ -202,7 +202,7 @@ def test_a_batch_map_that_forgets_a_message_breaks_the_contract_for_that_one():
 
 
 @pytest.mark.parametrize("code", [functions.split, functions.Splitting], ids=["function", "class"])
-def test_stream_maps_are_streams_without_a_mode(code):
+def test_stream_maps_are_streamed_without_an_explicit_mode(code):
     policy = Backoff("1ms", steps=0)
     good, bad = run_map(code, Datum(b"a,b", keys=["k"]), b"a,raise", on_error=policy)
     assert [(m.value, m.keys) for m in good.messages] == [(b"a", ["k"]), (b"b", ["k"])]
@@ -211,7 +211,7 @@ def test_stream_maps_are_streams_without_a_mode(code):
 
 
 @pytest.mark.parametrize("code", [functions.date_it, functions.Dating], ids=["function", "class"])
-def test_transformers_set_event_times_and_compare_them_without_a_zone(code):
+def test_transformers_set_event_times_and_compare_them_as_naive_times(code):
     old = Datum(b"old", event_time=datetime(2021, 1, 1, tzinfo=UTC))
     dropped, dated = run_map(code, old, Datum(b"new", keys=["k"], event_time=NOON))
     assert dropped.outcome == Dropped("empty result")

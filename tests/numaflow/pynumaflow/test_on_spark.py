@@ -47,7 +47,7 @@ def test_the_example_runs_unchanged(tmp_path: Path) -> None:
     assert vertices["out"].fallback == 40
 
 
-def test_a_source_hears_of_nacks_and_a_failure_is_one_messages_own(tmp_path: Path) -> None:
+def test_a_source_receives_nacks_and_a_failure_affects_only_its_message(tmp_path: Path) -> None:
     lines: list[str] = []
     # A server cannot be sent to a worker; what is in it can.
     server: Any = functions.SourceAsyncServer(functions.Numbers(20))

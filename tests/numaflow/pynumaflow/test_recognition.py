@@ -1,4 +1,4 @@
-"""Which code is taken for pynumaflow's, and for which of its surfaces."""
+"""Which code is recognised as pynumaflow's, and as which of its surfaces."""
 
 import subprocess
 import sys
@@ -84,7 +84,7 @@ class Own:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_other_code_stays_as_it_is(place, code):
+def test_other_code_is_left_unchanged(place, code):
     assert recognise(code, place) is None
     assert adapt(code, place) is code
     assert mode_of(code, "columnar") == "columnar"
@@ -103,13 +103,13 @@ def test_two_parameters_are_keys_and_datum(code):
     assert surface_of(code, "transformer") is Surface.TRANSFORMER
 
 
-def test_annotations_may_be_texts():
+def test_annotations_may_be_strings():
     scope = {"Responses": functions.Responses, "Response": Response, "write": list}
     exec("def handler(datums) -> 'Responses | None': return write(datums)", scope)
     assert surface_of(scope["handler"], "sink") is Surface.SINK
 
 
-def test_a_module_that_uses_pynumaflow_alone_has_functions_for_it():
+def test_functions_of_a_module_that_uses_only_pynumaflow_are_recognised():
     scope = {"SinkServer": functions.SinkServer, "write": list}
     exec("def handler(datums): return write(datums)", scope)
     assert surface_of(scope["handler"], "sink") is Surface.SINK
@@ -117,7 +117,7 @@ def test_a_module_that_uses_pynumaflow_alone_has_functions_for_it():
     assert surface_of(scope["handler"], "sink") is None
 
 
-def test_a_handler_is_taken_off_its_server():
+def test_a_handler_is_extracted_from_its_server():
     assert unwrap_server(functions.server) is functions.shout
     assert unwrap_server(functions.sink_server).__class__ is functions.Answering
     assert unwrap_server(functions.shout) is functions.shout
@@ -125,7 +125,7 @@ def test_a_handler_is_taken_off_its_server():
     assert unwrap_server("module:attribute") == "module:attribute"
 
 
-def test_a_reducer_is_known_and_has_no_surface_here():
+def test_a_reducer_is_recognised_but_has_no_surface():
     class Summing(Reducer):
         """Sums."""
 
@@ -137,7 +137,7 @@ def test_a_reducer_is_known_and_has_no_surface_here():
     assert (recognised.package, recognised.surface) == ("reducer", None)
 
 
-def test_an_object_is_recognised_before_it_is_sent_away_from_its_module():
+def test_an_object_is_recognised_while_its_module_is_still_known():
     scope = {"SinkServer": functions.SinkServer, "write": list}
     exec("def handler(datums): return write(datums)", scope)
     sent = UserSinkSpec(python=scope["handler"]).code
@@ -148,7 +148,7 @@ def test_an_object_is_recognised_before_it_is_sent_away_from_its_module():
     assert UserSinkSpec(python="words:show").code == "words:show"
 
 
-def test_lint_needs_no_arrow_and_nothing_of_ebbflow_imports_pynumaflow():
+def test_lint_imports_no_arrow_and_ebbflow_never_imports_pynumaflow():
     script = (
         "import sys, ebbflow.spec.lint\n"
         "print('pyarrow' in sys.modules)\n"

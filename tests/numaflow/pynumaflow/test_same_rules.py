@@ -1,4 +1,4 @@
-"""Code for pynumaflow and code for Ebbflow that say the same come to the same, in every mode."""
+"""Equivalent code for pynumaflow and for Ebbflow has equal results, in every mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ message = st.fixed_dictionaries(
         "metadata": st.dictionaries(texts, st.dictionaries(texts, st.binary(max_size=2))),
     }
 )
-# Most messages say little, and are read in another way than the others.
+# Most messages set few fields, and are read in another way than the others.
 message |= message.map(lambda fields: fields | {"tags": [], "metadata": {}})
 message |= message.map(lambda fields: fields | {"keys": [], "tags": [], "metadata": {}})
 answers = st.lists(
@@ -46,7 +46,7 @@ answers = st.lists(
 
 
 def own_message(fields: dict[str, Any], metadata: bool) -> Message:
-    """What Ebbflow's own code says."""
+    """The message as Ebbflow's own code returns it."""
     signals = {NACK: Message.to_nack, FAIL: Message.to_fail, DROP: Message.to_drop}
     for tag in fields["tags"]:
         if tag in signals:
@@ -56,7 +56,7 @@ def own_message(fields: dict[str, Any], metadata: bool) -> Message:
 
 
 def their_message(module: Any, fields: dict[str, Any]) -> Any:
-    """What code for pynumaflow says."""
+    """The message as code for pynumaflow returns it."""
     given_fields = [fields["value"], fields["keys"], fields["tags"]]
     if module is mapper:
         return mapper.Message(*given_fields, UserMetadata(fields["metadata"]))
@@ -86,7 +86,7 @@ def without_lines(verdict: Verdict) -> dict[int, Outcome]:
 
 
 def compare(one: Verdict, other: Verdict) -> None:
-    """Outcomes, failures and rows are the same, but for the lines of tracebacks."""
+    """Outcomes, failures and rows are the same, except for the lines of tracebacks."""
     assert without_lines(one) == without_lines(other)
     assert dict(one.decisions.failed) == dict(other.decisions.failed)
     assert one.outputs is not None
@@ -98,7 +98,7 @@ def compare(one: Verdict, other: Verdict) -> None:
 
 
 class Answers:
-    """What each message is answered, by pynumaflow's code and by Ebbflow's."""
+    """The answer to each message, by pynumaflow's code and by Ebbflow's."""
 
     def __init__(self, answers: list[Any], module: Any) -> None:
         self._answers = {b"m%d" % n: answer for n, answer in enumerate(answers)}
@@ -133,7 +133,9 @@ def columns(draw: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("later", [False, True], ids=["sync", "async"])
 @given(answers=answers, inputs=columns())
-def test_maps(later: bool, answers: list[Any], inputs: dict[str, Any]) -> None:
+def test_pynumaflow_maps_decide_like_ebbflow_maps(
+    later: bool, answers: list[Any], inputs: dict[str, Any]
+) -> None:
     both = Answers(answers, mapper)
 
     def theirs(keys: list[str], datum: mapper.Datum) -> mapper.Messages:
@@ -151,7 +153,9 @@ def test_maps(later: bool, answers: list[Any], inputs: dict[str, Any]) -> None:
 
 
 @given(answers=answers, inputs=columns(), size=st.integers(1, 9))
-def test_batch_maps(answers: list[Any], inputs: dict[str, Any], size: int) -> None:
+def test_pynumaflow_batch_maps_decide_like_ebbflow_batch_maps(
+    answers: list[Any], inputs: dict[str, Any], size: int
+) -> None:
     both = Answers(answers, batchmapper)
 
     async def theirs(datums: Any) -> batchmapper.BatchResponses:
@@ -168,7 +172,9 @@ def test_batch_maps(answers: list[Any], inputs: dict[str, Any], size: int) -> No
 
 
 @given(answers=answers, inputs=columns())
-def test_stream_maps(answers: list[Any], inputs: dict[str, Any]) -> None:
+def test_pynumaflow_stream_maps_decide_like_ebbflow_stream_maps(
+    answers: list[Any], inputs: dict[str, Any]
+) -> None:
     both = Answers(answers, mapstreamer)
 
     async def theirs(keys: list[str], datum: mapstreamer.Datum) -> Any:
@@ -190,7 +196,7 @@ responses = st.lists(
 
 
 @given(words=responses, size=st.integers(1, 9))
-def test_sinks(words: list[str], size: int) -> None:
+def test_pynumaflow_sinks_decide_like_ebbflow_sinks(words: list[str], size: int) -> None:
     said = {b"m%d" % n: word for n, word in enumerate(words)}
 
     def theirs(datums: Any) -> sinker.Responses:

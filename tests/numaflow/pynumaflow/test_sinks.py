@@ -21,12 +21,12 @@ ONCE = Backoff("1ms", steps=0)
     [functions.answer, functions.answer_later, functions.Answering, functions.sink_server],
     ids=["function", "async function", "class", "server"],
 )
-def test_a_handler_of_datums_is_a_sink(code):
+def test_a_handler_with_datums_is_a_sink(code):
     first, second = run_sink(code, b"a", b"b")
     assert (first.outcome, second.outcome) == (DONE, DONE)
 
 
-def test_each_response_decides_about_its_message():
+def test_each_response_decides_the_outcome_of_its_message():
     handed_on = []
 
     def on_success(data):
@@ -57,19 +57,19 @@ def functions_ok(data):
     return [Response.ok(datum.id) for datum in data]
 
 
-def test_a_fallback_sink_may_be_ebbflows_own():
+def test_a_fallback_sink_may_be_written_for_ebbflow():
     (result,) = run_sink(functions.answer, b"fallback", fallback=functions_ok)
     assert isinstance(result.outcome, FellBack)
 
 
-def test_a_message_without_a_response_breaks_the_contract_for_that_one():
+def test_a_message_without_a_response_violates_the_contract_alone():
     forgotten, ok = run_sink(functions.answer, b"forget", b"ok", on_error=ONCE)
     assert isinstance(forgotten.outcome, DeadLetter)
     assert "no response for 1" in forgotten.outcome.error
     assert ok.outcome == DONE
 
 
-def test_a_failure_without_a_text_is_a_failure():
+def test_a_failure_without_a_text_is_still_a_failure():
     (result,) = run_sink(functions.answer, b"failure ")
     assert isinstance(result.outcome, DeadLetter)
     assert result.outcome.error == "failed"
@@ -80,7 +80,7 @@ def test_a_sink_sees_how_often_a_message_was_retried():
     assert result.outcome == DONE
 
 
-def test_datums_can_be_gone_through_once():
+def test_datums_can_be_iterated_over_only_once():
     seen = []
 
     def twice(datums: Iterator[Datum]) -> Responses:
@@ -92,7 +92,7 @@ def test_datums_can_be_gone_through_once():
     assert seen == [b"a", b"b"]
 
 
-def test_datums_can_be_asked_for_one_by_one_in_async_code():
+def test_async_code_can_take_datums_one_by_one():
     async def sink(datums: AsyncIterable[Datum]) -> Responses:
         first = await anext(datums)
         rest = [datum async for datum in datums]
@@ -101,7 +101,7 @@ def test_datums_can_be_asked_for_one_by_one_in_async_code():
     assert [result.outcome for result in run_sink(sink, b"a", b"b")] == [DONE, DONE]
 
 
-def test_what_a_sink_returns_in_place_of_responses_is_told():
+def test_a_result_that_is_not_responses_is_named_in_the_error():
     def lazy(datums: Iterator[sinker.Datum]) -> None:
         return None
 

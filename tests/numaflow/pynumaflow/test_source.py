@@ -24,7 +24,7 @@ class Opened:
         return self.handler.finish(getattr(self.handler.instance, method)(*arguments))
 
 
-def test_messages_have_all_that_the_read_handler_gave():
+def test_messages_keep_every_field_from_the_read_handler():
     source = Opened(functions.Numbers)
     first, second = source.call("read", 2, timedelta(milliseconds=100))
     assert (first.value, second.value) == (b"0", b"1")
@@ -35,7 +35,7 @@ def test_messages_have_all_that_the_read_handler_gave():
     assert (first.partition, second.partition) == (0, 1)
 
 
-def test_offsets_come_back_with_their_partitions():
+def test_acknowledged_offsets_reach_the_source_with_their_partitions():
     source = Opened(partial(functions.Numbers, 4))
     messages = source.call("read", 10, timedelta(milliseconds=100))
     source.call("ack", [message.offset for message in messages])
@@ -44,14 +44,14 @@ def test_offsets_come_back_with_their_partitions():
     assert source.call("partitions") == [0, 1]
 
 
-def test_a_nack_is_handed_on_when_its_delay_is_over(monkeypatch):
+def test_a_nack_is_passed_on_after_its_delay(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("ebbflow.numaflow.pynumaflow.adapters.time.monotonic", lambda: clock[0])
     source = Opened(functions.source_server)
     messages = source.call("read", 3, timedelta(milliseconds=100))
     later, soon = NackOptions(delay="5s", reason="later"), NackOptions()
-    wishes = [later, soon, NackOptions(delay="2s")]
-    pairs = zip(messages, wishes, strict=True)
+    options_of_nacks = [later, soon, NackOptions(delay="2s")]
+    pairs = zip(messages, options_of_nacks, strict=True)
     source.call("nack", [NackOffset(message.offset, options) for message, options in pairs])
     assert [m.value for m in source.call("read", 3, timedelta(milliseconds=100))] == [b"1"]
     clock[0] = 102.0
@@ -62,7 +62,7 @@ def test_a_nack_is_handed_on_when_its_delay_is_over(monkeypatch):
     assert [m.value for m in source.call("read", 3, timedelta(milliseconds=100))] == [b"0"]
 
 
-def test_a_count_below_zero_is_not_known():
+def test_a_pending_count_below_zero_means_unknown():
     assert Opened(partial(functions.Numbers, -1)).call("pending") is None
 
 

@@ -1,4 +1,4 @@
-"""A sink that does what no SDK would do; values are verbs that say what."""
+"""A sink that does what no SDK would do; each value is a verb that says what."""
 
 import os
 import sys

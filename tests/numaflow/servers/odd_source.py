@@ -42,7 +42,7 @@ class OddSource:
                 given += response.HasField("result")
                 yield response
 
-    def _answer(self, given: int, wish: int, context: grpc.ServicerContext) -> Iterator[object]:
+    def _answer(self, given: int, limit: int, context: grpc.ServicerContext) -> Iterator[object]:
         match HABIT:
             case "break" if given >= 7:
                 context.abort(grpc.StatusCode.INTERNAL, "UDF_EXECUTION_ERROR(udsource): no more")
@@ -64,7 +64,7 @@ class OddSource:
                     yield source_pb2.ReadResponse(result=result(given, partition))
                 yield EOT
                 return
-        for number in range(given, given + (7 if HABIT in ("break", "waits-for-acks") else wish)):
+        for number in range(given, given + (7 if HABIT in ("break", "waits-for-acks") else limit)):
             self._unacked += 1
             yield source_pb2.ReadResponse(result=result(number))
         yield EOT
@@ -82,7 +82,7 @@ class OddSource:
 
     def NackFn(self, request: object, context: grpc.ServicerContext) -> object:
         text = "".join(f"{entry!s}\n--\n" for entry in request.request)
-        Path(os.environ["HEARD"]).write_text(text, encoding="utf-8")
+        Path(os.environ["RECORD"]).write_text(text, encoding="utf-8")
         return source_pb2.NackResponse(result={"success": {}})
 
     def PendingFn(self, request: object, context: grpc.ServicerContext) -> object:

@@ -1,4 +1,4 @@
-"""A sink of pynumaflow's; values are verbs that say how it is to answer."""
+"""A pynumaflow sink; each value is a verb that says how to answer."""
 
 import json
 import os

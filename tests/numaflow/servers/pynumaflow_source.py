@@ -1,4 +1,4 @@
-"""A source of pynumaflow's: numbered messages; what it hears is written to a file of lines."""
+"""A pynumaflow source of numbered messages; the acks and nacks it receives are lines of a file."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ START = datetime(2026, 8, 1, tzinfo=UTC)
 
 
 class Numbers(Sourcer):
-    """Gives as many messages as a variable says, those first that were nacked."""
+    """Provides as many messages as a variable says, nacked ones first."""
 
     def __init__(self) -> None:
         self._messages = int(os.environ["MESSAGES"])
@@ -70,7 +70,7 @@ def name(offset: Offset) -> str:
 
 
 def note(*lines: str) -> None:
-    with open(os.environ["HEARD"], "a", encoding="utf-8") as file:
+    with open(os.environ["RECORD"], "a", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines)
 
 

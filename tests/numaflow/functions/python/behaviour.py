@@ -107,14 +107,14 @@ def outputs(order: Order, keys: list[str], datum: Any) -> list[Output]:
 
 
 def event_time(order: Order, datum: Any) -> datetime:
-    """The time that "time MILLIS" says, else the one that came."""
+    """The time that "time MILLIS" sets, else the original one."""
     if order.verb == "time":
         return datetime.fromtimestamp(int(order.rest) / 1000, UTC)
     return datum.event_time
 
 
 def with_metadata(order: Order, metadata: Any) -> Any:
-    """What "meta GROUP KEY VALUE" says, added to the metadata that came."""
+    """What "meta GROUP KEY VALUE" adds to the metadata of the input."""
     if order.verb == "meta":
         group, key, value = order.rest.split()
         metadata.add_key(group, key, value.encode())
@@ -122,7 +122,7 @@ def with_metadata(order: Order, metadata: Any) -> Any:
 
 
 def describe(keys: list[str], datum: Any) -> bytes:
-    """What the function was told of a message, as JSON with sorted names."""
+    """What the function received of a message, as JSON with sorted names."""
     facts: dict[str, Any] = {
         "event_time": _millis(datum.event_time),
         "headers": datum.headers,

@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[Callable[..., Any], Any, tuple[str, str]]] = {
 
 
 def main(kind: str, folder: str = "/var/run/numaflow") -> None:
-    """Serve until the process is told to end."""
+    """Serve until the process is asked to end."""
     server, handler, (socket, info) = KINDS[kind]
     code = handler() if isinstance(handler, type) else handler
     server(
