@@ -21,7 +21,7 @@ from ebbflow.runtime.operators import Operators
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.worker import WORKER
-from tests.connectors.test_registry import CLIENTS, GIVEN_SINKS
+from tests.connectors.test_registry import CLIENTS, SAMPLE_SINKS
 from tests.engine.sample_rows import some, verdict_on
 
 ONE_RETRY = {"retry": Backoff("1ms", steps=1), "on_failure": "drop"}
@@ -83,12 +83,12 @@ def test_the_vertex_waits_without_a_retry_strategy_and_for_user_code(
     assert {outcome.failures for outcome in verdict.outcomes.values()} == {0}
 
 
-@pytest.mark.parametrize("kind", sorted(GIVEN_SINKS.keys() - {"serve"}))
+@pytest.mark.parametrize("kind", sorted(SAMPLE_SINKS.keys() - {"serve"}))
 def test_the_retry_strategy_applies_to_outages_of_every_sink_except_user_code(kind: str) -> None:
     if kind in CLIENTS:
         pytest.importorskip(CLIENTS[kind])
     options = {
-        re.sub("([A-Z])", r"_\1", name).lower(): of for name, of in GIVEN_SINKS[kind].items()
+        re.sub("([A-Z])", r"_\1", name).lower(): of for name, of in SAMPLE_SINKS[kind].items()
     }
     connector = None if kind == "udsink" else getattr(connectors, class_name(kind))
     sink = answer_each if connector is None else connector(**options)
