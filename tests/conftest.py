@@ -168,6 +168,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """
     plan = SessionPlan("tests", "local[40]", 10, tmp_path_factory.mktemp("spark"))
     with open_session(plan) as session:
+        # The first job takes the preloaded process. Workers of data sources must not be the first.
+        session.sparkContext.parallelize([0], 1).map(str).collect()
         yield session
 
 
