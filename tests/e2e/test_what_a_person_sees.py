@@ -202,7 +202,7 @@ def test_the_place_of_a_message_is_shown_to_another_process(sight: Sight) -> Non
     slow = sight.status["slow"]
     assert (slow.pending, slow.in_flight.messages, slow.counts.read) == (3, 3, 0)
     assert "opens: cannot be opened: KeyError: 'password'" in shown
-    assert "look at steps.py:19" in shown
+    assert "Correct its code at steps.py:19" in " ".join(shown.split())
     error = r"Datum has no attribute 'val'; did you mean 'value'\? \(steps.py:9\)"
     named = rf"AttributeError: {error}, (\d+ times, last )?message in-2"
     assert re.search(named, " ".join(shown.split())), shown

@@ -161,7 +161,7 @@ def test_messages_without_exactly_one_answer_violate_the_contract(odd: Handler) 
 def test_an_unknown_status_violates_the_contract(odd: Handler) -> None:
     verdict = sink_verdict(odd, "status 17", "ok")
     assert verdict.outcomes.keys() == {0}
-    assert "answered with the status 17" in violation_of(verdict, 0)
+    assert "answered with the unknown status 17" in violation_of(verdict, 0)
 
 
 def test_an_answer_after_the_end_mark_counts_for_no_message(odd: Handler) -> None:
