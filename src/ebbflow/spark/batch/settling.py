@@ -52,7 +52,7 @@ from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.runtime.settling import publish_all_of
 from ebbflow.runtime.vertex_parts import late_observers, place_of
 from ebbflow.runtime.worker import WORKER
-from ebbflow.spark.batch.window import FrameRange, read_frames
+from ebbflow.spark.batch.window import FrameRange, read_range_of_frames
 from ebbflow.streams.names import Names
 from ebbflow.streams.publish_settlement import FROM_THE_START
 from ebbflow.usercode.columns import QUERY_TYPES, record_columns
@@ -200,7 +200,9 @@ class _Settling:
 
 
 def _rows(link: Link, readings: tuple[FrameRange, ...]) -> pa.RecordBatch:
-    return frames.concat([f.rows for reading in readings for f in read_frames(link, reading)])
+    return frames.concat(
+        [f.rows for reading in readings for f in read_range_of_frames(link, reading)]
+    )
 
 
 # --- the rows of a query -----------------------------------------------------------------------

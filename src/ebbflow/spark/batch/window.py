@@ -352,7 +352,7 @@ def frame_number(place: int) -> int:
     return place >> _ROW_BITS
 
 
-def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
+def read_range_of_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
     """Yields the frames of a range, in order; ``EbbflowError`` if some are missing."""
     skip = reading.after.row
     for message in _whole_frames(link, reading):
@@ -397,7 +397,7 @@ def read_on_worker(
     link = worker_link(plan.run.server)
     for batch in numbers:
         for number in batch.column(0).to_pylist():
-            for frame in read_frames(link, readings[number]):
+            for frame in read_range_of_frames(link, readings[number]):
                 if frame.rows.num_rows:
                     yield _to_columns(frame)
 
