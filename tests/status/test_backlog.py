@@ -24,6 +24,7 @@ from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names, VertexStreams
 from ebbflow.streams.publish_settlement import publish_settlement
 from tests.engine.sample_rows import some
+from tests.waiting import until
 
 
 class Vertex:
@@ -161,6 +162,29 @@ def test_a_parked_message_counts_as_waiting_once_it_is_due(vertex: Vertex) -> No
         looks.append(vertex.look())
     assert {look.pending + look.parked.messages for look in looks} == {3}
     assert looks[-1].pending == 3
+
+
+def test_a_message_is_counted_while_the_server_moves_it(
+    vertex: Vertex, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vertex.nack("a", "b", "c", delay=300)
+    parked = vertex.look()
+    until(lambda: datetime.now(UTC) > parked.parked.next_due)
+    call, stream = api.call, f"STREAM.INFO.{names.redelivery('v', 0)}"
+
+    async def between_delete_and_store(client: Any, name: str, *more: Any, **rest: Any) -> Any:
+        answer = await call(client, name, *more, **rest)
+        if name == stream:
+            answer["state"] |= {"messages": 0, "subjects": None, "last_seq": 1}
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "call", between_delete_and_store)
+        looked = vertex.look()
+        assert looked.pending + looked.parked.messages == 3
+        until(lambda: vertex.look() == VertexBacklog())  # it was purged after all
+    vertex.watch()
+    until(lambda: vertex.look().pending == 3)
 
 
 def test_a_message_that_becomes_due_while_the_driver_is_slow_is_still_counted(

@@ -42,6 +42,8 @@ _SCHEDULE, _AT = "Nats-Schedule", "@at "
 _SHOWN = 5
 _FULL = 0.95
 _NEW = Position("")
+# Seconds that the server may take to store a due frame again after it has deleted it.
+_MOVING_WITHIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,22 @@ class _StreamMemory:
     seen: int = 0
     checked: float = 0.0
     unread: int = 0
+    moving_since: float | None = None
+
+    def is_moving(self, parked: Container[str], last_seq: int) -> bool:
+        """Returns whether the server is moving a due frame, which is in neither place meanwhile.
+
+        The server deletes the frame before it stores it again. A frame that is missing for longer
+        was purged.
+        """
+        now = datetime.now(UTC).timestamp()
+        due = (f for f in self.frames.values() if f.due is not None and f.due <= now)
+        if last_seq > self.seen or all(frame.subject in parked for frame in due):
+            self.moving_since = None
+            return False
+        if self.moving_since is None:
+            self.moving_since = now
+        return now - self.moving_since < _MOVING_WITHIN
 
     def is_any_due(self) -> bool:
         """Returns whether the server may have moved a parked frame by now."""
@@ -180,6 +198,8 @@ class Backlog:
         facts = await api.call(self._client, f"STREAM.INFO.{stream}", parked_only if asks else None)
         state = facts["state"]
         parked = _subjects_of(facts) if asks else None
+        if parked is not None and memory.is_moving(parked, state["last_seq"]):
+            return memory, _is_full(facts)
         if not state["messages"]:
             self._memories[stream] = _StreamMemory(seen=state["last_seq"])
             return self._memories[stream], False
