@@ -6,6 +6,7 @@ components that contests need, and keeps it in ``$XDG_CACHE_HOME/ebbflow-bench``
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -22,9 +23,11 @@ from benchmarks.peers import process_of
 
 NAME, VERSION = "Bento", "v1.8.2"
 _MODULE = "github.com/warpstreamlabs/bento"
-_COMPONENTS = ("io", "kafka", "nats", "pure")
+_COMPONENTS = ("io", "kafka", "nats", "pure", "sql/base")
+_DRIVER = "github.com/lib/pq"  # Bento's own driver for Postgres
 _BUILD_WITHIN = 1_800
-_IMPORTS = "".join(f'\t_ "{_MODULE}/public/components/{name}"\n' for name in _COMPONENTS)
+_PACKAGES = [*(f"{_MODULE}/public/components/{name}" for name in _COMPONENTS), _DRIVER]
+_IMPORTS = "".join(f'\t_ "{name}"\n' for name in _PACKAGES)
 _MAIN = f"""package main
 
 import (
@@ -40,6 +43,10 @@ func main() {{
 """
 
 
+_PARTS = hashlib.sha256(_MAIN.encode()).hexdigest()[:8]
+UPPER_CASE = "root = content().uppercase()"
+
+
 class NoBento(Exception):
     """Why there is no Bento on this machine."""
 
@@ -51,7 +58,7 @@ def find_program() -> Path:
             raise NoBento(f"there is no {named}")
         return Path(named)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    program = cache / "ebbflow-bench" / f"bento-{VERSION}"
+    program = cache / "ebbflow-bench" / f"bento-{VERSION}-{_PARTS}"
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="ebbflow-bento-") as folder:
@@ -92,13 +99,15 @@ def _build(folder: Path) -> Path:
 
 
 @contextmanager
-def bento(source: dict[str, Any], sink: dict[str, Any]) -> Iterator[psutil.Process]:
-    """Runs Bento, which changes what it reads to upper case, for as long as the context lasts."""
+def bento(
+    source: dict[str, Any], sink: dict[str, Any], mapping: str = UPPER_CASE
+) -> Iterator[psutil.Process]:
+    """Runs Bento, which maps what it reads, for as long as the context lasts."""
     config = {
         "http": {"enabled": False},
         "logger": {"level": "ERROR"},
         "input": source,
-        "pipeline": {"processors": [{"mapping": "root = content().uppercase()"}]},
+        "pipeline": {"processors": [{"mapping": mapping}]},
         "output": sink,
     }
     with tempfile.TemporaryDirectory(prefix="ebbflow-bento-") as folder:

@@ -167,6 +167,8 @@ def _edges(cases: Sequence[Case]) -> Iterator[Goal]:
         ((contest.KAFKA, kafka.MONO, "unary"), (kafka.LOOP, "unary"), 0.6),
         ((contest.PULSAR, pulsar.MONO, "unary"), (pulsar.LOOP, "unary"), 0.6),
         ((contest.KAFKA, kafka.MONO, "unary"), (kafka.BENTO, "unary"), 1),
+        ((contest.POSTGRES, EBBFLOW, postgres.WRITES), (postgres.BENTO, postgres.WRITES), 1),
+        ((contest.POSTGRES, EBBFLOW, postgres.WRITES), (postgres.JDBC, postgres.WRITES), 1),
         ((contest.SOURCE, web.HTTP, web.SINGLE), (web.BARE, web.SINGLE), 0.7),
     ):
         ours, theirs = rates.get((job, name, mode)), rates.get((job, *other))

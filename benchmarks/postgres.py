@@ -1,4 +1,5 @@
-"""Postgres on a real server: the sink next to a bare COPY loop, the queue next to a bare loop.
+"""Postgres on a real server: the sink next to a bare COPY loop, Bento's ``sql_insert`` and Spark's
+JDBC writer; the queue next to a bare loop.
 
 The server is the one that tests use, in a separate folder, with syncing switched off for all
 contestants. Every run has its own table, and ends with a check of all that was written.
@@ -6,19 +7,26 @@ contestants. Every run has its own table, and ends with a check of all that was 
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Literal
 
-from benchmarks import contest, peers
-from benchmarks.broker import Ground
-from benchmarks.contest import Contestant, Round, watched
+import psutil
+
+from benchmarks import bento, contest, peers
+from benchmarks.broker import Ground, cpu_seconds
+from benchmarks.contest import Contestant, Round, Watched, watched
 from benchmarks.ours import EBBFLOW, NAMES, lay_out, planned, worked
 from benchmarks.outside import NotOnce
 from benchmarks.sources import Given, Pulled
+from benchmarks.work import objects
 from ebbflow import Pipeline, connectors
 
 if TYPE_CHECKING:
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
 
 WRITES, READS = "rows into a table", "rows of a queue"
 LOOP = "bare psycopg loop"
+BENTO, JDBC = f"{bento.NAME} {bento.VERSION}, sql_insert", "Spark's JDBC writer"
 _ROW = "id bigint PRIMARY KEY, name text, amount numeric"
 _JOB = "id bigint PRIMARY KEY, value bytea, due_at timestamptz"
 _EVERY = 0.05
@@ -133,6 +142,89 @@ class Loop:
         return found.round(messages)
 
 
+@contextmanager
+def _objects_file(messages: int, size: int, seed: int) -> Iterator[Path]:
+    """Yields a file with an object on each line."""
+    with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder:
+        file = Path(folder) / "objects.jsonl"
+        with file.open("wb") as lines:
+            lines.writelines(one + b"\n" for one in objects(messages, size, seed))
+        yield file
+
+
+@dataclass
+class BentoInsert:
+    """Bento, which reads the objects from a file."""
+
+    postgres: Postgres
+    pace: int
+    name = BENTO
+    job = contest.POSTGRES
+    mode = WRITES
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By the number of rows in the table."""
+        postgres, table = self.postgres, self.postgres.table(_ROW)
+        sink = {
+            "driver": "postgres",
+            "dsn": f"{postgres.url}?sslmode=disable",
+            "table": table,
+            "columns": ["id", "name", "amount"],
+            "args_mapping": "root = [this.id, this.name, this.amount]",
+            "max_in_flight": 4,
+            "batching": {"count": 5_000, "period": "100ms"},
+        }
+        with _objects_file(messages, size, ground.seed) as file:
+            source = {"file": {"paths": [str(file)], "scanner": {"lines": {}}}}
+            with bento.bento(source, {"sql_insert": sink}, "root = content()") as process:
+                count = partial(_count, postgres, table)
+                found = watched(lambda: [process], count, messages, _EVERY)
+        _check(postgres, table, messages)
+        return found.round(messages)
+
+
+@dataclass
+class JdbcWriter:
+    """A Spark job of two tasks, which reads the objects from a file."""
+
+    postgres: Postgres
+    driver: Path
+    pace: int
+    name = JDBC
+    job = contest.POSTGRES
+    mode = WRITES
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """From the start of the job to its end, as its rows are there only when a task commits."""
+        table, url = self.postgres.table(_ROW), self.postgres.url
+        with _objects_file(messages, size, ground.seed) as file:
+            address = "jdbc:postgresql://" + url.partition("@")[2]
+            words = [address, table, "shop", str(self.driver), str(file)]
+            found = _timed([sys.executable, "-m", "benchmarks.workers.spark_jdbc", *words])
+        _check(self.postgres, table, messages)
+        return found.round(messages)
+
+
+def _timed(command: list[str]) -> Watched:
+    """Runs a program from the line that says that it is ready to the one that says it is done."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        _await(process.stdout, b"ready\n")
+        family = psutil.Process(process.pid)
+        every = [family, *family.children(recursive=True)]
+        began, used = time.monotonic(), cpu_seconds(every)
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        _await(process.stdout, b"done\n")
+        return Watched(time.monotonic() - began, cpu_seconds(every) - used)
+
+
+def _await(lines: IO[bytes], expected: bytes) -> None:
+    if (line := lines.readline()) != expected:
+        raise RuntimeError(f"the program printed {line!r} and not {expected!r}")
+
+
 @dataclass
 class Queue(Pulled):
     """A MonoVertex that reads a queue and forgets what it read."""
@@ -147,10 +239,26 @@ def _source(postgres: Postgres, ground: Ground, messages: int, size: int) -> Ite
     yield connectors.Postgres(url=postgres.url, table=table, value="value")
 
 
-def contestants(postgres: Postgres) -> Iterator[Contestant]:
-    """All contestants."""
+def _find_driver(left_out: list[str]) -> Path | None:
+    import pytest
+
+    from tests.connectors.spark.postgres import find_driver
+
+    try:
+        return find_driver()
+    except pytest.skip.Exception as error:
+        left_out.append(f"{JDBC}: {error}")
+        return None
+
+
+def contestants(postgres: Postgres, left_out: list[str]) -> Iterator[Contestant]:
+    """All contestants that are available; why others are not goes to ``left_out``."""
     yield Sink(postgres, "fail", 150_000)
     yield Sink(postgres, "update", 100_000)
     yield Loop(postgres, "copy", 200_000)
+    if bento.is_there(left_out):
+        yield BentoInsert(postgres, 30_000)
+    if (driver := _find_driver(left_out)) is not None:
+        yield JdbcWriter(postgres, driver, 60_000)
     yield Queue(EBBFLOW, partial(_source, postgres), 90_000)
     yield Loop(postgres, "queue", 150_000)

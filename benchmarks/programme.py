@@ -198,7 +198,7 @@ def _pulsar(figures: Figures, ground: Ground, programme: Programme, say: Say) ->
 def _postgres(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
     try:
         with postgres.postgres_server() as server:
-            contestants = postgres.contestants(server)
+            contestants = postgres.contestants(server, figures.left_out)
             _contest("postgres", figures, contestants, ground, programme.smallest, say)
     except postgres.NoPostgres as error:
         figures.left_out.append(f"Postgres: {error}")

@@ -36,6 +36,7 @@ class Broker:
         self._folder = folder
         self._classpath = f"{jars()}/*"
         self._process: subprocess.Popen[bytes] | None = None
+        self._members: list[Consumer] = []
         ports = free_ports(3)
         self.address, self.protected, self._controller = (f"127.0.0.1:{port}" for port in ports)
         self.ca = trustme.CA()
@@ -124,6 +125,10 @@ class Broker:
 
     def stop(self) -> None:
         """Stop it, gracefully if it can."""
+        for member in self._members:
+            with contextlib.suppress(RuntimeError):  # it is closed already
+                member.close()
+        self._members.clear()
         if self._process is not None:
             self._process.terminate()
             try:
@@ -177,17 +182,16 @@ class Broker:
     def records(self, topic: str) -> list[Any]:
         """Everything that is in the topic."""
         records: list[Any] = []
-        reader = self.member(f"reader-{uuid.uuid4().hex}")
-        ends = self.ends(topic)
-        reader.assign([TopicPartition(topic, p, 0) for p in ends])
-        while len(records) < sum(ends.values()):
-            records += reader.consume(1_000, 0.1)
-        reader.close()
+        with contextlib.closing(self.member(f"reader-{uuid.uuid4().hex}")) as reader:
+            ends = self.ends(topic)
+            reader.assign([TopicPartition(topic, p, 0) for p in ends])
+            while len(records) < sum(ends.values()):
+                records += reader.consume(1_000, 0.1)
         return records
 
     def member(self, group: str, **settings: Any) -> Consumer:
-        """A consumer of another program."""
-        return Consumer(
+        """A consumer of another program. It is closed when the broker stops, at the latest."""
+        made = Consumer(
             {
                 **self.plain,
                 "group.id": group,
@@ -197,23 +201,22 @@ class Broker:
                 **settings,
             }
         )
+        # librdkafka may wait forever for a consumer that is collected before it is closed.
+        self._members.append(made)
+        return made
 
     def ends(self, topic: str) -> dict[int, int]:
         """The end of each partition."""
-        reader = self.member("looking")
-        try:
+        with contextlib.closing(self.member("looking")) as reader:
             partitions = reader.list_topics(topic, timeout=10).topics[topic].partitions
             places = [TopicPartition(topic, number) for number in partitions]
             return {p.partition: reader.get_watermark_offsets(p, timeout=10)[1] for p in places}
-        finally:
-            reader.close()
 
     def lag(self, group: str, topic: str) -> dict[int, int]:
         """Returns how far the group's commits are behind the end of each partition."""
         ends = self.ends(topic)
-        reader = self.member(group)
-        committed = reader.committed([TopicPartition(topic, p) for p in ends], timeout=10)
-        reader.close()
+        with contextlib.closing(self.member(group)) as reader:
+            committed = reader.committed([TopicPartition(topic, p) for p in ends], timeout=10)
         return {p.partition: ends[p.partition] - max(0, p.offset) for p in committed}
 
     def members(self, group: str) -> list[str]:

@@ -61,7 +61,7 @@ class Postgres:
     @property
     def driver(self) -> Path:
         """Its driver for Spark; the test is skipped where it is not available."""
-        return _driver()
+        return find_driver()
 
     def stop(self) -> None:
         """Stop it immediately."""
@@ -120,7 +120,7 @@ def _programs() -> Path:
     return found[-1].parent
 
 
-def _driver() -> Path:
+def find_driver() -> Path:
     """The driver's jar, fetched if this has not been done before."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ebbflow-tests"
     jar = cache / f"{DRIVER[1]}-{DRIVER[2]}.jar"

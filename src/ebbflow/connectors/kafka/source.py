@@ -238,7 +238,7 @@ class KafkaSource(Source):
         consumer: Consumer = make_client(Consumer, own, errors_seen)
         try:
             find_topics(consumer, settings.topics, settings.access, errors_seen)
-        except SetupError:
+        except BaseException:
             consumer.close()
             raise
         errors_seen.report = lambda text: print(
