@@ -8,7 +8,8 @@ Every number that the source made must be in the sink's journal or among the dea
 that are in the journal twice are allowed, counted and reported, because a call of user code can be
 repeated. A dead letter twice is not allowed. The forms ``storm`` and ``chain`` have user code that
 decides the same on every replay, so that the totals must be exact as well. ``storm`` has buffers
-between its vertices, and the five vertices of ``chain`` share a task. The seed is printed.
+between its vertices. The five vertices of ``chain`` share tasks, and before each start its spec is
+changed, so that other vertices may run inline. The seed is printed.
 
     python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 [--form mono] [--seed N]
     python -m tests.chaos.kill_and_restart --kills 20 --messages 100000 --form storm --hit any
@@ -32,7 +33,7 @@ from pathlib import Path
 import psutil
 
 from ebbflow.nats.locate import open_link, start_embedded
-from tests.chaos.tally import FORMS, Tally, count, write_pipeline, written
+from tests.chaos.tally import FORMS, Tally, allow_inline, count, write_pipeline, written
 from tests.processes import family_of
 from tests.waiting import let_time_pass, until
 
@@ -56,6 +57,7 @@ class Chaos:
         self._victims = VICTIMS if hit == "any" else (hit,)
         self._spec = write_pipeline(folder, form, messages, rate)
         self._exact = form in ("storm", "chain")
+        self._changes = form == "chain"
         self._process: subprocess.Popen[bytes] | None = None
         self.hits: Counter[str] = Counter()
 
@@ -75,6 +77,8 @@ class Chaos:
         return self._process
 
     def _start(self) -> subprocess.Popen[bytes]:
+        if self._changes:
+            allow_inline(self._spec, self._random)
         with open(self._folder / "run.log", "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "ebbflow", "run", str(self._spec), "--drain"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,15 @@ def write_pipeline(folder: Path, form: str, messages: int, rate: int, replicas: 
     steps = (PIPELINE / "steps.py").read_text(encoding="utf-8")
     (folder / "steps.py").write_text(steps, encoding="utf-8")
     return folder / "chaos.yaml"
+
+
+def allow_inline(spec: Path, chance: random.Random) -> None:
+    """Change the specification so that each vertex may run inline or not, by chance."""
+    text = re.sub(r" *inline: false\n", "", spec.read_text(encoding="utf-8"))
+    names = [name for name in re.findall(r"- name: (\w+)", text) if chance.random() < 0.4]
+    for name in names:
+        text = text.replace(f"- name: {name}\n", f"- name: {name}\n      inline: false\n")
+    spec.write_text(text, encoding="utf-8")
 
 
 def written(folder: Path) -> int:

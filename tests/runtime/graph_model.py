@@ -272,7 +272,9 @@ class GraphTask:
         inlined = {name: self._inline_vertex(name, own) for name, own in parts.items()}
         self.loops: list[ChunkLoop] = []
         for name, own in parts.items():
-            others = InlineVertices(vertex for to, vertex in inlined.items() if to != name)
+            runs = [vertex for to, vertex in inlined.items() if to != name]
+            only_replays = [to for to in names if chances.random.random() < 0.2]
+            others = InlineVertices(runs, only_replays)
             self.loops.append(ChunkLoop(replace(own, inline=others), self.epoch))
 
     def _parts(self, name: str, rules: Rules) -> TaskParts:

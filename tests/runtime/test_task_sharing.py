@@ -10,7 +10,13 @@ def chain(*names: str) -> list:
     def plan(at: int) -> SimpleNamespace:
         following = names[at + 1 : at + 2]
         edges = tuple(SimpleNamespace(to=to) for to in following)
-        return SimpleNamespace(vertex=names[at], edges=edges, inline=names[at + 1 :], partitions=1)
+        return SimpleNamespace(
+            vertex=names[at],
+            edges=edges,
+            inline=names[at + 1 :],
+            inline_replays=(),
+            partitions=1,
+        )
 
     return [plan(at) for at in range(len(names))]
 
@@ -108,3 +114,17 @@ def test_a_vertex_returns_only_when_both_tasks_have_little_to_do():
     merge = driver.second(map=0.001)
     assert isinstance(merge, Merge)
     assert (names_of(merge.group), names_of(merge.into)) == (["map", "out"], ["in"])
+
+
+def test_a_vertex_that_only_replays_run_inline_moves_to_its_own_task_for_good():
+    driver = Driver("in", "map", "out")
+    driver.plans[0].inline_replays = ("map",)
+    driver.sharing = TaskSharing(
+        driver.plans, driver, driver.load, driver.numbers, lambda name: None
+    )
+    cut = next(change for change in [driver.second() for _ in range(3)] if change is not None)
+    assert isinstance(cut, Cut)
+    assert names_of(cut.leaving) == ["map", "out"]
+    driver.groups = [tuple(driver.plans[:1]), cut.leaving]
+    driver.now += 10 * HOLD
+    assert [driver.second() for _ in range(3)] == [None] * 3

@@ -80,10 +80,16 @@ class InlineVertex:
 
 
 class InlineVertices:
-    """The vertices that one task may run inline. Used by the task's thread."""
+    """The vertices that one task may run inline. Used by the task's thread.
 
-    def __init__(self, vertices: Iterable[InlineVertex] = ()) -> None:
+    Those in ``only_replays`` run inline only for a replayed chunk that has run them before.
+    """
+
+    def __init__(
+        self, vertices: Iterable[InlineVertex] = (), only_replays: Collection[str] = ()
+    ) -> None:
         self._vertices = {vertex.name: vertex for vertex in vertices}
+        self._only_replays = only_replays
         self._unpaused = self.unpaused
 
     def settle(
@@ -122,11 +128,12 @@ class InlineVertices:
         edges = [edge.to for edge in decider.place.edges if edge.to in self._vertices]
         if again is not None:
             return {name for name in edges if facts.path_to(name) in again}
-        passed = facts.via.split(">")  # a vertex in a cycle is run once
+        # A vertex in a cycle is run once.
+        excluded = {*facts.via.split(">"), *self._only_replays}
         chosen = set()
         for name in edges:
             vertex = self._vertices[name]
-            is_taken = name not in passed and vertex.takes()
+            is_taken = name not in excluded and vertex.takes()
             vertex.events.takes_inline(decider.place.vertex, is_taken)
             chosen |= {name} if is_taken else set()
         return chosen

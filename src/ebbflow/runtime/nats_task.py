@@ -166,9 +166,10 @@ class SharedTask:
             name = own.rules.place.vertex
             inline[name] = _inline_vertex(own, partial(_few_wait, loops, name))
         for vertex, own in zip(self.vertices, parts, strict=True):
-            runs = [inline[name] for name in vertex.plan.inline if name in inline]
-            own = replace(own, inline=InlineVertices(runs) if runs else None)
-            name = vertex.plan.vertex
+            plan = vertex.plan
+            runs = [inline[name] for name in plan.inline if name in inline]
+            others = InlineVertices(runs, plan.inline_replays) if runs else None
+            own, name = replace(own, inline=others), plan.vertex
             loop = loops[name] = with_vertex(name, partial(ChunkLoop, own, self._epoch))
             opened.callback(loop.close)
         return [*loops.values()]

@@ -177,7 +177,9 @@ class VertexPlan:
 
     ``source`` is where a source vertex gets its messages, and ``paused`` stops it from taking any.
     ``feeders`` are the vertices that write to this one. ``inline`` are the downstream vertices that
-    may share its tasks, which then run them inline.
+    may share its tasks, which then run them inline. A spec that has changed since may no longer
+    allow that for some of them (``inline_replays``): they run inline in the replay of the chunk
+    that was in flight, and in no other chunk.
     """
 
     run: RunFacts
@@ -191,6 +193,7 @@ class VertexPlan:
     ordered: bool = False
     paused: bool = False
     inline: tuple[str, ...] = ()
+    inline_replays: tuple[str, ...] = ()
 
     @property
     def can_run_inline(self) -> bool:

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, SinkPlan
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.inlet import Feeder
+from ebbflow.engine.position import Position
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
 from ebbflow.nats.login import Addresses
@@ -66,22 +68,48 @@ def make_plans(
         return [_mono(spec, run)]
     steps = {step.name: step for step in spec.steps}
     plans = [_vertex(spec, vertex, steps[vertex.name], run) for vertex in _downstream_order(spec)]
-    plans = [replace(plan, inline=_inline(spec, plan, plans)) for plan in plans]
+    allowed = {vertex.name for vertex in spec.spec.vertices if spec.spec.inline and vertex.inline}
+    plans = [replace(plan, inline=_inline(plan, plans, allowed)) for plan in plans]
     return [replace(plan, feeders=_feeders(spec, plan.vertex, plans)) for plan in plans]
 
 
-def _inline(spec: PipelineSpec, plan: VertexPlan, plans: Sequence[VertexPlan]) -> tuple[str, ...]:
-    """Returns the vertices that may share the tasks of a vertex, over any path."""
+def plan_replays(
+    spec: Spec, plans: Sequence[VertexPlan], positions: Mapping[tuple[str, int], Position]
+) -> list[VertexPlan]:
+    """Returns the plans such that chunks in flight are replayed inline where they were inline.
+
+    A vertex that the spec no longer allows to run inline still does, for these chunks only.
+    """
+    if spec.kind == "MonoVertex":
+        return [*plans]
+    ran: defaultdict[str, set[str]] = defaultdict(set)
+    for (vertex, _), position in positions.items():
+        for path in (f"{vertex}>{chain}".split(">") for chain in position.inline):
+            for at, name in enumerate(path):
+                ran[name].update(path[at + 1 :])
+    planned = [_with_replays(plan, _inline(plan, plans, ran[plan.vertex])) for plan in plans]
+    return [replace(plan, feeders=_feeders(spec, plan.vertex, planned)) for plan in planned]
+
+
+def _with_replays(plan: VertexPlan, ran: Sequence[str]) -> VertexPlan:
+    replays = tuple(name for name in ran if name not in plan.inline)
+    return replace(plan, inline=(*plan.inline, *replays), inline_replays=replays)
+
+
+def _inline(
+    plan: VertexPlan, plans: Sequence[VertexPlan], allowed: Collection[str]
+) -> tuple[str, ...]:
+    """Returns those of the allowed vertices that may share the tasks of one, over any path."""
     # A task times all calls with one clock, which has one limit.
     able = {
         other.vertex: other
         for other in plans
-        if spec.vertex(other.vertex).inline
+        if other.vertex in allowed
         and other.can_run_inline
         and other.partitions == plan.partitions
         and other.calls.timeout == plan.calls.timeout
     }
-    if not (spec.spec.inline and plan.can_run_others):
+    if not plan.can_run_others:
         return ()
     reached = [edge.to for edge in plan.edges if edge.to in able]
     for name in reached:

@@ -3,9 +3,11 @@
 A task that runs several vertices runs them inline on each other's outputs (``inline``). That costs
 a third of what hops through buffers cost, in processor time, memory and latency, so a run begins
 with as few tasks as possible (``group_plans``). A vertex is cut out of its group, together with the
-vertices downstream of it, in two cases. Either its calls are slow and would hold up the vertices
+vertices downstream of it, in three cases. Its calls are slow and would hold up the vertices
 upstream. Or the task is saturated while cores are idle, and the two parts in parallel would process
-much more, even with the cost of the hop between them. It returns when both have little to do.
+much more, even with the cost of the hop between them. In these two cases it returns when both have
+little to do. Or the spec, changed since a crash, no longer lets it run inline, and shares its task
+only for the replay.
 
 Groups change only between epochs that have ended well, when nothing is in flight. A run begins with
 the largest possible groups. So the task that replays a chunk has all vertices that the chunk has
@@ -180,6 +182,7 @@ class TaskSharing:
         in_call: Callable[[str], float | None],
     ) -> None:
         self._home = {plan.vertex: group for group in group_plans(plans) for plan in group}
+        self._only_replays = {name for plan in plans for name in plan.inline_replays}
         self._clock = clock
         self._load, self._numbers, self._in_call = load, numbers, in_call
         self._seen: dict[str, _VertexLoad] = {plan.vertex: _VertexLoad() for plan in plans}
@@ -219,9 +222,9 @@ class TaskSharing:
 
     def _choose_cut(self, group: Group) -> VertexPlan | None:
         """Returns the vertex of a group before which it should be cut, if there is one."""
-        slow = [plan for plan in group[1:] if self._seen[plan.vertex].slow]
-        if slow:
-            return slow[0]
+        apart = [plan for plan in group[1:] if self._belongs_apart(plan)]
+        if apart:
+            return apart[0]
         load = self._load(group[0].vertex)
         if load.busy < SATURATED or not group[1:]:
             return None
@@ -259,6 +262,9 @@ class TaskSharing:
         seen.hold = min(2 * seen.hold, LONGEST_HOLD)
         return Cut(group, behind(first, group))
 
+    def _belongs_apart(self, plan: VertexPlan) -> bool:
+        return self._seen[plan.vertex].slow or plan.vertex in self._only_replays
+
     # --- merging --------------------------------------------------------------------------------
 
     def _find_merge(self, groups: Sequence[Group]) -> Merge | None:
@@ -279,7 +285,7 @@ class TaskSharing:
     def _may_merge(self, group: Group, into: Group) -> bool:
         if self._clock.monotonic() < self._seen[group[0].vertex].until:
             return False
-        if any(self._seen[plan.vertex].slow for plan in group):
+        if any(map(self._belongs_apart, group)):
             return False
         return sum(self._load(part[0].vertex).busy for part in (group, into)) < RELAXED
 

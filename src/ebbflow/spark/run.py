@@ -37,7 +37,7 @@ from ebbflow.runtime import provision
 from ebbflow.runtime.control import STOP, shorter_epochs_command
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import VertexPlan
-from ebbflow.runtime.planning import make_plans
+from ebbflow.runtime.planning import make_plans, plan_replays
 from ebbflow.runtime.ports import SystemClock
 from ebbflow.runtime.run_setup import (
     Attachment,
@@ -65,6 +65,7 @@ from ebbflow.status.observer import JobFacts, Observer
 from ebbflow.status.run_report import QuietWatcher, Summary, Watcher
 from ebbflow.streams.logs import LogEntry
 from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_positions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -285,6 +286,8 @@ class Run:
         replicas = self._spec.inter_step_buffer.replicas
         link.run(provision.provision(link, plans, replicas))
         link.run(store_spec(link.client, self._names, self._spec))
+        positions = link.run(read_positions(link.client, self._names))
+        plans = plan_replays(self._spec, plans, positions)
         lineage = link.run(provision.lineage(link, self._spec.name))
         run = replace(plans[0].run, lineage=lineage, log_level=self._options.log_level)
         return [replace(plan, run=run) for plan in plans]
