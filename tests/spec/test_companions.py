@@ -158,6 +158,28 @@ spec:
     )
 
 
+def test_a_call_timeout_that_cannot_end_a_dataframe_function_is_noted(folder: Path) -> None:
+    (folder / "shop.py").write_text("def priced(frame):\n    return frame\n")
+    text = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: shop}
+spec:
+  limits: {callTimeout: 3s}
+  vertices:
+  - {name: in, source: {generator: {}}}
+  - {name: price, udf: {dataframe: 'shop:priced'}}
+  - {name: sum, udf: {sql: 'select * from messages'}}
+  - {name: out, sink: {log: {}}}
+  edges: [{from: in, to: price}, {from: price, to: sum}, {from: sum, to: out}]
+"""
+    note = "limits.callTimeout ends Spark jobs, but not the DataFrame function itself: vertex price"
+    (folder / "shop.yaml").write_text(text)
+    assert read_specs(folder / "shop.yaml").notes == (note,)
+    (folder / "shop.yaml").write_text(text.replace("  limits: {callTimeout: 3s}\n", ""))
+    assert read_specs(folder / "shop.yaml").notes == ()
+
+
 def test_documents_of_other_systems_next_to_a_pipeline_are_ignored(folder: Path) -> None:
     other = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n---\n"
     (folder / "web.yaml").write_text(other + PIPELINE)

@@ -265,7 +265,7 @@ def _part(path: FieldPath, data: Mapping[str, Any]) -> list[str]:
 def notes_on(
     specs: Iterable[Runnable], companions: Iterable[Readable], others: Sequence[Document]
 ) -> tuple[str, ...]:
-    """Returns a line for fields without effect and a line for documents that are not read."""
+    """Returns a line each for fields without effect or with less, and for documents not read."""
     idle = [field for spec in specs for field in fields_without_effect(spec)]
     idle += [
         f"{companion.kind} {companion.name}"
@@ -273,8 +273,23 @@ def notes_on(
         if isinstance(companion, BufferServiceDocument)
     ]
     unread = [f"{other.data['kind']} in line {other.values[()].line}" for other in others]
-    notes = (("without effect here", dict.fromkeys(idle)), ("not read", dict.fromkeys(unread)))
+    endless = [name for spec in specs for name in _name_endless_calls(spec)]
+    notes = (
+        ("without effect here", dict.fromkeys(idle)),
+        ("limits.callTimeout ends Spark jobs, but not the DataFrame function itself", endless),
+        ("not read", dict.fromkeys(unread)),
+    )
     return tuple(f"{what}: {', '.join(names)}" for what, names in notes if names)
+
+
+def _name_endless_calls(spec: Runnable) -> Iterator[str]:
+    """Yields the vertices whose code runs on the driver, where no limit can end it."""
+    if not isinstance(spec, PipelineSpec):
+        return
+    for vertex in spec.vertices:
+        calls_on_driver = vertex.udf is not None and vertex.udf.dataframe is not None
+        if calls_on_driver and spec.limits_of(vertex).call_timeout is not None:
+            yield f"vertex {vertex.name}"
 
 
 def fields_without_effect(spec: Runnable) -> list[str]:

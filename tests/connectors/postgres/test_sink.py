@@ -323,6 +323,7 @@ def test_what_does_not_fit_the_table_is_said_when_the_sink_opens(postgres, open_
     table = postgres.table("id integer NOT NULL, n integer GENERATED ALWAYS AS IDENTITY, x text")
     keyed = postgres.table("n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, x text")
     late = postgres.table("id integer PRIMARY KEY DEFERRABLE")
+    postgres.ask(f"CREATE VIEW view_of_{table} AS SELECT id FROM {table}")
     cases = {
         "Postgres has no table nowhere that this login can see.": {"table": "nowhere"},
         f"The table {table} has no column y.": {"columns": (("y", "y"),)},
@@ -341,11 +342,29 @@ def test_what_does_not_fit_the_table_is_said_when_the_sink_opens(postgres, open_
         f"No message has the column n of {keyed}, so none can conflict by it.": {
             "table": keyed, "on_conflict": "update",
         },
+        f"view_of_{table} is a view, and Postgres copies no rows into it.": {
+            "table": f"view_of_{table}"
+        },
     }  # fmt: skip
     for text, options in cases.items():
         with pytest.raises(SetupError) as raised:
             open_sink(**{"table": table} | options)
         assert raised.value.what == text
+
+
+def test_a_view_with_a_trigger_is_written(postgres, open_sink):
+    table = postgres.table("id integer")
+    postgres.ask(f"CREATE VIEW view_of_{table} AS SELECT id FROM {table}")
+    postgres.ask(
+        f"CREATE FUNCTION write_{table}() RETURNS trigger LANGUAGE plpgsql AS $$ "
+        f"BEGIN INSERT INTO {table} VALUES (NEW.id); RETURN NEW; END $$"
+    )
+    postgres.ask(
+        f"CREATE TRIGGER writes INSTEAD OF INSERT ON view_of_{table} "
+        f"FOR EACH ROW EXECUTE FUNCTION write_{table}()"
+    )
+    assert not open_sink(f"view_of_{table}")(rows_of({"id": 1}, {"id": 2}))
+    assert postgres.ask(f"SELECT id FROM {table} ORDER BY id") == [(1,), (2,)]
 
 
 def test_an_outage_penalises_no_message_and_the_next_call_continues(postgres, open_sink):

@@ -174,7 +174,7 @@ class CatalogueTable:
     """A table: its columns by name, its primary key, and all sets of columns that are unique.
 
     A set that may be violated until a transaction ends is not in ``unique``. ``is_plain`` is true
-    if it has no partitions and is not a view.
+    if it has no partitions and is not a view, ``takes_rows`` if COPY can write to it.
     """
 
     name: str
@@ -182,6 +182,7 @@ class CatalogueTable:
     primary_key: tuple[str, ...]
     unique: tuple[tuple[str, ...], ...]
     is_plain: bool
+    takes_rows: bool
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -217,7 +218,13 @@ GROUP BY i.indexrelid, i.indisprimary, i.indimmediate
 """
 
 
-_PLAIN = "SELECT relkind = 'r' AND NOT relhassubclass FROM pg_class WHERE oid = %s"
+# COPY writes to a view only if a trigger with the bits INSTEAD (64) and INSERT (4) does the work.
+_KIND = """
+SELECT relkind = 'r' AND NOT relhassubclass,
+       relkind IN ('r', 'p', 'f')
+       OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = pg_class.oid AND tgtype & 68 = 68)
+FROM pg_class WHERE oid = %s
+"""
 
 
 def read_catalogue(
@@ -243,9 +250,9 @@ def read_catalogue(
     keys = connection.execute(_UNIQUE, (oid,)).fetchall()
     primary_key = next((tuple(names) for primary, _, names in keys if primary), ())
     unique = tuple(tuple(names) for _, immediate, names in keys if immediate)
-    plain = connection.execute(_PLAIN, (oid,)).fetchone()
+    is_plain, takes_rows = connection.execute(_KIND, (oid,)).fetchone() or (False, False)
     by_name = {each.name: each for each in columns}
-    return CatalogueTable(name, by_name, primary_key, unique, bool(plain and plain[0]))
+    return CatalogueTable(name, by_name, primary_key, unique, is_plain, takes_rows)
 
 
 def require_columns(table: CatalogueTable, names: Sequence[str]) -> None:

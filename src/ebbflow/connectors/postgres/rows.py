@@ -276,6 +276,11 @@ class Target:
         updates = ("UPDATE",) if self._on_conflict == "update" else ()
         self._privileges = ("INSERT", *updates, *reads)
         self.table = read_catalogue(connection, settings.table, *self._privileges)
+        if not self.table.takes_rows:
+            raise SetupError(
+                f"{self.table.name} is a view, and Postgres copies no rows into it.",
+                "Name the table behind it, or give the view an INSTEAD OF INSERT trigger.",
+            )
         self._keys = settings.conflict_columns or self.table.primary_key
         self.fields = dict(settings.columns) or {
             name: name for name, column in self.table.columns.items() if not column.generated
