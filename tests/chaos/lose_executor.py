@@ -59,12 +59,12 @@ class Line(NamedTuple):
     """A line of a log, and when it was seen."""
 
     at: float
-    whose: str
+    origin: str
     text: str
 
     @property
     def is_worth_reporting(self) -> bool:
-        kinds = (kind for name, kind in _WORTH_REPORTING.items() if self.whose.startswith(name))
+        kinds = (kind for name, kind in _WORTH_REPORTING.items() if self.origin.startswith(name))
         return any(kind.search(self.text) for kind in kinds)
 
 
@@ -88,18 +88,18 @@ class Logs:
 
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_EVERY):
-            for whose, file in self._files.items():
+            for origin, file in self._files.items():
                 with contextlib.suppress(FileNotFoundError):
-                    self._look(whose, file)
+                    self._look(origin, file)
 
-    def _look(self, whose: str, file: Path) -> None:
+    def _look(self, origin: str, file: Path) -> None:
         with open(file, encoding="utf-8", errors="replace") as log:
-            log.seek(self._read[whose])
+            log.seek(self._read[origin])
             text = log.read()
             whole, _, rest = text.rpartition("\n")
-            self._read[whose] = log.tell() - len(rest.encode())
+            self._read[origin] = log.tell() - len(rest.encode())
         now = time.time()
-        self.lines += [Line(now, whose, line) for line in whole.split("\n") if whole]
+        self.lines += [Line(now, origin, line) for line in whole.split("\n") if whole]
 
 
 class Counted:
@@ -145,11 +145,11 @@ class Outcome:
     @property
     def lines(self) -> list[str]:
         """The lines that the run itself has logged since the kill."""
-        return [line.text for line in self.reported if line.whose == "run"]
+        return [line.text for line in self.reported if line.origin == "run"]
 
     def __str__(self) -> str:
         timeline = "".join(
-            f"\n{line.at - self.killed_at:+6.1f} s {line.whose:<8} {line.text}"
+            f"\n{line.at - self.killed_at:+6.1f} s {line.origin:<8} {line.text}"
             for line in self.reported
         )
         return (
@@ -276,7 +276,9 @@ class Loss:
             counted_gap=_longest_gap(counted.grown, killed_at)[0],
             killed_at=killed_at,
             node=node,
-            reported=[line for line in reported if line.whose == "sink" or line.is_worth_reporting],
+            reported=[
+                line for line in reported if line.origin == "sink" or line.is_worth_reporting
+            ],
             exit_code=code,
         )
 

@@ -54,7 +54,7 @@ def decide(plan: VertexPlan, sink: UserSink) -> Verdict:
     try:
         Operators(plan, lambda printed: None).operator()(verdict)
     finally:
-        WORKER.close_vertex(plan.whose)
+        WORKER.close_vertex(plan.vertex_of_run)
     return verdict
 
 

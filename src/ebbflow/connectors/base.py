@@ -55,23 +55,23 @@ class ConnectorSection(Section):
     """The fields of a connector, which are converted to plain settings for workers."""
 
     @overload
-    def freeze(self, whose: str, /, **computed: Any) -> Settings: ...
+    def freeze(self, owner: str, /, **computed: Any) -> Settings: ...
 
     @overload
-    def freeze(self, whose: str, into: type[T], /, **computed: Any) -> T: ...
+    def freeze(self, owner: str, into: type[T], /, **computed: Any) -> T: ...
 
-    def freeze(self, whose: str, into: Any = Settings, /, **computed: Any) -> Any:
+    def freeze(self, owner: str, into: Any = Settings, /, **computed: Any) -> Any:
         """Returns the fields as plain data that workers read without pydantic.
 
         Secrets are read. Durations become seconds, lists tuples, mappings tuples of pairs, and
-        sections ``Settings``. ``whose`` names the connector in errors about secrets, as in "the
+        sections ``Settings``. ``owner`` names the connector in errors about secrets, as in "the
         sqlite sink". ``computed`` values replace or supplement those of fields. ``into`` is a
         dataclass that gets the fields it declares.
         """
         names = type(self).model_fields.keys() - computed.keys()
         if into is not Settings:
             names &= {field.name for field in fields(into)}
-        return into(**_freeze_fields(self, whose, names), **computed)
+        return into(**_freeze_fields(self, owner, names), **computed)
 
 
 class SourceSection(ConnectorSection):
@@ -95,9 +95,9 @@ class SinkSection(ConnectorSection):
         raise NotImplementedError
 
 
-def _freeze_fields(section: Section, whose: str, names: Collection[str]) -> dict[str, Any]:
+def _freeze_fields(section: Section, owner: str, names: Collection[str]) -> dict[str, Any]:
     return {
-        name: _freeze(getattr(section, name), f"the {field.alias or name} of {whose}", field)
+        name: _freeze(getattr(section, name), f"the {field.alias or name} of {owner}", field)
         for name, field in type(section).model_fields.items()
         if name in names
     }

@@ -112,8 +112,8 @@ class CodeSection(Section):
 
     def _read_variables(self) -> Variables:
         programs = self._bound.programs if self._bound is not None else (self.container,)
-        whose = f"the container {self.container.image}" if self.container is not None else ""
-        read = (program.read_variables(whose) for program in programs if program is not None)
+        owner = f"the container {self.container.image}" if self.container is not None else ""
+        read = (program.read_variables(owner) for program in programs if program is not None)
         return tuple(dict(pair for variables in read for pair in variables).items())
 
 

@@ -72,7 +72,7 @@ class VertexTask:
         tally = Tally()
         self._journal = open_journal(plan, partition, self._link, tally)
         self.events = Events(self._link, names, plan.vertex, partition, tally, load.look)
-        self._resident = WORKER.vertex(plan.whose)
+        self._resident = WORKER.vertex(plan.vertex_of_run)
         self.taps = Taps(self._link, names, plan.vertex, self._resident.taps(partition))
         self.pauses = PauseWatch(names, plan.vertex, self.control.pause)
         spans = open_spans(plan, partition)
@@ -258,7 +258,7 @@ def open_inlet(
         return GeneratorInlet(source, vertex, partition, plan.partitions, done.inlet)
     if isinstance(source, SourcePlan):
         assert ledger is not None
-        resident = WORKER.vertex(plan.whose)
+        resident = WORKER.vertex(plan.vertex_of_run)
         patience = resident.patience(f"source {partition}", plan.policy.on_unavailable)
         source = replace(source, systems=plan.policy.systems)
         return PulledInlet(source, vertex, partition, done.inlet, ledger, wake, events, patience)

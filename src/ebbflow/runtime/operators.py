@@ -125,7 +125,7 @@ class UserCode:
         """
         if self._enter is not None:
             self._enter()
-        resident = self._worker.vertex(self._plan.whose)
+        resident = self._worker.vertex(self._plan.vertex_of_run)
         for handler in resident.handlers:
             if handler.blame.outage is not None:
                 handler.renew()
@@ -158,12 +158,15 @@ class UserCode:
 
     def _child(self) -> Child:
         plan = self._plan
-        fresh, close = partial(_fresh_operator, plan), partial(WORKER.close_vertex, plan.whose)
+        fresh, close = (
+            partial(_fresh_operator, plan),
+            partial(WORKER.close_vertex, plan.vertex_of_run),
+        )
         return Child(fresh, close, partial(_outage_of, plan), plan.calls.timeout)
 
 
 def _outage_of(plan: VertexPlan) -> SystemOutage | None:
-    outages = (handler.blame.outage for handler in WORKER.vertex(plan.whose).handlers)
+    outages = (handler.blame.outage for handler in WORKER.vertex(plan.vertex_of_run).handlers)
     return next((outage for outage in outages if outage is not None), None)
 
 
@@ -212,7 +215,7 @@ class Operators:
                 assert_never(never)
 
     def _handler(self, role: str, code: Code, env: Variables = ()) -> Handler:
-        plan, resident = self._plan, self._worker.vertex(self._plan.whose)
+        plan, resident = self._plan, self._worker.vertex(self._plan.vertex_of_run)
         return resident.handler(role, code, plan.run.search, plan.policy.systems, env)
 
     def _map(self, role: UserMap, name: str) -> Operator:

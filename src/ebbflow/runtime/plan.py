@@ -237,7 +237,7 @@ class VertexPlan:
         return self.source is not None
 
     @property
-    def whose(self) -> tuple[str, str, str]:
+    def vertex_of_run(self) -> tuple[str, str, str]:
         """The pipeline, vertex and run to which open user code on a worker belongs."""
         return self.pipeline, self.vertex, self.run.id
 

@@ -73,9 +73,9 @@ async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Name
     positions = await read_positions(link.client, names) if gone else {}
     left: Counter[tuple[str, int]] = Counter()
     for stream, place in gone.items():
-        whose = place.vertex, place.partition
-        done = positions.get(whose, Position("")).done
-        left[whose] += await _count_left(link, stream, place.kind == REDELIVERY, done)
+        task = place.vertex, place.partition
+        done = positions.get(task, Position("")).done
+        left[task] += await _count_left(link, stream, place.kind == REDELIVERY, done)
     if left.total():
         partitions = {plan.vertex: plan.partitions for plan in plans}
         raise SetupError(

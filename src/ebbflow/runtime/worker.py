@@ -144,31 +144,31 @@ class Worker:
         They have other tasks now, which open their user code there.
         """
         key = (vertices[0], partition)
-        for whose in self._shared.get(key, ()):
-            if whose not in vertices:
-                self.close_vertex(whose)
+        for vertex in self._shared.get(key, ()):
+            if vertex not in vertices:
+                self.close_vertex(vertex)
         self._shared[key] = vertices
 
-    def vertex(self, whose: VertexOfRun) -> ResidentVertex:
+    def vertex(self, vertex: VertexOfRun) -> ResidentVertex:
         """Returns the state of the vertex, which is empty at first."""
-        if whose not in self._vertices:
-            self._vertices[whose] = self._make(whose)
-        return self._vertices[whose]
+        if vertex not in self._vertices:
+            self._vertices[vertex] = self._make(vertex)
+        return self._vertices[vertex]
 
-    def close_vertex(self, whose: VertexOfRun) -> None:
+    def close_vertex(self, vertex: VertexOfRun) -> None:
         """Closes and forgets the vertex."""
-        self._close(lambda other: other == whose)
+        self._close(lambda other: other == vertex)
 
     def close_run(self, run: str) -> None:
         """Closes and forgets the vertices of a run."""
-        self._close(lambda whose: whose[2] == run)
+        self._close(lambda vertex: vertex[2] == run)
 
     def close_other_runs(self, run: str) -> None:
         """Closes and forgets the vertices of all other runs: the worker now serves this one.
 
         User code that has changed since is imported again.
         """
-        self._close(lambda whose: whose[2] != run)
+        self._close(lambda vertex: vertex[2] != run)
         if run != self._run:
             self._run = run
             forget_changed_modules()
@@ -178,9 +178,9 @@ class Worker:
         self._close(lambda _: True)
 
     def _close(self, chosen: Callable[[VertexOfRun], bool]) -> None:
-        for whose in [whose for whose in self._vertices if chosen(whose)]:
-            self._vertices[whose].close()
-            del self._vertices[whose]
+        for vertex in [vertex for vertex in self._vertices if chosen(vertex)]:
+            self._vertices[vertex].close()
+            del self._vertices[vertex]
 
     def forget_handlers(self) -> None:
         """Leaves open handlers to the process this one was forked from; closes nothing."""

@@ -72,7 +72,7 @@ def run_partition(
     """Runs one task on a worker; user code stays open unless this was the last epoch."""
     run, timeout = plans[0].run, plans[0].calls.timeout
     WORKER.close_other_runs(run.id)
-    WORKER.keep_in_task([plan.whose for plan in plans], partition)
+    WORKER.keep_in_task([plan.vertex_of_run for plan in plans], partition)
     task, speaker = SharedTask(plans, partition, seconds), CurrentVertex()
     codes = [_open_code(vertex, partition, speaker, isolate, plans) for vertex in task.vertices]
     watch = watch_calls(timeout, speaker.in_call)

@@ -144,13 +144,13 @@ class AuditStream:
         """Deletes the frames that are in the table, or were written by a task that was lost."""
         written, ends, kept = self._record.written, dict[str, int](), set[str]()
         for frame in frames:
-            whose = f"{frame.vertex}.{frame.partition}"
-            if frame.stamp.number > written.get(whose, 0):
-                kept.add(whose)
-            elif whose not in kept:
-                ends[whose] = frame.seq
-        for whose, seq in ends.items():
-            vertex, _, partition = whose.rpartition(".")
+            task = f"{frame.vertex}.{frame.partition}"
+            if frame.stamp.number > written.get(task, 0):
+                kept.add(task)
+            elif task not in kept:
+                ends[task] = frame.seq
+        for task, seq in ends.items():
+            vertex, _, partition = task.rpartition(".")
             subject = self._names.audit_subject(vertex, partition)
             await api.purge_subject(self._link.client, self._names.audit, subject, seq)
 
@@ -189,7 +189,7 @@ def _choose(frames: Sequence[AuditFrame], after: Numbers, ends: Numbers) -> list
 
 
 def _by_partition(numbers: Numbers) -> dict[tuple[str, int], int]:
-    pairs = ((*whose.rpartition(".")[::2], number) for whose, number in numbers.items())
+    pairs = ((*task.rpartition(".")[::2], number) for task, number in numbers.items())
     return {(vertex, int(partition)): number for vertex, partition, number in pairs}
 
 
@@ -203,6 +203,6 @@ def _cut(chosen: list[AuditFrame], most: int) -> list[AuditFrame]:
 def _ends_of(chosen: Sequence[AuditFrame]) -> Numbers:
     ends: Numbers = {}
     for frame in chosen:
-        whose = f"{frame.vertex}.{frame.partition}"
-        ends[whose] = max(ends.get(whose, 0), frame.stamp.number)
+        task = f"{frame.vertex}.{frame.partition}"
+        ends[task] = max(ends.get(task, 0), frame.stamp.number)
     return ends

@@ -262,9 +262,9 @@ def choose(
     """
     chunks: dict[tuple[str, int, int], list[AuditFrame]] = defaultdict(list)
     for frame in written:
-        whose, number = (frame.vertex, frame.partition), frame.stamp.number
-        if after.get(whose, 0) < number <= done.get(whose, 0):
-            chunks[*whose, number].append(frame)
+        task, number = (frame.vertex, frame.partition), frame.stamp.number
+        if after.get(task, 0) < number <= done.get(task, 0):
+            chunks[*task, number].append(frame)
     chosen = (frame for frames in chunks.values() for frame in _choose_of_chunk(frames))
     return sorted(chosen, key=lambda frame: frame.seq)
 

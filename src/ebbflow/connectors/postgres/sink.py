@@ -181,7 +181,7 @@ class Marks:
             "AND partition = %s AND number > %s) ON CONFLICT DO NOTHING"
         ).format(self._table)
         number = self._own.number
-        values = (*self._whose, number + 1, b"".join(hashes), *self._whose, number)
+        values = (*self._key, number + 1, b"".join(hashes), *self._key, number)
         if not connection.execute(insert, values).rowcount:
             raise Overtaken
 
@@ -191,7 +191,7 @@ class Marks:
             "UPDATE {} SET ids = %s "
             "WHERE writer = %s AND lineage = %s AND partition = %s AND number = %s"
         ).format(self._table)
-        connection.execute(update, (b"".join(hashes), *self._whose, self._own.number + 1))
+        connection.execute(update, (b"".join(hashes), *self._key, self._own.number + 1))
 
     def committed(self, hashes: Sequence[bytes]) -> None:
         """Remembers the marks of a committed transaction."""
@@ -199,7 +199,7 @@ class Marks:
         self._remember(self._partition, self._own.number + 1, hashes)
 
     @property
-    def _whose(self) -> tuple[str, str, int | None]:
+    def _key(self) -> tuple[str, str, int | None]:
         return self._writer, self._lineage, self._partition
 
     @property
@@ -225,7 +225,7 @@ class Marks:
                 "DELETE FROM {} "
                 "WHERE writer = %s AND lineage = %s AND partition = %s AND number <= %s"
             ).format(self._table)
-            connection.execute(delete, (*self._whose, old[-1][0]))
+            connection.execute(delete, (*self._key, old[-1][0]))
 
     def _delete_abandoned(self, connection: Connection) -> None:
         """Deletes marks of earlier lineages of the pipeline, whose messages are different ones.

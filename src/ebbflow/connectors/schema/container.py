@@ -103,7 +103,7 @@ class Variable(Section):
     value: StrictStr = ""
     value_from: ValueFrom | None = None
 
-    def read(self, whose: str) -> str | None:
+    def read(self, owner: str) -> str | None:
         """Returns the value, with its references; ``None`` if it is optional and missing.
 
         ``SetupError`` says where it was searched for.
@@ -115,7 +115,7 @@ class Variable(Section):
             return POD_FIELDS[source.field_ref.field_path]
         ref = source.secret_key_ref or source.config_map_key_ref
         assert ref is not None
-        secret = ref.find(f"the variable {self.name} of {whose}")
+        secret = ref.find(f"the variable {self.name} of {owner}")
         return None if secret is None else literal(secret.reveal())
 
 
@@ -133,7 +133,7 @@ class VariablesFrom(ClusterSection):
     secret_ref: ResourceRef | None = None
     config_map_ref: ResourceRef | None = None
 
-    def read(self, whose: str) -> Variables:
+    def read(self, owner: str) -> Variables:
         """Returns the variables; ``SetupError`` if there is no such resource."""
         sources: tuple[tuple[ValueKind, ResourceRef | None], ...] = (
             ("ConfigMap", self.config_map_ref),
@@ -144,7 +144,7 @@ class VariablesFrom(ClusterSection):
             values = None if ref is None else self.values.find_all(kind, ref.name)
             if ref is not None and values is None and not ref.optional:
                 raise SetupError(
-                    f"The {kind} {ref.name} is not here; {whose} takes variables from it.",
+                    f"The {kind} {ref.name} is not here; {owner} takes variables from it.",
                     f"Name a folder that has a folder {ref.name} in it: --secrets DIR",
                 )
             items = (values or {}).items()
@@ -215,10 +215,10 @@ class Program(Section):
         default=None, description="the folder of its sockets, if it is running already"
     )
 
-    def read_variables(self, whose: str) -> Variables:
+    def read_variables(self, owner: str) -> Variables:
         """Returns the variables, those of ``envFrom`` first; ``SetupError`` if one is missing."""
-        named = tuple(pair for source in self.env_from for pair in source.read(whose))
-        own = ((variable.name, variable.read(whose)) for variable in self.env)
+        named = tuple(pair for source in self.env_from for pair in source.read(owner))
+        own = ((variable.name, variable.read(owner)) for variable in self.env)
         return named + tuple((name, value) for name, value in own if value is not None)
 
 
@@ -238,6 +238,6 @@ class Container(Program):
     liveness_probe: Any = Field(default=None, description="without effect")
     ports: Any = Field(default=None, description="without effect")
 
-    def read_variables(self, whose: str) -> Variables:
+    def read_variables(self, owner: str) -> Variables:
         """Returns the variables, including those about its resources."""
-        return self.resources.variables + super().read_variables(whose)
+        return self.resources.variables + super().read_variables(owner)

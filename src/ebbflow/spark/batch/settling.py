@@ -189,7 +189,7 @@ class _Settling:
                 run_fallback(verdict, Operators(plan, events.log).sinks(role), time.sleep)
         finally:
             # Another worker may settle the next batch, so no user code stays open in this one.
-            WORKER.close_vertex(plan.whose)
+            WORKER.close_vertex(plan.vertex_of_run)
 
     def _publish(
         self, settlement: Settlement, observers: Sequence[ChunkObserver]

@@ -167,7 +167,7 @@ class BatchPartition:
         name = f"{_group(plan)}/{partition}/{id(self)}"
         limit, report = plan.calls.timeout, self._events.in_call
         self._call = partial(watch_call, spark.sparkContext, name, limit, report)
-        resident = WORKER.vertex(plan.whose)
+        resident = WORKER.vertex(plan.vertex_of_run)
         self._breaker = resident.breaker(plan.policy.breaker, partition)
         self._resumed = False
         self._patience = resident.patience("batch", plan.policy.on_unavailable)

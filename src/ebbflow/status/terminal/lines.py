@@ -172,8 +172,8 @@ class JsonLines(PlainLines):
 def _json(at: datetime, level: str, event: str, vertex: str, text: str, **facts: object) -> str:
     time_ = at.astimezone(UTC).isoformat(timespec="milliseconds")
     named = {"time": time_, "level": level, "event": event}
-    whose = {"vertex": vertex} if vertex else {}
-    return json.dumps(named | whose | {"message": text} | facts, ensure_ascii=False, default=str)
+    place = {"vertex": vertex} if vertex else {}
+    return json.dumps(named | place | {"message": text} | facts, ensure_ascii=False, default=str)
 
 
 # --- news ---------------------------------------------------------------------------------------
