@@ -46,7 +46,7 @@ def test_an_sqs_source_of_numaflow_is_valid_here():
             "roleArn": "arn:aws:iam::123456789012:role/shop",
             "sessionName": "shop",
             "durationSeconds": 900,
-            "externalId": "x",
+            "externalID": "x",
             "policyArns": ["arn:aws:iam::aws:policy/AmazonSQSFullAccess"],
         },
     }

@@ -51,7 +51,9 @@ class AssumeRole(Section):
         default=3_600, description="how long a session lasts; it is renewed in time"
     )
     external_id: StrictStr | None = Field(
-        default=None, description="the external id that a role of another account requires"
+        default=None,
+        alias="externalID",
+        description="the external id that a role of another account requires",
     )
     policy: StrictStr | None = Field(
         default=None, description="a policy, as JSON, that narrows the session's permissions"
