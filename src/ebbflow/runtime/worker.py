@@ -161,21 +161,26 @@ class Worker:
 
     def close_run(self, run: str) -> None:
         """Closes and forgets the vertices of a run."""
-        self._close(lambda whose: whose[2] == run)
+        self._close_runs(lambda other: other == run)
 
     def close_other_runs(self, run: str) -> None:
         """Closes and forgets the vertices of all other runs: the worker now serves this one.
 
         User code that has changed since is imported again.
         """
-        self._close(lambda whose: whose[2] != run)
+        self._close_runs(lambda other: other != run)
         if run != self._run:
             self._run = run
             forget_changed_modules()
 
     def close(self) -> None:
         """Closes and forgets everything."""
-        self._close(lambda _: True)
+        self._close_runs(lambda _: True)
+
+    def _close_runs(self, chosen: Callable[[str], bool]) -> None:
+        self._close(lambda whose: chosen(whose[2]))
+        for key in [key for key in self._shared if chosen(key[0][2])]:
+            del self._shared[key]
 
     def _close(self, chosen: Callable[[VertexOfRun], bool]) -> None:
         for whose in [whose for whose in self._vertices if chosen(whose)]:
