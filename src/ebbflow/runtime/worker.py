@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ class ResidentVertex:
 
     def patience(self, part: str, backoff: Backoff) -> Patience:
         """Returns the patience with outages of a part of the vertex."""
-        return self._patience.setdefault(part, Patience(backoff))
+        return self._patience.setdefault(part, Patience(backoff, clock=time.monotonic))
 
     def breaker(self, limit: BreakerLimit, partition: int | None = None) -> Breaker:
         """Returns the breaker, which counts dead letters of all partitions here, or of one."""
