@@ -1,7 +1,9 @@
+import ast
 import json
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +40,27 @@ LOOP = ["ebbflow.runtime.loop"]
 )
 def test_the_pure_parts_import_neither_spark_nor_nats(modules):
     assert not loaded_by(*modules) & {"pyspark", "nats"}
+
+
+def test_the_engine_uses_no_clock_no_process_and_no_log():
+    banned = {"logging", "os", "random", "secrets", "subprocess", "threading", "time"}
+    found = {
+        (path.name, name)
+        for path in Path(ebbflow.engine.__file__).parent.glob("*.py")
+        for name in imported_by(path) & banned
+    }
+    assert found == set()
+
+
+def imported_by(path: Path) -> set[str]:
+    """The top-level packages that a module imports, anywhere in its code."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return {name.partition(".")[0] for name in names}
 
 
 def test_importing_ebbflow_alone_starts_neither_spark_nor_nats():

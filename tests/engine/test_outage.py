@@ -15,7 +15,7 @@ class Clock:
 
 def test_waits_grow_up_to_the_cap_and_start_again_after_a_success():
     clock = Clock()
-    patience = Patience(Backoff("100ms", steps=9, factor=2.0, cap="300ms"), clock)
+    patience = Patience(Backoff("100ms", steps=9, factor=2.0, cap="300ms"), clock=clock)
     assert (patience.down, patience.ready_in(), patience.waiting) == (False, 0.0, None)
     waits = []
     for _ in range(4):
@@ -30,14 +30,14 @@ def test_waits_grow_up_to_the_cap_and_start_again_after_a_success():
 
 
 def test_the_wait_is_at_least_what_the_error_asks_for():
-    patience = Patience(Backoff("100ms", steps=9), Clock())
+    patience = Patience(Backoff("100ms", steps=9), clock=Clock())
     patience.meet(SystemOutage("the database", retry_after=4_000))
     assert patience.ready_in() == 4.0
 
 
 def test_the_shown_outage_has_its_start_and_the_time_until_the_next_attempt():
     clock = Clock()
-    patience = Patience(Backoff("1s", steps=9), clock)
+    patience = Patience(Backoff("1s", steps=9), clock=clock)
     patience.meet(SystemOutage("KeyError: 'x'", certain=False))
     clock.now += 12
     patience.meet(SystemOutage("KeyError: 'x'", certain=False))

@@ -132,3 +132,16 @@ def test_the_state_that_a_vertex_keeps_across_epochs_ends_with_its_run():
     served.close_run("one")
     served.close_run("two")
     assert not served._vertices
+
+
+@pytest.mark.parametrize(
+    ("end", "named"), [(Worker.close_run, "one"), (Worker.close_other_runs, "two")]
+)
+def test_a_worker_forgets_which_vertices_shared_a_task_when_their_run_ends(end, named):
+    served = Worker()
+    for run in ("one", "two"):
+        served.keep_in_task([("p", "v", run), ("p", "w", run)], 0)
+    end(served, named)
+    assert [vertex for vertex, _ in served._shared] == [("p", "v", "two")]
+    served.close()
+    assert not served._shared

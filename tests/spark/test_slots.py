@@ -83,6 +83,19 @@ def test_a_lost_executor_is_reported_and_explains_silence_for_a_while(reported):
     assert slots.explain_silence() is None
 
 
+@pytest.mark.parametrize("loopback", [True, False])
+def test_workers_elsewhere_that_cannot_reach_nats_are_reported_once(reported, loopback):
+    slots = Slots(lambda: 3, 30.0, reported.append, lambda: None, loopback)
+    slots.note_executors({("127.0.0.1", 1)})
+    assert reported == []
+    slots.note_executors({("127.0.0.1", 1), ("192.0.2.1", 7)})
+    slots.note_executors({("127.0.0.1", 1), ("192.0.2.1", 7), ("192.0.2.2", 7)})
+    assert reported == loopback * [
+        "workers on other machines cannot reach NATS at an address of this machine only; "
+        "name one that they can reach with --nats"
+    ]
+
+
 def test_configured_short_epochs_stay_short(reported):
     slots = Slots(lambda: 3, 0.5, reported.append, lambda: None)
     look(slots, 2, 2)

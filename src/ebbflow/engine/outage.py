@@ -8,7 +8,6 @@ also opens user code, and opens it again after an outage.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +46,8 @@ class Patience:
     def __init__(
         self,
         backoff: Backoff = DEFAULT_ON_UNAVAILABLE,
-        clock: Callable[[], float] = time.monotonic,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         self._backoff = backoff
         self._clock = clock

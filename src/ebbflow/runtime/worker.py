@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ class ResidentVertex:
 
     def patience(self, part: str, backoff: Backoff) -> Patience:
         """Returns the patience with outages of a part of the vertex."""
-        return self._patience.setdefault(part, Patience(backoff))
+        return self._patience.setdefault(part, Patience(backoff, clock=time.monotonic))
 
     def breaker(self, limit: BreakerLimit, partition: int | None = None) -> Breaker:
         """Returns the breaker, which counts dead letters of all partitions here, or of one."""
@@ -161,21 +162,26 @@ class Worker:
 
     def close_run(self, run: str) -> None:
         """Closes and forgets the vertices of a run."""
-        self._close(lambda vertex: vertex[2] == run)
+        self._close_runs(lambda other: other == run)
 
     def close_other_runs(self, run: str) -> None:
         """Closes and forgets the vertices of all other runs: the worker now serves this one.
 
         User code that has changed since is imported again.
         """
-        self._close(lambda vertex: vertex[2] != run)
+        self._close_runs(lambda other: other != run)
         if run != self._run:
             self._run = run
             forget_changed_modules()
 
     def close(self) -> None:
         """Closes and forgets everything."""
-        self._close(lambda _: True)
+        self._close_runs(lambda _: True)
+
+    def _close_runs(self, chosen: Callable[[str], bool]) -> None:
+        self._close(lambda vertex: chosen(vertex[2]))
+        for key in [key for key in self._shared if chosen(key[0][2])]:
+            del self._shared[key]
 
     def _close(self, chosen: Callable[[VertexOfRun], bool]) -> None:
         for vertex in [vertex for vertex in self._vertices if chosen(vertex)]:

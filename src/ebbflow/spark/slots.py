@@ -38,7 +38,7 @@ _LOOKS, _LOOKS_AT_NONE = 2, 15
 # Seconds for which a lost executor explains a silent task.
 _RECENT = 60.0
 _UNREACHABLE = (
-    "workers on other machines cannot reach the NATS server on 127.0.0.1; "
+    "workers on other machines cannot reach NATS at an address of this machine only; "
     "name one that they can reach with --nats"
 )
 
@@ -156,7 +156,6 @@ class Slots:
                 slots = count_slots(spark)
                 self.note(slots)
                 warm_up.look(executors, slots - self._tasks())
-                self._warn_of_loopback({host for host, _ in executors})
             except (Py4JError, OSError):
                 return  # Spark is ending, which the run detects elsewhere
             if self._shown_shortage is not None:
@@ -172,11 +171,12 @@ class Slots:
             self._settle(slots)
 
     def note_executors(self, executors: set[tuple[str, int]]) -> None:
-        """Notes the current executors, and reports lost ones."""
+        """Notes the current executors; reports lost ones, and those that cannot reach NATS."""
         gone, self._executors = self._executors - executors, executors
         for host in sorted({host for host, _ in gone}):
             self._lost = host, self._clock()
             self._show(f"Spark lost an executor on {host}; it restarts its tasks on others")
+        self._warn_of_loopback({host for host, _ in executors})
 
     def _settle(self, slots: int) -> None:
         self._slots, text = slots, self._shortage(slots)

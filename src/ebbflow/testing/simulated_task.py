@@ -103,7 +103,7 @@ class SimulatedTask:
         self._incidents = VertexIncidents(plan.vertex, incidents, self._clock)
         self._worker = Worker(lambda _: InterruptedVertex(self._incidents.check_outage))
         self._rules = replace(decision_rules(plan, partition), emits=False)
-        self._patience = Patience(plan.policy.on_unavailable, self._clock.monotonic)
+        self._patience = Patience(plan.policy.on_unavailable, clock=self._clock.monotonic)
         self._breaker = Breaker(plan.policy.breaker)
         self._environment = tuple(vertex_variables(plan, partition).items())
         self._source = self._open_source()
@@ -118,7 +118,7 @@ class SimulatedTask:
                     clock.monotonic, clock.now,
                 )  # fmt: skip
             case SourcePlan() as source:
-                patience = Patience(plan.policy.on_unavailable, clock.monotonic)
+                patience = Patience(plan.policy.on_unavailable, clock=clock.monotonic)
                 source = replace(source, systems=plan.policy.systems)
                 return PulledSource(source, self.streams, patience, clock)
             case _:

@@ -180,9 +180,8 @@ class Task:
     def __init__(self, run: str, ledger: EmptyLedger) -> None:
         self.wake, self.events = threading.Event(), Events()
         plan = SourcePlan(Reader, 5, 0.01, run)
-        self.inlet = PulledInlet(
-            plan, "in", 0, Mark(0), ledger, self.wake, self.events, Patience(SOON)
-        )
+        patience = Patience(SOON, clock=time.monotonic)
+        self.inlet = PulledInlet(plan, "in", 0, Mark(0), ledger, self.wake, self.events, patience)
 
     def take(self, limit: int) -> tuple[Rows, pa.BinaryArray] | None:
         """Waits for a chunk; ``None`` when the source is exhausted."""
