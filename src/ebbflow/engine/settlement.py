@@ -37,6 +37,7 @@ from ebbflow.engine.publications import (
     Chunk,
     Place,
     Publication,
+    Routed,
     Stage,
     build_answers,
     build_dead_letters,
@@ -62,7 +63,7 @@ class Settlement:
 
     publications: list[Publication]
     counts: Counts
-    reasons: dict[str, int]
+    reasons: Mapping[str, int]
     returned: dict[int, Redeliver | Retry] = field(default_factory=dict)
     histories: pa.RecordBatch | None = None
     account: Account | None = None
@@ -344,13 +345,36 @@ def settle(
         *build_answers(chunk, verdict.answers, place),
         *routed.publications,
     ]
-    at, reasons = now.astimezone(UTC), _count_reasons(ends.again)
+    at = now.astimezone(UTC)
     part = AccountPart(place, chunk.rows.batch, verdict, routed, at)
-    key = f"{chunk.key}:{chunk.via}" if chunk.via else chunk.key
-    account = Account(
-        key,
+    account = _open_account(chunk, part, watermark, held, _count_reasons(ends.again), is_early)
+    if len(chunk.rows) or held is not None:  # else all rows that were read are parked
+        publications += gather_late(observers, account)
+    for publication in publications:
+        publication.check_size(place.max_payload)
+    counts = _count(len(chunk.rows), verdict, routed, ends)
+    # A row that its source redelivers is not published here as well: it would be delivered twice.
+    # Its deliveries are stored in the histories, because the source does not count them.
+    histories = None
+    if returned:
+        histories = redelivered_rows(chunk.rows.batch, [*returned], [*returned.values()])
+    return Settlement(
+        publications, counts, account.reasons, returned, histories, account, chunk=chunk
+    )
+
+
+def _open_account(
+    chunk: Chunk,
+    part: AccountPart,
+    watermark: datetime | None,
+    held: HeldRow | None,
+    reasons: Mapping[str, int],
+    is_early: bool,
+) -> Account:
+    return Account(
+        f"{chunk.key}:{chunk.via}" if chunk.via else chunk.key,
         chunk.number,
-        at,
+        part.at,
         (part,),
         watermark,
         held,
@@ -360,13 +384,12 @@ def settle(
         writer=chunk.writer,
         via=chunk.via,
     )
-    if len(chunk.rows) or held is not None:  # else all rows that were read are parked
-        publications += gather_late(observers, account)
-    for publication in publications:
-        publication.check_size(place.max_payload)
+
+
+def _count(read: int, verdict: Verdict, routed: Routed, ends: SortedInputs) -> Counts:
     unrouted = len(routed.unrouted)
-    counts = Counts(
-        read=len(chunk.rows),
+    return Counts(
+        read=read,
         written=_count_written(verdict, routed.written, ends),
         done=ends.number_finished - unrouted,
         redelivered=len(ends.again),
@@ -376,12 +399,6 @@ def settle(
         served=ends.ends["served"],
         on_success=ends.ends["on_success"],
     )
-    histories = None
-    # A row that its source redelivers is not published here as well: it would be delivered twice.
-    # Its deliveries are stored in the histories, because the source does not count them.
-    if returned:
-        histories = redelivered_rows(chunk.rows.batch, [*returned], [*returned.values()])
-    return Settlement(publications, counts, reasons, returned, histories, account, chunk=chunk)
 
 
 def _count_written(verdict: Verdict, outputs: int, ends: SortedInputs) -> int:

@@ -95,7 +95,7 @@ class Settled:
     """
 
     counts: Counts
-    reasons: dict[str, int]
+    reasons: Mapping[str, int]
     tally: Tally
     errors: list[dict[str, Any]] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
