@@ -18,7 +18,7 @@ from typing import Any
 from ebbflow import Message
 from ebbflow.deadletters.chain import Chain, ReplayParcel
 from ebbflow.deadletters.filters import StoredLetter
-from ebbflow.deadletters.replay import LetterBatch, Replay, Sendable
+from ebbflow.deadletters.replay import Leaving, LetterBatch, Purge, Replay
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.streams.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
 from tests.deadletters.written import LETTER
@@ -140,16 +140,24 @@ class Wire:
         chain = self._server.chains.get(target, [])
         self._call(lambda: chain.__setitem__(slice(None), [m for m in chain if m.seq > up_to]))
 
-    def delete(self, numbers: Collection[int]) -> None:
+    def delete(self, numbers: Collection[int]) -> int:
         """As in ``ReplayStore``; a process may be killed between two of them."""
-        for number in sorted(numbers):
-            self._call(lambda number=number: self._server.letters.pop(number, None))
+        letters = self._server.letters
+        return sum(
+            self._call(lambda number=number: letters.pop(number, None)) is not None
+            for number in sorted(numbers)
+        )
 
-    def sweep(self, vertex: str, up_to: int) -> None:
+    def sweep(self, vertex: str, up_to: int) -> int:
         """As in ``ReplayStore``."""
         letters = self._server.letters
-        swept = [n for n, letter in letters.items() if letter.vertex == vertex and n <= up_to]
-        self._call(lambda: [letters.pop(n, None) for n in swept])
+
+        def effect() -> int:
+            swept = [n for n, letter in letters.items() if letter.vertex == vertex and n <= up_to]
+            return len([letters.pop(n) for n in swept])
+
+        count: int = self._call(effect)
+        return count
 
     def wait(self) -> None:
         """As in ``ReplayStore``."""
@@ -189,14 +197,17 @@ class Packing:
         """As in ``Packing``."""
         return ReplayTarget(letter.vertex, int(letter.id) % VERTICES[letter.vertex])
 
-    def pack(self, letters: Sequence[Sendable]) -> dict[ReplayTarget, ReplayParcel]:
+    def pack(self, letters: Sequence[Leaving]) -> dict[ReplayTarget, ReplayParcel]:
         """As in ``Packing``."""
-        parcels: dict[ReplayTarget, list[int]] = {}
-        for sendable in letters:
-            parcels.setdefault(sendable.target, []).append(sendable.number)
+        groups: dict[ReplayTarget, list[Leaving]] = {}
+        for leaving in letters:
+            groups.setdefault(leaving.target, []).append(leaving)
         return {
-            target: ReplayParcel([PackedFrame(1, b"%d" % n) for n in numbers], tuple(numbers))
-            for target, numbers in parcels.items()
+            target: ReplayParcel(
+                [PackedFrame(1, b"%d" % one.number) for one in group if one.letter is not None],
+                tuple(one.number for one in group),
+            )
+            for target, group in groups.items()
         }
 
 
@@ -210,12 +221,18 @@ def transform(letter: Letter) -> Letter | Message | None:
 
 @dataclass
 class Scenario:
-    """Replays of the same dead letters: some concurrent, some killed, and a last one to the end."""
+    """Replays of the same dead letters: some concurrent, some killed, and a last one to the end.
+
+    With ``purges`` others delete all dead letters, by number or as a whole, and nothing is killed.
+    ``counts`` are how many all of them have sent and deleted, by their own count.
+    """
 
     seed: int
     chain: type[Chain] = Chain
     with_transform: bool = True
+    purges: str = "none"
     letters: int = 24
+    counts: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> Server:
         """Returns the server when the last replay is over."""
@@ -228,7 +245,8 @@ class Scenario:
             }
         )
         for _ in range(random.randint(1, 3)):
-            self._run_at_once(server, random, faults=random.choice((0.0, 0.02, 0.1)))
+            faults = 0.0 if self.purges != "none" else random.choice((0.0, 0.02, 0.1))
+            self._run_at_once(server, random, faults)
         for effect in server.late:
             effect()
         server.late.clear()
@@ -259,10 +277,19 @@ class Scenario:
         def find_targets(vertex: str) -> list[ReplayTarget]:
             return [ReplayTarget(vertex, partition) for partition in range(VERTICES[vertex])]
 
+        kind: type[Replay] | None = Replay
+        if self.purges != "none" and name != "last":
+            kind = random.choice((Replay, Purge if self.purges == "some" else None))
+
         def work() -> None:
+            chain = self.chain(wire, find_targets)
+            if kind is None:
+                self.counts["purged"] += sum(chain.delete_all(v, self.letters) for v in vertices)
+                chain.release()
+                return
             wire.renew()
-            replay = Replay(
-                self.chain(wire, find_targets),
+            replay = kind(
+                chain,
                 wire,
                 Packing(),
                 vertices,
@@ -270,7 +297,8 @@ class Scenario:
                 transform=transform if self.with_transform else None,
                 whole=random.random() < 0.5,
             )
-            replay.run()
+            result = replay.run()
+            self.counts += Counter(sent=result.sent, purged=result.purged)
 
         return work
 

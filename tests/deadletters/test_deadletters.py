@@ -1,12 +1,14 @@
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ebbflow import Message
 from ebbflow.deadletters import DeadLetters, LetterFilter, ReplayResult, StoredLetter
+from ebbflow.deadletters.store import LetterStore
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
@@ -216,19 +218,56 @@ def test_dead_letters_are_purged_by_number_or_by_filter(pipeline: Written) -> No
     assert numbers(letters) == [rest]
 
 
-def test_a_purge_does_not_count_dead_letters_that_a_replay_has_sent_meanwhile(
-    pipeline: Written, monkeypatch: pytest.MonkeyPatch
+CHOICES = {
+    "all": LetterFilter(),
+    "of a vertex": LetterFilter(vertex="enrich"),
+    "by a filter": LetterFilter(text="in-"),
+    "by number": None,
+}
+
+
+@pytest.mark.guarantee("replays-are-exact")
+@pytest.mark.parametrize("chosen", CHOICES.values(), ids=list(CHOICES))
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_replay_does_not_send_dead_letters_that_are_purged_after_it_has_read_them(
+    pipeline: Written, chosen: LetterFilter | None, drops: bool
 ) -> None:
-    sent, *_ = (pipeline.bury(id=f"in-{n}", vertex="store") for n in range(3))
-    letters, listed = pipeline.letters, DeadLetters.list
+    numbers = [pipeline.bury(id=f"in-{n}") for n in range(3)]
+    purged: list[int] = []
 
-    def list_and_lose(self: DeadLetters, chosen: LetterFilter) -> list[StoredLetter]:
-        found = [*listed(self, chosen)]
-        letters._store.delete([sent])
-        return found
+    def purge_first(letter: Letter) -> bytes | Message:
+        if not purged:
+            purged.append(pipeline.letters.purge(chosen or numbers))
+        return Message.to_drop() if drops else letter.value
 
-    monkeypatch.setattr(DeadLetters, "list", list_and_lose)
-    assert letters.purge(LetterFilter(text="in-")) == 2
+    result = pipeline.letters.replay(LetterFilter(), transform=purge_first)
+    assert (purged, result.sent, result.purged) == ([3], 0, 0)
+    assert pipeline.due() == []
+
+
+@pytest.mark.guarantee("replays-are-exact")
+@pytest.mark.parametrize("chosen", CHOICES.values(), ids=list(CHOICES))
+def test_a_purge_does_not_count_dead_letters_that_a_replay_has_sent(
+    pipeline: Written, monkeypatch: pytest.MonkeyPatch, chosen: LetterFilter | None
+) -> None:
+    numbers = [pipeline.bury(id=f"in-{n}") for n in range(3)]
+    delete, purged = LetterStore.delete, []
+
+    def purge_first(store: LetterStore, sent: Collection[int]) -> int:
+        monkeypatch.setattr(LetterStore, "delete", delete)
+        purged.append(pipeline.letters.purge(chosen or numbers))
+        return delete(store, sent)
+
+    monkeypatch.setattr(LetterStore, "delete", purge_first)
+    result = pipeline.letters.replay(LetterFilter(id="in-1"))
+    assert (purged, result.sent, len(pipeline.due())) == ([2], 1, 1)
+
+
+def test_dead_letters_of_a_vertex_that_is_gone_can_be_purged(pipeline: Written) -> None:
+    for n in range(3):
+        pipeline.bury(id=f"in-{n}", vertex="gone")
+    assert pipeline.letters.purge(LetterFilter(id="in-1")) == 1
+    assert pipeline.letters.purge(LetterFilter(vertex="gone")) == 2
 
 
 def test_dead_letters_are_purged_by_vertex_or_all_at_once(pipeline: Written) -> None:

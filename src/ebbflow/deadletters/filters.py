@@ -60,6 +60,15 @@ class LetterRecord:
         """Returns the whole; ``KeyError`` or ``ValueError`` if this is not a dead letter."""
         return StoredLetter(self.number, Letter.from_block(self.payload, self.block))
 
+    @property
+    def is_letter(self) -> bool:
+        """``False`` if something else was put into the stream."""
+        try:
+            self.to_letter()
+        except (KeyError, ValueError, TypeError):
+            return False
+        return True
+
 
 def records_of(page: StoredPage) -> list[LetterRecord]:
     """Returns the records of a page, in its order."""

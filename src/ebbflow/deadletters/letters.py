@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from ebbflow.deadletters.chain import Chain
 from ebbflow.deadletters.filters import LetterFilter, LetterRecord, StoredLetter
-from ebbflow.deadletters.replay import LetterPacking, Replay, ReplayResult
+from ebbflow.deadletters.replay import LetterPacking, Purge, Replay, ReplayResult
 from ebbflow.deadletters.store import (
     BackwardReading,
     FilteredReading,
@@ -235,7 +235,7 @@ class DeadLetters:
             chosen = sorted({_number_of(letter) for letter in chosen})
         everything = isinstance(chosen, LetterFilter) and chosen.is_everything
         reading = self._read_chosen(chosen)
-        packing = LetterPacking(self._names, self._list_streams, self._link.client.max_payload)
+        packing = self._make_packing()
         # A replica that lags behind could hide a dead letter, which a sweep would delete unread.
         whole = everything and self._link.client.is_on_a_single_server
         replay = Replay(
@@ -266,6 +266,9 @@ class DeadLetters:
         records = filter(None, self._store.find_all(chosen))
         return {self._store.parse(record).letter.vertex for record in records}
 
+    def _make_packing(self) -> LetterPacking:
+        return LetterPacking(self._names, self._list_streams, self._link.client.max_payload)
+
     def _list_streams(self) -> set[str]:
         return set(self._link.run(api.list_streams(self._link.client, PREFIX)))
 
@@ -274,35 +277,47 @@ class DeadLetters:
     def purge(self, chosen: Choice) -> int:
         """Deletes these dead letters for good; returns how many were still there.
 
-        A number may also be that of a message in the stream that is not a dead letter. Raises
-        ``EbbflowError`` if a number does not exist, and then deletes nothing.
+        A dead letter that a replay has sent back does not count, and one that counts is not sent
+        back by a replay that runs at the same time. A number may also be that of a message in the
+        stream that is not a dead letter. Raises ``EbbflowError`` if a number does not exist, and
+        then deletes nothing.
         """
-        if isinstance(chosen, LetterFilter):
-            return self._purge_filtered(chosen)
-        numbers = sorted({_number_of(letter) for letter in chosen})
-        for start in range(0, len(numbers), _AT_A_TIME):
-            for _ in self._find_all(numbers[start : start + _AT_A_TIME]):
-                pass
-        return self._delete(numbers)
-
-    def _purge_filtered(self, chosen: LetterFilter) -> int:
+        if not isinstance(chosen, LetterFilter):
+            return self._purge_numbers(sorted({_number_of(letter) for letter in chosen}))
         if chosen.is_everything and (count := self._sweep(chosen)) is not None:
             return count
-        return self._delete([entry.number for entry in self.list(chosen)])
+        return self._purge_read(chosen)
 
-    def _delete(self, numbers: Sequence[int]) -> int:
-        """Deletes dead letters; returns how many, not counting those that a replay has sent."""
-        steps = range(0, len(numbers), _AT_A_TIME)
-        return sum(self._store.delete(numbers[start : start + _AT_A_TIME]) for start in steps)
+    def _purge_numbers(self, numbers: Sequence[int]) -> int:
+        letters: list[int] = []
+        others: list[int] = []
+        for start in range(0, len(numbers), _AT_A_TIME):
+            for record in self._find_all(numbers[start : start + _AT_A_TIME]):
+                (letters if record.is_letter else others).append(record.number)
+        return self._purge_read(letters) + (self._store.delete(others) if others else 0)
+
+    def _purge_read(self, chosen: LetterFilter | Sequence[int]) -> int:
+        packing = self._make_packing()
+        purge = Purge(
+            Chain(self._store, packing.find_targets),
+            self._read_chosen(chosen),
+            packing,
+            self._find_vertices(chosen),
+            self._store.delete,
+        )
+        return purge.run().purged
 
     def _sweep(self, chosen: LetterFilter) -> int | None:
         """Deletes all dead letters, or all of a vertex; ``None`` if the filter excludes some."""
-        # Counted first: a purge that is repeated because its reply was lost finds nothing.
         info = self._read_info(chosen.vertex or "*")
-        if chosen.up_to not in (None, info["last_seq"]):
+        up_to = info["last_seq"]
+        if chosen.up_to not in (None, up_to):
             return None
-        counts: dict[str, int] = info.get("subjects") or {}
-        return self._store.sweep(chosen.vertex or "*", info["last_seq"]) or sum(counts.values())
+        chain = Chain(self._store, self._make_packing().find_targets)
+        vertices = [subject.rpartition(".")[2] for subject in info.get("subjects") or {}]
+        deleted = sum(chain.delete_all(vertex, up_to) for vertex in vertices)
+        chain.release()
+        return deleted
 
     def _read_info(self, vertex: str) -> dict[str, Any]:
         subject = self._names.dead_letter_subject(vertex)

@@ -2,7 +2,8 @@
 
 Each step is complete in itself: it decides about dead letters, sends them and deletes them. To
 resume an interrupted replay, do it again: sent dead letters are deleted by then, except those of
-the interrupted step, which are deleted first. ``chain`` explains why that is exact.
+the interrupted step, which are deleted first. ``chain`` explains why that is exact. A purge is a
+replay that sends nothing: so no dead letter is both sent back and counted as deleted.
 
 Messages with the same keys go to the same partition, as an ordered vertex requires, and messages
 without keys are spread by their ids. Within a partition they keep the order of the dead letters.
@@ -23,7 +24,7 @@ from typing_extensions import override
 
 from ebbflow.deadletters.chain import Chain, ReplayParcel
 from ebbflow.deadletters.filters import StoredLetter
-from ebbflow.deadletters.transforms import Stays, Transform, transform_letter
+from ebbflow.deadletters.transforms import DROP, Fate, Stays, Transform, transform_letter
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.publications import partition_of
@@ -71,13 +72,16 @@ class Reading(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sendable:
-    """A dead letter as it is sent back, with headers about its deaths, and its target."""
+class Leaving:
+    """A dead letter that goes: its number, its target, and the message to send there.
+
+    ``letter`` is that message, with headers about its deaths; ``None`` if it is only deleted.
+    """
 
     number: int
-    letter: Letter
-    death_headers: dict[str, str]
     target: ReplayTarget
+    letter: Letter | None = None
+    death_headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Packing(Protocol):
@@ -86,10 +90,13 @@ class Packing(Protocol):
     def explain_refusal(self, letter: Letter) -> str | None:
         """Returns why a dead letter cannot be sent back, even with another value."""
 
-    def choose(self, letter: Letter) -> ReplayTarget:
-        """Returns the partition that a dead letter is sent to: always the same one."""
+    def choose(self, letter: Letter) -> ReplayTarget | None:
+        """Returns the partition that a dead letter is sent to: always the same one.
 
-    def pack(self, letters: Sequence[Sendable]) -> dict[ReplayTarget, ReplayParcel]:
+        ``None`` if the pipeline has no such vertex.
+        """
+
+    def pack(self, letters: Sequence[Leaving]) -> dict[ReplayTarget, ReplayParcel]:
         """Returns the dead letters as parcels, each in the given order."""
 
     def renew(self) -> None:
@@ -124,10 +131,13 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The decisions about the dead letters of one step."""
+    """The decisions about the dead letters of one step.
 
-    sendable: list[Sendable]
-    dropped: list[int]
+    ``astray`` are to be deleted, and their vertex is gone, so no replay can send them.
+    """
+
+    leaving: list[Leaving]
+    astray: list[int]
     stays: list[tuple[int, str]]
 
 
@@ -143,7 +153,7 @@ class Replay:
         reading: Reading,
         packing: Packing,
         vertices: Collection[str],
-        delete: Callable[[Sequence[int]], object],
+        delete: Callable[[Sequence[int]], int],
         transform: Transform | None = None,
         rate: float | None = None,
         whole: bool = False,
@@ -172,7 +182,7 @@ class Replay:
         began, after = self._clock(), -1
         while batch := self._reading.read(after, self._most):
             step = self._decide(batch)
-            self._keep_pace(began, len(step.sendable))
+            self._keep_pace(began, len(_to_send(step)))
             if self._carry_out(step):
                 self._note_kept(step, batch)
                 after = batch.end
@@ -197,8 +207,9 @@ class Replay:
         while batch := self._reading.read(after, STEP):
             left = [entry for entry in batch.letters if entry.number not in sent]
             step = self._decide(replace(batch, letters=left))
-            self.result.sent += len(step.sendable)
-            self.result.purged += len(step.dropped)
+            to_send = len(_to_send(step))
+            self.result.sent += to_send
+            self.result.purged += len(step.leaving) - to_send + len(step.astray)
             self._note_kept(step, batch)
             after = batch.end
             self._progress(self.result)
@@ -212,20 +223,29 @@ class Replay:
         step = _Step([], [], [])
         now = datetime.now(UTC)
         for entry in batch.letters:
-            why = self._packing.explain_refusal(entry.letter)
-            fate = Stays(why) if why else transform_letter(entry.letter, self._transform)
-            if isinstance(fate, Letter) and (why := self._packing.explain_size(fate)):
-                fate = Stays(why)
+            target = self._packing.choose(entry.letter)
+            if target is not None and self._chain.is_purged(target, entry.number):
+                self._unswept.add(target.vertex)  # whoever purges counts it
+                continue
+            fate = self._judge(entry.letter)
             if isinstance(fate, Stays):
                 step.stays.append((entry.number, fate.why))
                 self._unswept.add(entry.letter.vertex)
+            elif target is None:
+                step.astray.append(entry.number)
             elif isinstance(fate, str):
-                step.dropped.append(entry.number)
+                step.leaving.append(Leaving(entry.number, target))
             else:
                 death_headers = entry.letter.headers_for_replay(entry.number, now)
-                target = self._packing.choose(entry.letter)
-                step.sendable.append(Sendable(entry.number, fate, death_headers, target))
+                step.leaving.append(Leaving(entry.number, target, fate, death_headers))
         return step
+
+    def _judge(self, letter: Letter) -> Fate:
+        why = self._packing.explain_refusal(letter)
+        fate = Stays(why) if why else transform_letter(letter, self._transform)
+        if isinstance(fate, Letter) and (why := self._packing.explain_size(fate)):
+            return Stays(why)
+        return fate
 
     def _keep_pace(self, began: float, more: int) -> None:
         if self._rate is None:
@@ -234,22 +254,23 @@ class Replay:
         self._sleep(max(0.0, due - self._clock()))
 
     def _carry_out(self, step: _Step) -> bool:
-        """Returns ``False`` if some dead letters were not sent and have to be read again."""
-        parcels = self._packing.pack(step.sendable)
-        sent = self._chain.send(parcels, self._find_swept(step.sendable))
-        self.result.sent += len(sent)
-        if len(sent) < len(step.sendable):
+        """Returns ``False`` if some dead letters have not gone and have to be read again."""
+        parcels = self._packing.pack(step.leaving)
+        gone = self._chain.send(parcels, self._find_swept(step.leaving))
+        sent = len(gone.intersection(_to_send(step)))
+        self.result.sent += sent
+        self.result.purged += len(gone) - sent
+        if len(gone) < len(step.leaving):
             return False
-        if step.dropped:
-            self._delete(step.dropped)
-            self.result.purged += len(step.dropped)
+        if step.astray:
+            self.result.purged += self._delete(step.astray)
         return True
 
-    def _find_swept(self, letters: Iterable[Sendable]) -> dict[str, int]:
+    def _find_swept(self, letters: Iterable[Leaving]) -> dict[str, int]:
         """Returns by vertex the number up to which all dead letters are sent or dropped."""
         if not self._whole:
             return {}
-        last = {entry.letter.vertex: entry.number for entry in letters}
+        last = {entry.target.vertex: entry.number for entry in letters}
         return {vertex: end for vertex, end in last.items() if vertex not in self._unswept}
 
     def _note_kept(self, step: _Step, batch: LetterBatch) -> None:
@@ -257,6 +278,18 @@ class Replay:
             self.result.stayed[why].append(number)
         for number in batch.missing:
             self.result.stayed["it does not exist or was deleted"].append(number)
+
+
+class Purge(Replay):
+    """A replay that deletes every dead letter, also those that cannot be sent back."""
+
+    @override
+    def _judge(self, letter: Letter) -> Fate:
+        return DROP
+
+
+def _to_send(step: _Step) -> list[int]:
+    return [entry.number for entry in step.leaving if entry.letter is not None]
 
 
 # --- packing for a vertex -----------------------------------------------------------------------
@@ -305,16 +338,18 @@ class LetterPacking(Packing):
         return f"as a message it takes {size:,} bytes; the server takes {self._largest:,}"
 
     @override
-    def pack(self, letters: Sequence[Sendable]) -> dict[ReplayTarget, ReplayParcel]:
-        by_target: dict[ReplayTarget, list[Sendable]] = defaultdict(list)
-        for sendable in letters:
-            by_target[sendable.target].append(sendable)
-        return {target: _pack(sendables) for target, sendables in by_target.items()}
+    def pack(self, letters: Sequence[Leaving]) -> dict[ReplayTarget, ReplayParcel]:
+        by_target: dict[ReplayTarget, list[Leaving]] = defaultdict(list)
+        for leaving in letters:
+            by_target[leaving.target].append(leaving)
+        return {target: _pack(group) for target, group in by_target.items()}
 
     @override
-    def choose(self, letter: Letter) -> ReplayTarget:
+    def choose(self, letter: Letter) -> ReplayTarget | None:
         """Returns the partition by the original dead letter, not by the result of a transform."""
         partitions = self._find_partitions(letter.vertex)
+        if not partitions:
+            return None
         if len(partitions) == 1:
             place = 0
         elif letter.keys:
@@ -331,10 +366,11 @@ class LetterPacking(Packing):
         return self._partitions[vertex]
 
 
-def _pack(sendables: Sequence[Sendable]) -> ReplayParcel:
-    rows = _to_rows([one.letter for one in sendables], [one.death_headers for one in sendables])
+def _pack(group: Sequence[Leaving]) -> ReplayParcel:
+    sent = [(one.letter, one.death_headers) for one in group if one.letter is not None]
+    rows = _to_rows([letter for letter, _ in sent], [headers for _, headers in sent])
     packed = [PackedFrame(frame.num_rows, frames.encode(frame)) for frame in frames.split(rows)]
-    return ReplayParcel(packed, tuple(sendable.number for sendable in sendables))
+    return ReplayParcel(packed, tuple(leaving.number for leaving in group))
 
 
 def _to_rows(

@@ -136,10 +136,18 @@ class LetterStore(ReplayStore):
     @override
     def sweep(self, vertex: str, up_to: int) -> int:
         """Deletes every dead letter of a vertex up to a number; returns how many there were."""
-        subject = self.names.dead_letter_subject(vertex)
-        return self.link.run(
+        before, subject = self._count(vertex), self.names.dead_letter_subject(vertex)
+        deleted = self.link.run(
             api.purge_subject(self.link.client, self.names.dead_letters, subject, up_to)
         )
+        # A purge that is repeated because its reply was lost finds nothing.
+        return deleted or max(0, before - self._count(vertex))
+
+    def _count(self, vertex: str) -> int:
+        subject = self.names.dead_letter_subject(vertex)
+        client, stream = self.link.client, self.names.dead_letters
+        info = self.link.run(api.read_info(client, stream, subjects_filter=subject))
+        return sum((info.get("subjects") or {}).values())
 
     # --- marks ----------------------------------------------------------------------------------
 

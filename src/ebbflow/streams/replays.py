@@ -42,22 +42,27 @@ class PackedFrame(NamedTuple):
 class ReplayMark:
     """The dead letters that one replay has sent to a partition at once; none at its beginning.
 
-    ``replay`` is unique to the replay.
+    ``replay`` is unique to the replay. All dead letters of the vertex up to ``purged`` are being
+    deleted, or were.
     """
 
     replay: str
     numbers: tuple[int, ...] = ()
+    purged: int = 0
 
     def encode(self) -> bytes:
         """Returns the mark as the payload of a message."""
-        return json.dumps({"replay": self.replay, "numbers": [*_to_ranges(self.numbers)]}).encode()
+        numbers = [*_to_ranges(self.numbers)]
+        facts = {"replay": self.replay, "numbers": numbers, "purged": self.purged}
+        return json.dumps(facts).encode()
 
     @classmethod
     def decode(cls, payload: bytes) -> ReplayMark:
         """Returns the mark in the payload of a message."""
         facts = json.loads(payload)
         ranges = (range(first, last + 1) for first, last in facts["numbers"])
-        return cls(facts["replay"], tuple(number for numbers in ranges for number in numbers))
+        numbers = tuple(number for each in ranges for number in each)
+        return cls(facts["replay"], numbers, facts.get("purged", 0))
 
 
 def _to_ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
