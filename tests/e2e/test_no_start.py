@@ -95,7 +95,22 @@ NO_START: dict[str, tuple[list[str], str | None, list[str]]] = {
         None,
         ["Port {taken} on 127.0.0.1 is not free", "--nats-port"],
     ),
+    "a port of a source that is taken": (
+        ["--timeout", "1s"],
+        None,
+        ["The http source in cannot listen on 127.0.0.1:{taken}: Address already in use."],
+    ),
 }
+LISTENING = """
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: listening}
+spec:
+  vertices:
+    - {name: in, source: {http: {ports: {http: TAKEN}}}}
+    - {name: out, sink: {blackhole: {}}}
+  edges: [{from: in, to: out}]
+"""
 
 
 class Trials:
@@ -104,7 +119,7 @@ class Trials:
     def __init__(self, folder: Path, taken: int) -> None:
         self._folder = folder
         self.taken = taken
-        arguments = [self._trial(number, *case) for number, case in enumerate(NO_START.values())]
+        arguments = [self._trial(name, *case) for name, case in NO_START.items()]
         done = subprocess.run(
             [sys.executable, "-c", TRIALS, json.dumps(arguments)],
             env=os.environ | {"COLUMNS": "200"},
@@ -121,10 +136,12 @@ class Trials:
     def __getitem__(self, name: str) -> Any:
         return self._results[name]
 
-    def _trial(self, number: int, options: list[str], java: str | None, _: list[str]) -> Any:
-        folder = self._folder / str(number)
+    def _trial(self, name: str, options: list[str], java: str | None, _: list[str]) -> Any:
+        folder = self.folder_of(name)
         folder.mkdir()
         Whole(folder).write({"messages": 1})
+        if "of a source" in name:
+            (folder / "pipeline.yaml").write_text(LISTENING.replace("TAKEN", str(self.taken)))
         home = None if java is None else java if java == "/nowhere" else fake_java(folder, java)
         return [str(folder), [word.format(taken=self.taken) for word in options], home]
 
@@ -152,4 +169,5 @@ def test_a_run_that_cannot_start_says_why_in_one_sentence(trials, name):
     for sentence in NO_START[name][2]:
         assert sentence.format(taken=trials.taken) in output
     assert "Traceback" not in output
+    assert " running" not in output
     assert not list((trials.folder_of(name) / ".ebbflow/nats").glob("pid"))
