@@ -46,7 +46,7 @@ class RunFlags:
     ] = False
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Stop after this time in any case: 90s, 5m, 1h30m."),
+        typer.Option(metavar="TIME", help="Stop after running for this time: 90s, 5m, 1h30m."),
     ] = None
     summary: Annotated[
         Path | None,

@@ -91,13 +91,14 @@ def _check_kind(call: str, name: str, value: object) -> None:
 class RunOptions:
     """The options of one run, checked. Each is a keyword of ``run``.
 
-    ``drain`` ends the run when every message is processed. ``timeout`` ends it in any case.
-    ``master`` is a Spark master, ``conf`` has Spark's settings, and ``spark_ui`` switches on
-    Spark's web UI. ``state`` is the folder of the embedded NATS server, ``nats_port`` is its port,
-    and ``durable`` makes it sync every write. ``nats`` and ``login`` are for your own server.
-    ``fresh`` deletes the data of earlier runs. ``epoch`` is how long Spark tasks live. Here, this
-    and ``timeout`` are in seconds. User code is looked up in ``search`` first. Its logs are shown
-    from ``log_level`` on. With more dead letters than ``max_dead_letters`` the run stops and fails.
+    ``drain`` ends the run when every message is processed. ``timeout`` ends it in any case, counted
+    from when its vertices start. ``master`` is a Spark master, ``conf`` has Spark's settings, and
+    ``spark_ui`` switches on Spark's web UI. ``state`` is the folder of the embedded NATS server,
+    ``nats_port`` is its port, and ``durable`` makes it sync every write. ``nats`` and ``login`` are
+    for your own server. ``fresh`` deletes the data of earlier runs. ``epoch`` is how long Spark
+    tasks live. Here, this and ``timeout`` are in seconds. User code is looked up in ``search``
+    first. Its logs are shown from ``log_level`` on. With more dead letters than
+    ``max_dead_letters`` the run stops and fails.
     """
 
     drain: bool = False
