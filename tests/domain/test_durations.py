@@ -57,6 +57,7 @@ def test_a_duration_is_whole_milliseconds_rounded_up(duration, expected):
         ("5 s", f"'5 s' {EXAMPLE}"),
         ("5s later", f"'5s later' {EXAMPLE}"),
         ("1d", f"'1d' {EXAMPLE}"),
+        ("١s", f"'١s' {EXAMPLE}"),  # noqa: RUF001
         ("s", f"'s' {EXAMPLE}"),
         (timedelta(milliseconds=-1), f"{timedelta(milliseconds=-1)!r} is not a duration from 0 up"),
         (30, '30 has no unit; write "30s" or timedelta(seconds=30)'),

@@ -21,8 +21,8 @@ Duration = timedelta | str
 _MS = timedelta(milliseconds=1)
 _NANOS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 _NANOS["h"] = 60 * _NANOS["m"]
-_NUMBER = re.compile(r"\d{1,12}(\.\d{1,12})?")
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
 
 
 def milliseconds(duration: Duration) -> int:
