@@ -559,6 +559,7 @@ EMPTY = [
     ("spec:\n", "spec:\n  limits:\n  lifecycle: {desiredPhase: ''}\n  sideInputs: []\n"),
     ("spec:\n", "spec:\n  limits: {rateLimit: {}, readBatchSize:}\n  watermark:\n"),
     ("name: out,", "name: out, sideInputs: [], partitions:, limits:, onError:,"),
+    ("name: out,", "name: out, partitions: 0,"),
 ]
 """Values that are treated as absent."""
 

@@ -255,6 +255,7 @@ def test_the_tags_of_a_bypass_are_read(full: MonoVertexSpec) -> None:
 
 PARTITIONS: list[tuple[dict[str, int], int]] = [
     ({}, 1),
+    ({"replicas": 0}, 1),
     ({"replicas": 3}, 3),
     ({"partitions": 2}, 2),
     ({"replicas": 3, "partitions": 2}, 2),
