@@ -4,8 +4,9 @@ Moto receives and deletes without a lock: it returns the same messages to two ca
 deletion brings back what another one deletes meanwhile. Here one call receives or deletes at a
 time; a long poll receives repeatedly.
 
-Moto reads the clock twice for each message in a queue, through several datetimes, and answers with
-Nagle's algorithm, which can delay an answer by 40 ms. Here it does neither.
+Moto counts the whole queue for each message that it receives, to see whether the message is too
+old; reads the clock for each message that it counts, through several datetimes; and answers with
+Nagle's algorithm, which can delay an answer by 40 ms. Here it does none of these.
 """
 
 from __future__ import annotations
@@ -47,9 +48,14 @@ def milliseconds() -> float:
     return time.time() * 1000
 
 
+def is_young(backend: Any, queue_name: str, message: Any) -> bool:
+    return True
+
+
 if __name__ == "__main__":
     models.unix_time_millis = milliseconds
     SQSBackend.receive_message = receive_alone
+    SQSBackend.is_message_valid_based_on_retention_period = is_young
     Queue.delete_message = delete_alone
     WSGIRequestHandler.disable_nagle_algorithm = True
     main(["-H", "127.0.0.1", "-p", sys.argv[1]])
