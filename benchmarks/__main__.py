@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 _PARTS = (
-    "rates, end-to-end, sources, sinks, kafka, pulsar, postgres, functions, calls, latency, "
-    "growth, serving, low-rates, cores, observed, start"
+    "rates, end-to-end, sources, sinks, kafka, pulsar, sqs, pubsub, postgres, functions, calls, "
+    "latency, growth, serving, low-rates, cores, observed, start"
 )
 _RESULTS = Path("benchmarks/results")
 

@@ -17,6 +17,7 @@ _TICK = 0.001
 HOP, SINK, MONO, THREE = "map hop", "sink", "MonoVertex", "three vertices"
 END_TO_END, SOURCE, SINK_ALONE = "end to end", "source alone", "sink alone"
 KAFKA, PULSAR = "Kafka to Kafka", "Pulsar to Pulsar"
+SQS, PUBSUB = "SQS to SQS", "Pub/Sub to Pub/Sub"
 POSTGRES, FUNCTIONS = "Postgres", "functions"
 
 
@@ -26,13 +27,15 @@ class Round:
 
     The CPU is that of the contestant's processes: its workers, and Spark's own if it uses Spark.
     ``server`` is the share of one core that the user's own server took meanwhile, if there was one;
-    ``latency`` the milliseconds that one call took, the median, where a client waits for each.
+    ``latency`` the milliseconds that one call took, the median, where a client waits for each;
+    ``copies`` how many messages arrived again, where a service may deliver them twice.
     """
 
     rate: float
     cpu: float
     server: float | None = None
     latency: float | None = None
+    copies: int = 0
 
 
 class Contestant(Protocol):
@@ -87,6 +90,11 @@ class Case:
     def latency(self) -> float | None:
         """The milliseconds that one call took, the median."""
         return _median([one.latency for one in self.rounds if one.latency is not None])
+
+    @property
+    def copies(self) -> int:
+        """How many messages arrived again, in all rounds."""
+        return sum(one.copies for one in self.rounds)
 
 
 def _median(found: Sequence[float]) -> float | None:

@@ -15,8 +15,11 @@ from benchmarks import (
     observed,
     peers,
     postgres,
+    pubsub,
     pulsar,
+    queues,
     serving,
+    sqs,
     web,
 )
 from benchmarks.calls import CallCost
@@ -165,7 +168,9 @@ def _edges(cases: Sequence[Case]) -> Iterator[Goal]:
             yield Goal(f"{contest.POSTGRES}, {how}, to a bare loop", True, 0.6, one / bare, " x")
     for (job, name, mode), other, target in (
         ((contest.KAFKA, kafka.MONO, "unary"), (kafka.LOOP, "unary"), 0.6),
-        ((contest.PULSAR, pulsar.MONO, "unary"), (pulsar.LOOP, "unary"), 0.6),
+        ((contest.PULSAR, queues.MONO, "unary"), (pulsar.LOOP, "unary"), 0.6),
+        ((contest.SQS, queues.MONO, "unary"), (sqs.LOOP, "unary"), 0.6),
+        ((contest.PUBSUB, queues.MONO, "unary"), (pubsub.LOOP, "unary"), 0.6),
         ((contest.KAFKA, kafka.MONO, "unary"), (kafka.BENTO, "unary"), 1),
         ((contest.POSTGRES, EBBFLOW, postgres.WRITES), (postgres.BENTO, postgres.WRITES), 1),
         ((contest.POSTGRES, EBBFLOW, postgres.WRITES), (postgres.JDBC, postgres.WRITES), 1),

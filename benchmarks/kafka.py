@@ -21,7 +21,7 @@ from benchmarks import bento, contest, peers
 from benchmarks.broker import Ground, spark_processes
 from benchmarks.contest import Contestant, Round, watched
 from benchmarks.ours import EBBFLOW, lay_out, planned, running
-from benchmarks.outside import NotOnce
+from benchmarks.outside import NotOnce, check_arrived
 from benchmarks.sinks import Settings, SinkAlone
 from benchmarks.sources import Pulled
 from benchmarks.work import numbered, upper
@@ -99,9 +99,7 @@ class Topics:
         """
         records = self._broker.records(self.out)
         self._reader.close()
-        wanted = {text.upper() for text in self._texts()}
-        if {record.value() for record in records} != wanted or len(records) != len(wanted):
-            raise NotOnce(f"{len(records):,} records for {len(wanted):,} messages")
+        check_arrived([record.value() for record in records], self._texts(), once=True)
         times: list[int] = [record.timestamp()[1] for record in records]
         return (max(times) - min(times)) / 1000
 

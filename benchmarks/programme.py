@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from benchmarks import (
@@ -21,10 +22,13 @@ from benchmarks import (
     ours,
     peers,
     postgres,
+    pubsub,
     pulsar,
+    queues,
     serving,
     sinks,
     sources,
+    sqs,
     start,
     web,
 )
@@ -186,15 +190,6 @@ def _kafka(figures: Figures, ground: Ground, programme: Programme, say: Say) -> 
         figures.left_out.append(f"Kafka: {error}")
 
 
-def _pulsar(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
-    try:
-        with pulsar.pulsar_server() as broker:
-            contestants = pulsar.contestants(broker)
-            _contest("pulsar", figures, contestants, ground, programme.smallest, say)
-    except pulsar.NoPulsar as error:
-        figures.left_out.append(f"Pulsar: {error}")
-
-
 def _postgres(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
     try:
         with postgres.postgres_server() as server:
@@ -202,6 +197,21 @@ def _postgres(figures: Figures, ground: Ground, programme: Programme, say: Say) 
             _contest("postgres", figures, contestants, ground, programme.smallest, say)
     except postgres.NoPostgres as error:
         figures.left_out.append(f"Postgres: {error}")
+
+
+def _queues(
+    part: str,
+    service: queues.Running,
+    figures: Figures,
+    ground: Ground,
+    programme: Programme,
+    say: Say,
+) -> None:
+    try:
+        with service() as running:
+            _contest(part, figures, running.contestants(), ground, programme.smallest, say)
+    except queues.NoService as error:
+        figures.left_out.append(f"{part}: {error}")
 
 
 def _functions(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
@@ -231,7 +241,8 @@ def _contest(
     for number in range(programme.rounds):
         for contestant, case in pairs:
             case.rounds.append(contestant.run(ground, case.messages, case.size))
-            rate = f"{case.rounds[-1].rate:,.0f}/s"
+            last = case.rounds[-1]
+            rate = f"{last.rate:,.0f}/s" + (f", {last.copies:,} copies" if last.copies else "")
             say(f"round {number + 1}: {case.job}, {case.size} B, {case.name}, {case.mode}: {rate}")
     figures.cases += [case for _, case in pairs]
 
@@ -329,7 +340,9 @@ _ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
     "sources": _sources,
     "sinks": _sinks,
     "kafka": _kafka,
-    "pulsar": _pulsar,
+    "pulsar": partial(_queues, "pulsar", pulsar.pulsar),
+    "sqs": partial(_queues, "sqs", sqs.sqs),
+    "pubsub": partial(_queues, "pubsub", pubsub.pubsub),
     "postgres": _postgres,
     "functions": _functions,
     "calls": _calls,

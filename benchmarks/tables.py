@@ -29,6 +29,9 @@ def tables(figures: Figures) -> Iterator[Table]:
     for job, title in _EDGES.items():
         if edges := figures.of(job):
             yield _edges(title, edges)
+    for job, title in _AT_LEAST_ONCE.items():
+        if moved := figures.of(job):
+            yield _at_least_once(title, moved)
     if called := figures.of(contest.FUNCTIONS):
         yield _functions(called)
     if figures.calls:
@@ -124,6 +127,22 @@ def _edges(title: str, cases: Sequence[Case]) -> Table:
             f"{case.per_core:,.0f}",
             f"{case.latency:.1f}" if case.latency is not None else "",
         )
+    return table
+
+
+_AT_LEAST_ONCE = {
+    contest.SQS: "SQS to SQS: a queue, upper case, another queue",
+    contest.PUBSUB: "Pub/Sub to Pub/Sub: a subscription, upper case, another topic",
+}
+
+
+def _at_least_once(title: str, cases: Sequence[Case]) -> Table:
+    numbers = ("bytes", "messages/s", "from", "to", "a core second", "copies")
+    table = _table(title, ("who",), numbers)
+    for case in cases:
+        low, high = case.spread
+        rates = (f"{rate:,.0f}" for rate in (case.rate, low, high, case.per_core))
+        table.add_row(case.name, f"{case.size:,}", *rates, f"{case.copies:,}")
     return table
 
 

@@ -8,13 +8,26 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import contest, end_to_end, files, functions, low_rates, peers, serving, web
+from benchmarks import (
+    contest,
+    end_to_end,
+    files,
+    functions,
+    low_rates,
+    peers,
+    pubsub,
+    queues,
+    serving,
+    sqs,
+    web,
+)
 from benchmarks import kafka as kafka_contest
 from benchmarks import postgres as postgres_contest
 from benchmarks import pulsar as pulsar_contest
 from benchmarks.__main__ import app
+from benchmarks.figures import Figures
 from benchmarks.ours import EBBFLOW
-from benchmarks.programme import SHORT, Programme, measured
+from benchmarks.programme import SHORT, Programme, _queues, measured
 from benchmarks.serving import Demand
 
 every_part = pytest.mark.long
@@ -135,9 +148,41 @@ def test_pulsar_is_measured_next_to_a_bare_loop(spark, pulsar_broker):
     figures = measured(TINY, ["pulsar"], seed=1, say=lambda _: None)
 
     assert [(case.job, case.name) for case in figures.cases] == [
-        (contest.PULSAR, pulsar_contest.MONO),
+        (contest.PULSAR, queues.MONO),
         (contest.PULSAR, pulsar_contest.LOOP),
     ]
+
+
+@every_part
+@pytest.mark.slow
+def test_sqs_is_measured_next_to_a_bare_loop(spark, sqs_server):
+    figures = measured(TINY, ["sqs"], seed=1, say=lambda _: None)
+
+    assert [(case.job, case.name) for case in figures.cases] == [
+        (contest.SQS, queues.MONO),
+        (contest.SQS, sqs.LOOP),
+    ]
+
+
+@every_part
+@pytest.mark.slow
+def test_pubsub_is_measured_next_to_a_bare_loop(spark, pubsub_server):
+    figures = measured(TINY, ["pubsub"], seed=1, say=lambda _: None)
+
+    assert [(case.job, case.name) for case in figures.cases] == [
+        (contest.PUBSUB, queues.MONO),
+        (contest.PUBSUB, pubsub.LOOP),
+    ]
+
+
+def test_a_service_that_is_missing_is_left_out_and_the_figures_say_why():
+    def missing():
+        raise queues.NoService("these packages are missing: moto")
+
+    figures = Figures()
+    _queues("sqs", missing, figures, ground=None, programme=TINY, say=print)
+
+    assert figures.left_out == ["sqs: these packages are missing: moto"]
 
 
 @every_part

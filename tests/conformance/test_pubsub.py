@@ -92,7 +92,7 @@ class TopicUnderTest(SinkUnderTest):
 
     def landed(self):
         for received in self._server.take(self._name):
-            message = read_received(received).message
+            message = read_received(type(received).pb(received)).message
             self._taken.append(Sample(message.value, tuple(message.keys), message.headers))
         return self._taken
 

@@ -75,10 +75,9 @@ class Sqs:
         if queue.endswith(".fifo"):
             for entry in entries:
                 entry["MessageDeduplicationId"] = f"{next(_NAMES)}"
+        url = self.address(queue)
         for start in range(0, len(entries), 10):
-            self.client.send_message_batch(
-                QueueUrl=self.address(queue), Entries=entries[start : start + 10]
-            )
+            self.client.send_message_batch(QueueUrl=url, Entries=entries[start : start + 10])
 
     def receive(self, queue: str) -> list[dict[str, Any]]:
         """Receive and delete all that is visible now."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Any
 
 from google.api_core import exceptions
+from google.pubsub_v1.types import PullResponse
 from typing_extensions import override
 
 from ebbflow.connectors.leases import LeasedMessage, LeasedSource, QueueService
@@ -87,7 +89,9 @@ class PubsubSubscription(QueueService):
     def _pull(self, limit: int, timeout: float, **more: bool) -> list[LeasedMessage]:
         request = {**self._target, "max_messages": limit, **more}
         answer = self._client.pull(request, retry=None, timeout=timeout)
-        return [read_received(received) for received in answer.received_messages]
+        # The plain classes of protobuf: the client's own take 20 µs for a message.
+        received = PullResponse.pb(answer).received_messages
+        return [read_received(each) for each in received]
 
     def _pull_now(self, limit: int) -> list[LeasedMessage]:
         """Pulls without waiting, to find out whether there were no messages or no server."""
@@ -112,15 +116,15 @@ class PubsubSubscription(QueueService):
 
 
 def read_received(received: Any) -> LeasedMessage:
-    """Returns a leased message."""
+    """Returns a leased message from what protobuf has read."""
     raw = received.message
     headers = dict(raw.attributes)
     keys = _read_keys(headers.pop(ENCODED_KEYS, None)) or [raw.ordering_key or ""]
     headers.pop(EMPTY, None)
     message = SourceMessage(
-        bytes(raw.data),
+        raw.data,
         raw.message_id.encode(),
-        raw.publish_time,
+        raw.publish_time.ToDatetime(UTC) if raw.HasField("publish_time") else None,
         [] if keys == [""] else keys,
         headers,
         # The same in all processes: a subscription has no partitions.
