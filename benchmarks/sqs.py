@@ -1,7 +1,6 @@
 """SQS to SQS: a queue, upper case, another queue.
 
-The server is moto's, which tests use. It keeps queues in memory and is slow: see the README. Every
-run has its own queues.
+The server is ElasticMQ, with its queues in memory. Every run has its own queues.
 """
 
 from __future__ import annotations
@@ -33,14 +32,16 @@ _LONG = 3_600
 @contextmanager
 def sqs() -> Iterator[Service]:
     """Yields a server, for as long as the context lasts; ``NoService`` if none is available."""
-    from tests.connectors.sqs.server import Sqs, find_missing
+    from tests.connectors.kafka.jars import NoBroker
+    from tests.connectors.sqs.elasticmq import ElasticMq
 
-    if missing := find_missing():
-        raise NoService(missing[0])
-    server = Sqs()
+    try:
+        server = ElasticMq()
+    except (ImportError, NoBroker) as error:
+        raise NoService(str(error)) from error
     try:
         with patch.dict(os.environ, _LOGIN | {"AWS_DEFAULT_REGION": _REGION}):
-            yield Service(contest.SQS, LOOP, "sqs_loop", partial(Queues, server), 1_000)
+            yield Service(contest.SQS, LOOP, "sqs_loop", partial(Queues, server), 3_000)
     finally:
         server.close()
 

@@ -1,7 +1,11 @@
-"""The server as a fixture for all tests; where there is none, tests are skipped and say so."""
+"""The server as a fixture for all tests; where there is none, tests are skipped and say so.
+
+It is moto's. With ``EBBFLOW_TEST_SQS=elasticmq`` it is ElasticMQ.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +20,23 @@ _missing = find_missing()
 @pytest.fixture(scope="session")
 def sqs_server() -> Iterator[Sqs]:
     """A running server."""
-    if _missing:
-        pytest.skip(f"SQS is not tested: {_missing[0]}")
-    server = Sqs()
+    server = _start_server()
     yield server
     server.close()
+
+
+def _start_server() -> Sqs:
+    if not _missing and os.environ.get("EBBFLOW_TEST_SQS") == "elasticmq":
+        from tests.connectors.kafka.jars import NoBroker
+        from tests.connectors.sqs.elasticmq import ElasticMq
+
+        try:
+            return ElasticMq()
+        except NoBroker as error:
+            _missing.append(str(error))
+    if _missing:
+        pytest.skip(f"SQS is not tested: {_missing[0]}")
+    return Sqs()
 
 
 @pytest.fixture

@@ -39,14 +39,17 @@ class Sqs:
         import boto3
 
         port = self.port = free_port()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.connectors.sqs.program", str(port)], cwd=_ROOT,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        self._process = self._start(port)
         until(lambda: _answers(port), 60, self._process)
         self.client: Any = boto3.client(
             "sqs", region_name="us-east-1", endpoint_url=f"http://127.0.0.1:{port}", **_LOGIN
         )
+
+    def _start(self, port: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.connectors.sqs.program", str(port)], cwd=_ROOT,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
 
     @property
     def url(self) -> str:
