@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from ebbflow.streams.catalogue import PipelineStreams, list_configs
 from ebbflow.streams.names import Names
-from ebbflow.streams.provision import Groups, Permissions, VertexStreams, derive_permissions
+from ebbflow.streams.provision import (
+    Groups,
+    Permissions,
+    VertexStreams,
+    derive_permissions,
+    explain_unknown,
+)
 
 LABEL = st.from_regex(r"[a-z]([-a-z0-9]{0,4}[a-z0-9])?", fullmatch=True)
 VERTICES = st.lists(
@@ -186,3 +192,9 @@ def test_a_batched_vertex_may_also_read_its_streams_directly():
     assert {k: v for k, v in batched.items() if k not in (purpose, letters)} == {
         k: v for k, v in followed.items() if k not in (purpose, letters)
     }
+
+
+def test_a_pipeline_that_has_only_begun_to_start_is_not_called_unknown():
+    begun = Names("shop").dead_letters
+    assert "has not started here completely" in explain_unknown("shop", [begun]).what
+    assert explain_unknown("shpo", [begun]).what == "No pipeline 'shpo' has run here."

@@ -111,6 +111,11 @@ async def find_unknown(client: Client, pipeline: str) -> SetupError:
 def explain_unknown(pipeline: str, existing: Iterable[str]) -> SetupError:
     """Returns the error about a pipeline that has none of the streams that exist."""
     known = list_pipelines(existing)
+    if pipeline in known:
+        return SetupError(
+            f"Pipeline {pipeline!r} has not started here completely: it lacks some of its streams.",
+            "Run it again, and correct what that run reports.",
+        )
     place = "Name another place with --state DIR or --nats URL."
     step = f"Known here: {', '.join(known)}. {place}" if known else place
     return SetupError(f"No pipeline {pipeline!r} has run here.", step)
