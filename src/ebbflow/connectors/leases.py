@@ -30,37 +30,40 @@ from ebbflow.domain.user_source import Source, SourceMessage
 Handle = TypeVar("Handle")
 Item = TypeVar("Item")
 
-MOST_LEASED = 10_000
+MOST_LEASED = 20_000
 """The most messages of a queue service in one process, which has to renew their leases."""
 
 _CALLS = 8
 """Concurrent calls: each takes a round trip, whatever its size."""
 _PAUSE = 0.5
+# Seconds. While messages are in flight, their acks must not wait for a read that finds nothing.
+_ACKS_SOON = 0.02
 
 
 class Leases(Generic[Handle]):
     """Messages in flight with the handles of their leases, which a thread renews in time.
 
-    ``renew`` gets the handles of all messages in flight, three times within a lease of ``seconds``.
-    Its errors are ignored: the next renewal is a second attempt.
+    ``renew`` gets the handles of all messages in flight, three times within the shortest lease. Its
+    errors are ignored: the next renewal is a second attempt.
     """
 
-    def __init__(
-        self, name: str, seconds: float, renew: Callable[[Sequence[Handle]], None]
-    ) -> None:
-        self._seconds = seconds
+    def __init__(self, name: str, renew: Callable[[Sequence[Handle]], None]) -> None:
+        self._name = name
         self._renew = renew
         self._handles: dict[bytes, Handle] = {}
         self._renewing = False
         self._change = threading.Condition()
         self._closed = threading.Event()
-        self._keeper = threading.Thread(target=self._keep, name=f"{name}-leases", daemon=True)
+        self._keeper: threading.Thread | None = None
 
     def __len__(self) -> int:
         return len(self._handles)
 
-    def start(self) -> None:
-        """Starts renewing leases."""
+    def start(self, seconds: float) -> None:
+        """Starts renewing leases, the shortest of which lasts this long."""
+        self._keeper = threading.Thread(
+            target=self._keep, args=(seconds / 3,), name=f"{self._name}-leases", daemon=True
+        )
         self._keeper.start()
 
     def take(self, handles: Mapping[bytes, Handle]) -> None:
@@ -83,13 +86,13 @@ class Leases(Generic[Handle]):
     def stop(self) -> dict[bytes, Handle]:
         """Ends the renewals; returns the messages in flight with their handles."""
         self._closed.set()
-        if self._keeper.is_alive():
+        if self._keeper is not None:
             self._keeper.join(5)
         handles, self._handles = self._handles, {}
         return handles
 
-    def _keep(self) -> None:
-        while not self._closed.wait(self._seconds / 3):
+    def _keep(self, every: float) -> None:
+        while not self._closed.wait(every):
             with self._change:
                 handles, self._renewing = list(self._handles.values()), True
             try:
@@ -123,6 +126,9 @@ class QueueService(ABC):
 
     most: int
     """The most messages that one call receives, settles or hides."""
+
+    lease: float
+    """For how many seconds a received message is leased; known once it is open."""
 
     keeps_order: bool = False
     """Whether only one call at a time may receive, to keep messages in order."""
@@ -162,6 +168,8 @@ _left: dict[str, tuple[dict[bytes, str], deque[SourceMessage]]] = {}
 class LeasedSource(Source):
     """Reads a queue service. Threads prefetch; acks and renewals are several calls at once.
 
+    A renewal extends a lease to ``lease`` seconds.
+
     After an outage Ebbflow recreates the source, which keeps the handles of messages in flight:
     unless their leases have expired, they can be settled and are not received again.
     """
@@ -169,7 +177,9 @@ class LeasedSource(Source):
     def __init__(self, queue: QueueService, lease: float) -> None:
         self._queue = queue
         self._lease = lease
-        self._leases: Leases[str] = Leases(queue.name, lease, self._renew)
+        self._leases: Leases[str] = Leases(queue.name, self._renew)
+        self._asked_for = 0
+        """The most messages that receiving calls may return now."""
         self._arrived: deque[SourceMessage] = deque()
         self._failure: Exception | None = None
         self._hands_over = False
@@ -186,7 +196,7 @@ class LeasedSource(Source):
         self._calls = ThreadPoolExecutor(_CALLS, f"{self._queue.name}-calls")
         handles, self._arrived = _left.pop(self._queue.name, ({}, deque()))
         self._leases.take(handles)
-        self._leases.start()
+        self._leases.start(min(self._lease, self._queue.lease))
         for number in range(1 if self._queue.keeps_order else _CALLS // 2):
             thread = threading.Thread(
                 target=self._receive, args=(number,), name=self._queue.name, daemon=True
@@ -197,8 +207,10 @@ class LeasedSource(Source):
     @override
     def read(self, limit: int, timeout: timedelta) -> list[SourceMessage]:
         """Returns messages that have arrived; raises the error if none can be received."""
+        seconds = timeout.total_seconds()
         with self._change:
-            self._change.wait_for(lambda: self._arrived or self._failure, timeout.total_seconds())
+            longest = min(seconds, _ACKS_SOON) if self._leases else seconds
+            self._change.wait_for(lambda: self._arrived or self._failure, longest)
             if not self._arrived and self._failure is not None:
                 self._hands_over = True
                 raise self._failure
@@ -262,30 +274,33 @@ class LeasedSource(Source):
             if number and not self._is_busy.wait(_PAUSE):
                 continue
             with self._change:
-                limit = min(self._queue.most, MOST_LEASED - len(self._leases))
+                limit = min(self._queue.most, MOST_LEASED - len(self._leases) - self._asked_for)
                 if limit <= 0 or self._closing.is_set():
                     self._change.wait(_PAUSE)
                     continue
+                self._asked_for += limit
             try:
                 leased = self._queue.receive(limit)
             except Exception as error:  # the thread must not end: nothing else receives messages
-                self._fail(error)
+                self._fail(error, limit)
                 continue
-            self._take_in(leased)
+            self._take_in(leased, limit)
             if len(leased) == limit:
                 self._is_busy.set()
             elif not self._closing.is_set():
                 self._is_busy.clear()
 
-    def _take_in(self, leased: Sequence[LeasedMessage]) -> None:
+    def _take_in(self, leased: Sequence[LeasedMessage], limit: int) -> None:
         with self._change:
+            self._asked_for -= limit
             self._leases.take({each.message.offset: each.handle for each in leased})
             self._arrived += [each.message for each in leased]
             self._failure = None
             self._change.notify_all()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, limit: int) -> None:
         with self._change:
+            self._asked_for -= limit
             self._failure = error
             self._change.notify_all()
         self._closing.wait(_PAUSE)

@@ -215,7 +215,7 @@ class PostgresSource(Source):
     def __init__(self, settings: PostgresSourceSettings) -> None:
         self._settings = settings
         self._connection: psycopg.Connection[Any] | None = None
-        self._leases: Leases[str] = Leases("postgres", settings.lease, self._renew)
+        self._leases: Leases[str] = Leases("postgres", self._renew)
 
     def open(self) -> None:
         """Connects and checks the table; ``SetupError`` if it cannot be a queue.
@@ -223,7 +223,7 @@ class PostgresSource(Source):
         ``Unavailable`` while the server is down.
         """
         self._connect()
-        self._leases.start()
+        self._leases.start(self._settings.lease)
 
     def _connect(self) -> psycopg.Connection[Any]:
         connection = self._settings.access.connect()

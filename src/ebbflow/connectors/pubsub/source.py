@@ -50,7 +50,8 @@ class PubsubSubscription(QueueService):
 
     def __init__(self, settings: PubsubSourceSettings) -> None:
         self._access = settings.access
-        self._lease = round(settings.lease)
+        self.lease = settings.lease
+        self._leases_at_once = False
         self._target = {"subscription": settings.access.path}
         self._client: Any = None
         self.name = str(settings.access)
@@ -64,9 +65,10 @@ class PubsubSubscription(QueueService):
                 found = self._client.get_subscription(self._target, retry=None, timeout=WITHIN)
             except exceptions.PermissionDenied:
                 # A login may consume without the right to see whether it is ordered: assume so.
-                self.keeps_order = True
+                self.keeps_order = self._leases_at_once = True
                 return
         self.keeps_order = bool(found.enable_message_ordering)
+        self.lease = min(self.lease, float(found.ack_deadline_seconds))
 
     @override
     def close(self) -> None:
@@ -82,8 +84,8 @@ class PubsubSubscription(QueueService):
                 leased = self._pull(limit, _PULL)
             except exceptions.DeadlineExceeded:
                 leased = self._pull_now(limit)
-        if leased:  # the subscription's own deadline may be shorter than the lease
-            self.hide([each.handle for each in leased], self._lease)
+        if leased and self._leases_at_once:  # the subscription's own deadline may be shorter
+            self.hide([each.handle for each in leased], round(self.lease))
         return leased
 
     def _pull(self, limit: int, timeout: float, **more: bool) -> list[LeasedMessage]:

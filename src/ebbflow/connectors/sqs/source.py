@@ -58,6 +58,7 @@ class SqsQueue(QueueService):
         self._access = settings.access
         self._client: Any = None
         self.name = str(settings.access)
+        self.lease = settings.visibility_timeout
 
     @override
     def open(self) -> None:
