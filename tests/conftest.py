@@ -22,7 +22,7 @@ from tests.connectors.postgres.fixture import postgres
 from tests.connectors.pubsub import fixture as pubsub_fixture
 from tests.connectors.pubsub.fixture import pubsub, pubsub_server
 from tests.connectors.pulsar import fixture as pulsar_fixture
-from tests.connectors.pulsar.fixture import pulsar_broker
+from tests.connectors.pulsar.fixture import pulsar_broker, pulsar_of_session
 from tests.connectors.sqs import fixture as sqs_fixture
 from tests.connectors.sqs.fixture import sqs, sqs_server
 from tests.disk import small_disk
@@ -49,6 +49,7 @@ __all__ = [
     "pubsub",
     "pubsub_server",
     "pulsar_broker",
+    "pulsar_of_session",
     "run",
     "server_letters",
     "small_disk",

@@ -14,6 +14,7 @@ import http.client
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import time
 import uuid
@@ -46,6 +47,7 @@ class PulsarBroker:
         self._folder = folder
         self._home = distribution()
         self._process: subprocess.Popen[bytes] | None = None
+        self._was_killed = False
         plain, tls, web, self._bookie = (free_port() for _ in range(4))
         self.address = f"pulsar://127.0.0.1:{plain}"
         self.protected = f"pulsar+ssl://127.0.0.1:{tls}"
@@ -141,8 +143,22 @@ class PulsarBroker:
     def kill(self) -> None:
         """Kill it."""
         assert self._process is not None
+        self._was_killed = True
         self._process.kill()
         self._process.wait()
+
+    def recover(self) -> None:
+        """Start over with nothing if it was killed.
+
+        A killed broker sometimes finds itself registered when it is back. Then it registers again
+        and again, with half of a core, and at times it has no place to store a message.
+        """
+        if self._was_killed:
+            self.stop()
+            for name in ("metadata", "bookkeeper"):
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+            self._was_killed = False
+            self.start()
 
     # --- what tests need ------------------------------------------------------------------------
 

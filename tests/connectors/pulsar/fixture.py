@@ -15,11 +15,18 @@ _missing = [] if importlib.util.find_spec("pulsar") else ["there is no pulsar-cl
 
 
 @pytest.fixture(scope="session")
-def pulsar_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarBroker]:
+def pulsar_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarBroker]:
     """A running broker."""
     broker = _start_broker(tmp_path_factory)
     yield broker
     broker.stop()
+
+
+@pytest.fixture(scope="module")
+def pulsar_broker(pulsar_of_session: PulsarBroker) -> Iterator[PulsarBroker]:
+    """That broker, sound for the next module."""
+    yield pulsar_of_session
+    pulsar_of_session.recover()
 
 
 def _start_broker(folders: pytest.TempPathFactory) -> PulsarBroker:

@@ -62,6 +62,51 @@ def test_nacked_messages_are_redelivered_after_their_delay_and_all_arrive_once(
     until(lambda: pulsar_broker.backlog(here, "copy-in") == 0)
 
 
+@pytest.mark.guarantee("pulsar-loses-no-message")
+def test_a_key_shared_subscription_keeps_the_order_of_each_key(run, pulsar_broker, journal):
+    topic = pulsar_broker.topic()
+    pulsar_broker.fill(topic, numbers(3_000), (f"key-{n % 50}" for n in range(3_000)))
+    source = at(pulsar_broker, topic, subscription_type="keyShared")
+
+    def store(data):
+        journal.write(*([datum.keys[0], int(datum.value)] for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    run(Pipeline("shop").source("in", source, partitions=2).sink("out", store))
+
+    received = {}
+    for key, number in journal.read():
+        received.setdefault(key, []).append(number)
+    assert received == {f"key-{n}": list(range(n, 3_000, 50)) for n in range(50)}
+
+
+@pytest.mark.guarantee("pulsar-loses-no-message")
+def test_a_message_over_its_redelivery_limit_goes_to_the_dead_letter_topic(
+    run, pulsar_broker, journal, store, server_letters
+):
+    topic, dead = pulsar_broker.topic(), pulsar_broker.topic()
+    pulsar_broker.fill(topic, numbers(200))
+    policy = {"topic": dead, "maxRedelivery": 3}
+    source = at(pulsar_broker, topic, subscription_name="shop", dead_letter_policy=policy)
+
+    def never_some(datum):
+        number = int(datum.value)
+        if number % 50 == 0:
+            most = 1 if number else None  # Ebbflow's own limit applies first
+            raise Nack(delay="200ms", max_deliveries=most, reason=f"call {datum.deliveries}")
+        return Message(datum.value)
+
+    summary = run(Pipeline("shop").source("in", source, transformer=never_some).sink("out", store))
+
+    assert sorted(map(int, journal.read())) == [n for n in range(200) if n % 50]
+    (message,) = pulsar_broker.messages(dead, at_least=1)
+    assert (message.data(), message.properties()["NACK_REASON"]) == (b"0", "call 4")
+    letters = {int(letter.value): letter.deliveries for letter in server_letters("shop")}
+    assert letters == {50: 2, 100: 2, 150: 2}
+    assert summary.vertices["in"].dead_lettered == 3
+    until(lambda: pulsar_broker.backlog(topic, "shop") == 0)
+
+
 class RestartsTheBroker(Failures):
     """Kills the broker when some messages have arrived, and starts it when the sink waits."""
 
@@ -111,48 +156,3 @@ def test_a_killed_broker_is_waited_for_and_no_message_is_penalised(
     assert summary.vertices["in"].dead_lettered == summary.vertices["out"].dead_lettered == 0
     assert "out" in watcher.waited
     assert pulsar_broker.backlog(here, "shop") == 0
-
-
-@pytest.mark.guarantee("pulsar-loses-no-message")
-def test_a_key_shared_subscription_keeps_the_order_of_each_key(run, pulsar_broker, journal):
-    topic = pulsar_broker.topic()
-    pulsar_broker.fill(topic, numbers(3_000), (f"key-{n % 50}" for n in range(3_000)))
-    source = at(pulsar_broker, topic, subscription_type="keyShared")
-
-    def store(data):
-        journal.write(*([datum.keys[0], int(datum.value)] for datum in data))
-        return [Response.ok(datum.id) for datum in data]
-
-    run(Pipeline("shop").source("in", source, partitions=2).sink("out", store))
-
-    received = {}
-    for key, number in journal.read():
-        received.setdefault(key, []).append(number)
-    assert received == {f"key-{n}": list(range(n, 3_000, 50)) for n in range(50)}
-
-
-@pytest.mark.guarantee("pulsar-loses-no-message")
-def test_a_message_over_its_redelivery_limit_goes_to_the_dead_letter_topic(
-    run, pulsar_broker, journal, store, server_letters
-):
-    topic, dead = pulsar_broker.topic(), pulsar_broker.topic()
-    pulsar_broker.fill(topic, numbers(200))
-    policy = {"topic": dead, "maxRedelivery": 3}
-    source = at(pulsar_broker, topic, subscription_name="shop", dead_letter_policy=policy)
-
-    def never_some(datum):
-        number = int(datum.value)
-        if number % 50 == 0:
-            most = 1 if number else None  # Ebbflow's own limit applies first
-            raise Nack(delay="200ms", max_deliveries=most, reason=f"call {datum.deliveries}")
-        return Message(datum.value)
-
-    summary = run(Pipeline("shop").source("in", source, transformer=never_some).sink("out", store))
-
-    assert sorted(map(int, journal.read())) == [n for n in range(200) if n % 50]
-    (message,) = pulsar_broker.messages(dead, at_least=1)
-    assert (message.data(), message.properties()["NACK_REASON"]) == (b"0", "call 4")
-    letters = {int(letter.value): letter.deliveries for letter in server_letters("shop")}
-    assert letters == {50: 2, 100: 2, 150: 2}
-    assert summary.vertices["in"].dead_lettered == 3
-    until(lambda: pulsar_broker.backlog(topic, "shop") == 0)
