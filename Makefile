@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 SEED ?=
 # Tests wait for processes more than they work: more workers than this machine has cores keep it busy.
 WORKERS ?= 5
+LONG_WORKERS ?= 3
 
 # A run starts several processes; each would compile what it imports where Python may not write.
 unexport PYTHONDONTWRITEBYTECODE
@@ -59,7 +60,7 @@ house: setup ## Print files, lines and functions by package (make house ARGS=mai
 
 ##@ Before a release
 long: setup $(VENV)/.browser ## Run the tests that make test leaves out because they take long
-	EBBFLOW_TEST_LONG=1 $(BIN)/pytest -m long $(ARGS)
+	EBBFLOW_TEST_LONG=1 $(BIN)/pytest -m long -n $(LONG_WORKERS) --dist loadfile $(ARGS)
 
 chaos: setup ## Kill pipelines and NATS nodes with -9 and count what arrives (SEED=n to repeat a run)
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 $(if $(SEED),--seed $(SEED))

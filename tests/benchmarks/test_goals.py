@@ -57,6 +57,7 @@ FIGURES = Figures(
         case(kafka.MONO, "unary", 90_000, job=contest.KAFKA),
         case(kafka.LOOP, "unary", 160_000, job=contest.KAFKA),
         case(kafka.BENTO, "unary", 60_000, job=contest.KAFKA),
+        case(queues.MONO, "unary", 40_000, job=contest.PULSAR),
         case(queues.MONO, "unary", 900, job=contest.SQS),
         case(sqs.LOOP, "unary", 1_000, job=contest.SQS),
         case(queues.MONO, "unary", 9_000, job=contest.PUBSUB),
