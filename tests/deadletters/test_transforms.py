@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from dataclasses import replace
 from typing import Any
 
@@ -66,9 +67,15 @@ def test_a_dead_letter_stays_whatever_its_function_raises_and_the_line_is_named(
     def leaves(letter: Letter) -> bytes:
         raise SystemExit(9)
 
+    def cancels(letter: Letter) -> bytes:
+        raise CancelledError
+
     outcome = transform_letter(LETTER, leaves)
     assert isinstance(outcome, Stays)
     assert outcome.why.startswith("the transform raised SystemExit: 9 (test_transforms.py:")
+    outcome = transform_letter(LETTER, cancels)
+    assert isinstance(outcome, Stays)
+    assert "CancelledError" in outcome.why
     outcome = transform_letter(LETTER, broken)
     assert isinstance(outcome, Stays)
     assert outcome.why.startswith("the transform raised KeyError: 'customer' (test_transforms.py:")

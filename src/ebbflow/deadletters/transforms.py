@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.domain.message import Message, Nack, Signal
+from ebbflow.engine.blame import USER_ERRORS
 from ebbflow.engine.dead_letter import Letter
 
 Transform = Callable[[Letter], Any]
@@ -70,7 +71,7 @@ def transform_letter(letter: Letter, transform: Transform | None) -> Fate:
         return _read(letter, transform(letter))
     except Nack as error:
         return Stays(f"the transform nacked it: {error}")
-    except (Exception, SystemExit) as error:  # sys.exit() must not end the replay
+    except USER_ERRORS as error:
         text = "".join(traceback.format_exception_only(error)).strip()
         return Stays(f"the transform raised {text}{_place(error)}")
 

@@ -9,6 +9,7 @@ import pickle
 import socket
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -426,8 +427,14 @@ class Leaving(Strict):
     refusal = SystemExit
 
 
+class Cancelled(Strict):
+    """Waits for its own task, which it has cancelled."""
+
+    refusal = CancelledError
+
+
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-@pytest.mark.parametrize("source", [Strict, Leaving])
+@pytest.mark.parametrize("source", [Strict, Leaving, Cancelled])
 def test_a_reopened_source_receives_all_outcomes_it_knows_whatever_it_raises_for_others(
     source,
 ):

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.user_source import NackOffset, SourceMessage, redelivers
-from ebbflow.engine.blame import SystemOutage
+from ebbflow.engine.blame import USER_ERRORS, SystemOutage
 from ebbflow.engine.redelivery import format_traceback
 from ebbflow.engine.source_columns import check_columns, columns_of, rows_of
 from ebbflow.numaflow.pynumaflow.adapters import adapt
@@ -91,7 +91,7 @@ class SourceReading:
             return call(*arguments)
         except SetupError as error:  # its text needs no addition
             return Failed(what, str(error), format_traceback(error))
-        except (Exception, SystemExit) as error:
+        except USER_ERRORS as error:
             text = f"{self._calling}() raised {type(error).__name__}: {error}"
             self._reported_at = 0.0  # a report follows the next read that succeeds
             return Failed(what, text, format_traceback(error), self._outage(error, text))
@@ -138,7 +138,7 @@ class SourceReading:
     def close(self) -> None:
         """Closes the source; errors no longer matter."""
         if self._source is not None:
-            with contextlib.suppress(Exception, SystemExit):
+            with contextlib.suppress(*USER_ERRORS):
                 self._handler.close()
 
     # --- reading --------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class SourceReading:
                 self._again.append(self._rows_of(check_columns(result)))
                 return False
             messages += (more := _list_messages(result))
-        except (Exception, SystemExit) as error:
+        except USER_ERRORS as error:
             # Raised by the next read: the messages read so far exist only here and are sent first.
             self._failure = error
             return False
@@ -256,7 +256,7 @@ class SourceReading:
         for some, others in ((acks, nacks.slice(0, 0)), (acks.slice(0, 0), nacks)):
             try:
                 self._ack_and_nack(some, others)
-            except (Exception, SystemExit) as error:
+            except USER_ERRORS as error:
                 if self._order.systems.means_down(error):
                     raise
 
