@@ -79,6 +79,8 @@ class PulsarBroker:
             "AuthenticationProviderToken",
             "tokenSecretKey": f"file://{self._folder / 'token.key'}",
             "anonymousUserRole": "anonymous",
+            # Otherwise a stop within a producer's batch delivers the whole batch again.
+            "acknowledgmentAtBatchIndexLevelEnabled": "true",
             # Otherwise the broker deletes topics without clients after a while.
             "brokerDeleteInactiveTopicsEnabled": "false",
         }
