@@ -63,8 +63,15 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def shop(state: Path) -> Iterator[Answering]:
-    """A pipeline with some answers in a bucket that it names."""
+def live(state: Path) -> Iterator[Answering]:
+    """A pipeline that answers while a test watches."""
+    with open_link_to_pipeline(state, None) as link:
+        yield Answering(link, "live", "living")
+
+
+@pytest.fixture(scope="module")
+def shop(state: Path, live: Answering) -> Iterator[Answering]:
+    """A pipeline with some answers in a bucket that it names, and no others."""
     with open_link_to_pipeline(state, None) as link:
         shop = Answering(link, "shop", "chosen")
         shop.serve(r1__split_10=[b"ten"], r2=[b"\xff\x00"], r1__split=[b"zero", b"more"])
@@ -100,23 +107,23 @@ def test_answers_to_a_request_are_returned_in_the_order_of_its_results(
         assert payloads([*stored.list(limit=2)]) == [b"ten", b"\xff\x00"]
 
 
-def test_watching_a_request_starts_with_its_first_answer(state: Path, shop: Answering) -> None:
-    with answers("shop", state=state) as stored:
+def test_watching_a_request_starts_with_its_first_answer(state: Path, live: Answering) -> None:
+    with answers("live", state=state) as stored:
         watching = stored.watch("w1")
-        shop.serve(w1__split_1=[b"late"], w2=[b"other"])
+        live.serve(w1__split_1=[b"late"], w2=[b"other"])
         assert next(watching).payload == b"late"
-        shop.serve(w1__split=[b"later"])
+        live.serve(w1__split=[b"later"])
         assert next(watching).payload == b"later"
         watching.close()  # type: ignore[attr-defined]
         assert payloads([*stored.watch("w1", timeout="300ms")]) == [b"late", b"later"]
 
 
-def test_watching_all_requests_starts_with_the_next_answer(state: Path, shop: Answering) -> None:
+def test_watching_all_requests_starts_with_the_next_answer(state: Path, live: Answering) -> None:
     seen: list[Answer] = []
     begun, ended = threading.Event(), threading.Event()
 
     def watch() -> None:
-        with answers("shop", state=state) as stored:
+        with answers("live", state=state) as stored:
             for answer in stored.watch():
                 seen.append(answer)
                 begun.set()
@@ -126,17 +133,17 @@ def test_watching_all_requests_starts_with_the_next_answer(state: Path, shop: An
 
     threading.Thread(target=watch, daemon=True).start()
     for number in range(1_000):
-        shop.serve(**{f"n{number}": [b"first"]})
+        live.serve(**{f"n{number}": [b"first"]})
         if begun.wait(0.05):
             break
-    shop.serve(n5000=[b"end"])
+    live.serve(n5000=[b"end"])
     assert ended.wait(120)
     assert {a.payload for a in seen} == {b"first", b"end"}
 
 
 def test_a_missing_pipeline_or_store_is_reported(state: Path, shop: Answering) -> None:
     for name, error in (
-        ("shpo", r"No pipeline 'shpo' has run here\. Known here: mute, shelf, shop\."),
+        ("shpo", r"No pipeline 'shpo' has run here\. Known here: live, mute, shelf, shop\."),
         ("mute", r"Pipeline 'mute' keeps no answers\. Give it servingStore"),
         ("shelf", r"Pipeline 'shelf' keeps its answers in your own store\. Name its YAML"),
     ):
