@@ -19,7 +19,7 @@ LONG = timedelta(seconds=30)
 
 
 class Endless(QueueService):
-    """A queue that always has messages, and counts those that nobody has settled."""
+    """A queue that always has messages, and counts those that are not settled."""
 
     name, most, lease = "an endless queue", 10, 60.0
 

@@ -98,7 +98,7 @@ class Chain:
             expected = last.seq if last else 0
             if expected == tried:  # no other replay: the server did not store the mark
                 self._store.wait()
-            # It names what the last mark names: otherwise nobody else would delete these.
+            # It names what the last mark names: otherwise no other replay would delete these.
             mark = self._make_mark(target, last.mark.numbers if last else ())
             seq = self._store.store(target, (), mark, expected)
             if seq is not None:
